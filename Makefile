@@ -67,7 +67,7 @@ test: $(VENV)/.installed-test
 test-pillow: $(VENV)/.installed-test
 	@if $(BIN)/python -c '$(IS_SIMD)' 2>/dev/null; \
 	then $(MAKE) --no-print-directory $(STOCK)/.installed \
-		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/delivery/test_skipping.py tests/test_realdata.py; \
+		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/deliver/test_skipping.py tests/test_realdata.py; \
 	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
 # On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.

@@ -13,10 +13,11 @@ from precache.errors import MissingDependencyError
 try:
     from loaders.augment import RandomAugmentation
     from loaders.backends import BACKENDS, READS
-    from loaders.batch import Batch, Loader
+    from loaders.batch import Batch
     from loaders.build import build
     from loaders.image_dataset import ImageDataset
-    from loaders.settings import LoaderSpec, Reading
+    from loaders.loader import Loader
+    from loaders.settings import Ranks, Reading, Sampling
 except ModuleNotFoundError as error:
     if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours
         raise
@@ -30,8 +31,9 @@ __all__ = [
     "Batch",
     "ImageDataset",
     "Loader",
-    "LoaderSpec",
     "RandomAugmentation",
+    "Ranks",
     "Reading",
+    "Sampling",
     "build",
 ]

@@ -1,18 +1,17 @@
 """The types that pass between a loader, its backend and the training loop."""
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Protocol, SupportsIndex, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils._pytree import register_pytree_node
-from torch.utils.data import Dataset, Sampler
 
 from precache.errors import ImageError
-from precache.pictures.sizes import Size
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
@@ -38,11 +37,11 @@ class Batch(list[torch.Tensor]):
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             uint8 0-255, or floating point as `normalize` of `loaders.build` says.
-        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.samples.fields`.
+        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.fields`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.build`.
-        fields: what else is known of the samples, by name, on the CPU; see `loaders.samples.fields`.
+        fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
         views: tuple of as many batches of images as `views` of `loaders.build` says, each drawn anew of the
             same pictures; the first is `images`. Masks and boxes follow the first.
     """
@@ -223,78 +222,15 @@ class Reader(Protocol):
         """Free threads, processes and files; idempotent."""
 
 
-class Loader(Protocol):
-    """What `loaders.build` returns.
+def answered(reader: Reader, requests: Iterator[Request]) -> Iterator[tuple[Request, DecodedBatch]]:
+    """Each request with what `reader`, which looks ahead in them, decodes for it."""
+    asked: deque[Request] = deque()
 
-    Iterating serves one epoch, each sample of the split once over all ranks (`last` says what happens
-    to those that fill no batch). The next iteration serves the next epoch, also where this one was left
-    midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say otherwise. An
-    iteration begins with its first batch. Two may run in turns, also in
-    threads of their own; a loader each is faster.
+    def ask() -> Iterator[Request]:
+        for request in requests:
+            asked.append(request)
+            yield request
 
-    Attributes:
-        classes: class names; none where samples are labelled with numbers, or not at all.
-        class_to_idx: class name -> label, or column of the labels.
-        samples: of an epoch.
-        batch_size: of one rank.
-        drop_last: whether samples that fill no batch are left out.
-        num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
-    """
-
-    classes: tuple[str, ...]
-    class_to_idx: dict[str, int]
-    samples: int
-    batch_size: int
-    drop_last: bool
-    num_workers: int
-
-    @property
-    def size(self) -> Size:
-        """Side of the served squares in pixels, or (height, width)."""
-
-    @property
-    def dataset(self) -> Dataset[Any]:
-        """The samples of the split: has `len()`, `classes`, `class_to_idx` and `targets`."""
-
-    @property
-    def sampler(self) -> Sampler[int]:
-        """What this rank serves; its `set_epoch` is the loader's."""
-
-    def __iter__(self) -> Iterator[Batch]: ...
-
-    def __len__(self) -> int:
-        """Batches per epoch, the same on every rank."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Serve epoch `epoch` next, from its start, unless a loaded state stands in that epoch."""
-
-    def set_size(self, size: Size) -> None:
-        """Serve pictures of `size` from the next iteration on (progressive resizing); between epochs.
-
-        The state carries it. What `Reading(cache=...)` holds is read anew, worker processes are started anew.
-        SettingError in the midst of an iteration, or where this size cannot be served.
-        """
-
-    def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
-        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
-
-        Of several datasets `dataset`, one of `batch.fields["dataset"]`, says which one's.
-        """
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the loader stands, as plain JSON values."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken; SettingError if it is of other data or another seed."""
-
-    def close(self) -> None:
-        """Free threads, processes and files; idempotent."""
-
-    def __enter__(self) -> "Loader": ...
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    with closing(reader.read(ask())) as batches:  # type: ignore[type-var]  # of a generator
+        for decoded in batches:
+            yield asked.popleft(), decoded

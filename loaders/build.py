@@ -2,13 +2,12 @@
 
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction, choose
@@ -18,30 +17,29 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.backends.host_memory import free_memory
-from loaders.batch import Loader
-from loaders.dataset import SplitData, open_split
-from loaders.delivery.devices import Lane, find_device
-from loaders.delivery.pipeline import Pipeline
-from loaders.loader import EpochLoader
+from loaders.dataset import RAW, SplitData, open_split
+from loaders.deliver.devices import Lane, find_device
+from loaders.fields import find_fields
+from loaders.loader import Loader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
-from loaders.orders.mixed_order import MixedOrder
-from loaders.refusals import check_given, refuse
-from loaders.samples.fields import with_fields
-from loaders.samples.parts import with_parts
-from loaders.samples.sampling import Sampling, choose_samples, find_weights, make_order
+from loaders.order.order import MixedEpochs
+from loaders.remote import with_parts
+from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     CROP_RATIO,
-    READING_SETTINGS,
     LoaderSpec,
     Normalize,
+    Ranks,
     Reading,
+    Sampling,
     Shuffle,
+    check_given,
     find_dtype,
     find_nodes,
     find_ranks,
-    with_old_keywords,
+    refuse,
 )
-from loaders.transfer import Transfer, find_scales
+from loaders.transfer import Pipeline, Transfer, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.storage.shard_cache import Cache
@@ -49,6 +47,7 @@ from precache.storage.urls import Url, is_url
 
 _BATCHES = 4  # served, two read ahead, and the one that is being filled
 Path: TypeAlias = str | os.PathLike[str] | Url
+Augment: TypeAlias = str | RandomAugmentation | BatchFunction | None
 
 
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
@@ -63,17 +62,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     dtype: str | torch.dtype = torch.uint8,
     normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
-    augment: str | RandomAugmentation | BatchFunction | None = None,
+    augment: Augment = None,
     views: int = 1,
-    classes: Iterable[str] | None = None,
-    subset: npt.ArrayLike | None = None,
-    weights: str | npt.ArrayLike | None = None,
-    shares: Sequence[float] | None = None,
     last: str = "partial",
     backend: str = "auto",
-    rank: int | None = None,
-    world_size: int | None = None,
-    ranks_per_node: int | None = None,
+    sampling: Sampling | None = None,
+    ranks: Ranks | None = None,
     reading: Reading | None = None,
     **other: Any,
 ) -> Loader:
@@ -82,9 +76,9 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     Args:
         path: a tree of class folders with pictures, or what `precache convert` made of one; or the URL of
             such, `s3://BUCKET/PREFIX`, whose shards are fetched before they are needed, and kept on this
-            machine: see `Reading.cache_dir`. A list of such paths is served as one dataset, see `shares`;
-            `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number in the list. Classes
-            of the same name are one; the first path's keep their labels.
+            machine: see `Reading.cache_dir`. A list of such paths is served as one dataset, see
+            `Sampling.shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number
+            in the list. Classes of the same name are one; the first path's keep their labels.
         batch_size: samples per batch.
         split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;
@@ -116,15 +110,6 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
             tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
             picture is decoded once.
-        classes: names of those whose samples are served; labels stay those of the whole dataset.
-        subset: ids of the samples to serve, of `batch.ids`.
-        weights: how likely each sample is drawn, one number for each in stored order, as
-            `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
-            many samples as it would have, with replacement: a sample may come several times, also in one
-            batch, and is augmented anew each time.
-        shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
-            of the first once, and of the others as many as that makes, each going through its own epochs one
-            after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
         last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
             last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
             batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
@@ -132,15 +117,11 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             fills up, too; `batch.padding` says which samples are such repeats.
         backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
             picks the one that the folder is made for.
-        rank, world_size: which of how many processes share each epoch, every sample served by one
-            of them; default those of `torch.distributed` where it is initialised, else 0 and 1.
-            `batch_size` is that of one rank.
-        ranks_per_node: of a converted dataset read shard by shard (shuffle "window" or False)
-            each node reads shards of its own, which its ranks share: those whose numbers follow one another.
-            Default: as many as torchrun runs, if on each node alike; else all ranks are of one node.
+        sampling: which samples are served, and how often: classes, a subset, weights, shares of several
+            datasets; see `loaders.Sampling`. Default: each once.
+        ranks: which processes share each epoch; see `loaders.Ranks`. `batch_size` is that of one of them.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
-        other: the settings of `Reading`, which stood here up to version 0.1, are taken with a FutureWarning;
-            a setting of torch's DataLoader is refused with the name of the one here.
+        other: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
         An iterable of `Batch`; one iteration is one epoch, a new one the next, see `Loader`. It raises
@@ -154,13 +135,13 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
         MissingDependencyError: the backend's package is not installed.
     """
-    old = {name: other.pop(name) for name in READING_SETTINGS if name in other}
     refuse(other, build)
     check_given(path)
     assert path is not None
     check_name(backend)
-    rank, world_size = find_ranks(rank, world_size)
-    nodes = find_nodes(ranks_per_node, world_size)
+    sampling, ranks = sampling or Sampling(), ranks or Ranks()
+    rank, world_size = find_ranks(ranks)
+    nodes = find_nodes(ranks.per_node, world_size)
     spec = LoaderSpec(
         path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
@@ -177,55 +158,52 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         normalize=normalize,
         rank=rank,
         world_size=world_size,
-        reading=with_old_keywords(reading, old, stacklevel=2),
+        reading=reading or Reading(),
     )
-    sampling = Sampling(classes, subset, weights)
-    choice = _Choice(backend, augment, Lane(spec.device))
+    lane = Lane(spec.device)
     if isinstance(path, (list, tuple)):
-        return _build_mixture(path, shares, choice, sampling, spec)
-    if shares is not None:
-        raise SettingError(
-            f"shares {shares!r} of one dataset; give a list of paths: build([A, B], shares=...)"
-        )
+        return _build_mixture(path, augment, sampling, spec, lane)
+    if sampling.shares is not None:
+        raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
     data = choose_samples(sampling, _open_split(spec))
     weights = find_weights(sampling, data)
     data = with_parts(data, None if weights is None else weights > 0)
-    most = None if spec.last == "pad" else max(1, len(data))  # more are in no batch
-    open_source = choice.opener(data, most)
+
+    def open_source(spec: LoaderSpec) -> Pipeline:
+        if spec.last != "pad":  # more than there are samples are in no batch
+            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
+        return _open_pipeline(augment, spec, data, lane)
+
     pipeline = open_source(spec)
     try:
-        order = make_order(spec, sampling, data, pipeline.random_access, nodes)
+        epochs = find_epochs(spec, data, pipeline.random_access, weights)
     except SettingError:
         pipeline.close()
         raise
-    return EpochLoader(spec, data, order, pipeline, open_source)
+    by_shard = data.kind != RAW and epochs.kind != "full" and weights is None
+    return Loader(spec, data, cut_for(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
 
 
 def _build_mixture(
-    paths: Sequence[Path],
-    shares: Sequence[float] | None,
-    choice: "_Choice",
-    sampling: Sampling,
-    spec: LoaderSpec,
+    paths: Sequence[Path], augment: Augment, sampling: Sampling, spec: LoaderSpec, lane: Lane
 ) -> Loader:
-    if sampling != Sampling():
+    if not (sampling.classes is sampling.subset is sampling.weights is None):
         raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
     if not paths:
         raise SettingError("path is an empty list; give the paths of datasets")
     specs = [replace(spec, path=path) for path in paths]
     parts = unite_classes([_open_split(part) for part in specs])
     data = MixedData(parts)
-    counts = samples_of(shares, [len(part.ids) for part in parts])
-    openers = [choice.opener(part) for part in parts]
+    counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
 
     def open_source(spec: LoaderSpec) -> Mixture:
-        if not choice.is_function:  # which alone knows the size that it makes
+        if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
             ratio = data.crop_ratio(spec.size, spec.crop_ratio)
             spec = replace(spec, size=data.served_size(spec.size), crop_ratio=ratio)
         pipelines: list[Pipeline] = []
         try:
-            for opener in openers:
-                pipelines.append(opener(spec))
+            for part in parts:
+                pipelines.append(_open_pipeline(augment, spec, part, lane))
         except BaseException:
             for pipeline in pipelines:
                 pipeline.close()
@@ -234,22 +212,15 @@ def _build_mixture(
 
     mixture = open_source(spec)
     try:
-        orders = [
-            make_order(of, sampling, part, random_access)
+        epochs = [
+            find_epochs(of, part, random_access)
             for of, part, random_access in zip(specs, parts, mixture.random_access, strict=True)
         ]
     except SettingError:
         mixture.close()
         raise
-    order = MixedOrder(
-        parts=tuple(orders),
-        counts=counts,
-        batch_size=spec.batch_size,
-        last=spec.last,
-        rank=spec.rank,
-        world_size=spec.world_size,
-    )
-    return EpochLoader(spec, data, order, mixture, open_source)
+    order = cut_for(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
+    return Loader(spec, data, order, mixture, open_source)
 
 
 def _open_split(spec: LoaderSpec) -> SplitData:
@@ -260,48 +231,19 @@ def _open_split(spec: LoaderSpec) -> SplitData:
     return open_split(spec.path, spec.split, skip_rejected=reading.on_error == "skip", cache=cache)
 
 
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What `build` was told of how any dataset is served."""
-
-    backend: str
-    augment: str | RandomAugmentation | BatchFunction | None
-    lane: Lane
-
-    @property
-    def is_function(self) -> bool:
-        """Whether a function of the caller's augments."""
-        return not (self.augment is None or isinstance(self.augment, (str, RandomAugmentation)))
-
-    def opener(self, data: SplitData, most: int | None = None) -> Callable[[LoaderSpec], Pipeline]:
-        """What opens `data` with settings; no batch has more than `most` samples."""
-        backend = choose_backend(self.backend, data.kind, data.path)
-
-        def open_pipeline(spec: LoaderSpec) -> Pipeline:
-            spec = replace(spec, batch_size=min(spec.batch_size, most or spec.batch_size))
-            return _open_pipeline(backend, self.augment, spec, data, self.lane)
-
-        return open_pipeline
-
-
-def _open_pipeline(
-    backend: str,
-    augment: str | RandomAugmentation | BatchFunction | None,
-    spec: LoaderSpec,
-    data: SplitData,
-    lane: Lane,
-) -> Pipeline:
+def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
+    backend = choose_backend(spec.backend, data.kind, data.path)
     stored = _check_dtype(spec, data)
     _check_batch(spec, data)
     scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
-    crops, late = _augmentation(augment, spec, data)
+    crops, late, followed = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
     open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
-        reader = with_fields(reader, data, spec, _served_crops(augment, spec, data))
+        fields = find_fields(data, spec, followed)
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size)
+    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size, fields)
 
 
 def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
@@ -317,9 +259,12 @@ def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
 
 
 def _augmentation(
-    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchAugmentation | CheckedFunction | None]:
-    """What the backend serves of each picture, and what is left to do with the batch."""
+    augment: Augment, spec: LoaderSpec, data: SplitData
+) -> tuple[Crops, BatchAugmentation | CheckedFunction | None, Crops]:
+    """What the backend serves of each picture, and what is left to do with the batch; what masks follow.
+
+    These follow a picture through all but what a function of the caller's does.
+    """
     served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
     stored = None if data.varies else data.size
     augmentation = choose(augment)
@@ -330,7 +275,8 @@ def _augmentation(
                 f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
             )
         data.warn_if_smaller(resized_side(served, ratio), served)
-        return Crops(stored, served, crop_ratio=ratio), None
+        crops = Crops(stored, served, crop_ratio=ratio)
+        return crops, None, crops
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
         if function.takes_labels and spec.views > 1:
@@ -338,36 +284,20 @@ def _augmentation(
                 f"views {spec.views}: an augment function that returns labels makes one view; "
                 f"give views 1, or mix the views in the training step"
             )
-        return _given(data, resized_side(served, ratio)), function
+        # it is given all that is stored; where sizes vary, the middle of each
+        crops = Crops(None, resized_side(served, ratio)) if data.varies else Crops(data.size, data.size)
+        return crops, function, crops
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
             f"pictures as of {data.path}; leave them at 0, or convert with channels rgb"
         )
+    crops = Crops(stored, served, augmentation, spec.seed, spec.views)
     if spec.device.type == "cuda" and stored is not None:
-        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served)
+        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served), crops
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
-    return Crops(stored, served, augmentation, spec.seed, spec.views), jitter
-
-
-def _served_crops(
-    augment: str | RandomAugmentation | BatchFunction | None, spec: LoaderSpec, data: SplitData
-) -> Crops:
-    """What becomes of a stored picture in all, but for what a function of the caller's does."""
-    stored = None if data.varies else data.size
-    augmentation = choose(augment)
-    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
-    if augmentation is None:
-        return Crops(stored, served, crop_ratio=ratio)
-    if isinstance(augmentation, RandomAugmentation):
-        return Crops(stored, served, augmentation, spec.seed)
-    return _given(data, resized_side(served, ratio))
-
-
-def _given(data: SplitData, resized: Size) -> Crops:
-    """What a function of the caller's is given: all that is stored; where sizes vary, the middle of each."""
-    return Crops(None, resized) if data.varies else Crops(data.size, data.size)
+    return crops, jitter, crops
 
 
 def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:

@@ -9,24 +9,31 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from operator import le
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 
 from loaders.batch import Positions
-from loaders.order import WINDOW_SHARDS
-from loaders.samples.long_columns import ShardPaths, digest_of, fitting_shards
-from loaders.samples.rejected import rows_of_split
-from loaders.samples.remote import RemoteShards
+from loaders.order.order import WINDOW_SHARDS
+from loaders.remote import RemoteShards
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import SampleIndex
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
-from precache.errors import DatasetError, ImageError, SettingError, SourceError, did_you_mean, printable
+from precache.errors import (
+    DatasetError,
+    ImageError,
+    SettingError,
+    SourceError,
+    did_you_mean,
+    printable,
+    shell_command,
+)
 from precache.pictures.images import CHANNELS, Rendering
 from precache.pictures.sizes import Size, sides, written
 from precache.sources.base import Scan
+from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.tree import scan_tree
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Location, Url, locate
@@ -38,11 +45,34 @@ T = TypeVar("T")
 _LOGGER = logging.getLogger(__name__)
 
 
+class ShardPaths(Sequence[str]):
+    """Paths of the files of shards, each made when it is asked for."""
+
+    def __init__(self, folder: Path, shards: ShardTable) -> None:
+        self._folder, self._shards = str(folder), shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, number: int | slice) -> str | Sequence[str]:
+        if isinstance(number, slice):
+            return tuple(self[one] for one in range(*number.indices(len(self))))
+        return f"{self._folder}/{self._shards.file_name(range(len(self))[number])}"
+
+
 @dataclass(frozen=True, slots=True)
 class SplitData:
     """The samples of one split, in stored order.
 
-    Of large sets nothing here is as long as the split, see `loaders.samples.long_columns`.
+    Of large sets nothing here is as long as the split: ids, labels and what else the index has are read shard
+    by shard, when rows are asked for. Where classes, subset or updates leave samples out, each of the others
+    costs 8 bytes.
 
     Attributes:
         path: the folder, or the URL.
@@ -169,6 +199,9 @@ class SplitData:
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
         raw = self.kind == RAW
+        known = hashlib.sha256(self.digest.encode())
+        for _, block in self.ids.blocks(positions):
+            known.update(block.tobytes())
         return replace(
             self,
             ids=self.ids.at(positions),
@@ -177,7 +210,7 @@ class SplitData:
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
             index=None if self.index is None else self.index.select(positions),
             shapes=None if self.shapes is None else self.shapes.at(positions),
-            digest=digest_of(self.digest, self.ids, positions),
+            digest=known.hexdigest(),
             part_of=(self.whole, self.in_whole(positions)),
         )
 
@@ -290,7 +323,13 @@ class SplitData:
         if not len(self.shard_bytes):
             return WINDOW_SHARDS
         if memory_bytes is not None:
-            return fitting_shards(self.path, self.shard_bytes, memory_bytes)
+            largest = int(self.shard_bytes.max())
+            if memory_bytes < 2 * largest:
+                raise SettingError(
+                    f"memory_bytes is too small: needs {2 * largest:,} for two shards of {self.path}, got "
+                    f"{memory_bytes:,}; give at least that, or convert again with smaller --shard-bytes"
+                )
+            return memory_bytes // (2 * largest)
         if self.remote is not None:
             self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
         return WINDOW_SHARDS
@@ -366,18 +405,43 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
 
 
 def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
-    rows, identity = rows_of_split(scan, split, skip_rejected=skip_rejected)
-    return SplitData(
+    samples = scan.samples
+    names = [name or "train" for name in samples.split_names]
+    if split not in names:
+        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
+    rows = np.flatnonzero(samples.splits == names.index(split))
+    data = SplitData(
         path=scan.root,
         kind=RAW,
-        ids=Column(scan.samples.ids[rows]),
-        labels=Column(scan.samples.labels[rows]),
+        ids=Column(samples.ids[rows]),
+        labels=Column(samples.labels[rows]),
         shard_samples=np.array([len(rows)]),
-        files=tuple(f"{scan.root}/{scan.samples[row].path}" for row in rows.tolist()),
+        files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
         shard_bytes=np.empty(0, np.int64),
         shards=None,
         index=None,
         classes=scan.classes,
         size=DEFAULT_SIZE,
-        digest=hashlib.sha256(identity.encode()).hexdigest(),
+        digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
     )
+    rejected = _find_rejected(scan, rows) if skip_rejected else ()
+    return data.select(np.delete(np.arange(len(rows)), rejected)) if len(rejected) else data
+
+
+def _find_rejected(scan: Scan, rows: Positions) -> Positions:
+    """Which of `rows` the list beside the tree names; SourceError if it is all of them."""
+    path = default_list(scan.root)
+    if not path.exists():
+        return np.empty(0, np.int64)
+    rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan.samples, read_list(path))))
+    if len(rejected) == len(rows):
+        raise SourceError(
+            f"{path}: lists all {len(rows):,} pictures of the split; repair them and run again: "
+            f"{shell_command('precache check', scan.root)}"
+        )
+    if len(rejected):
+        _LOGGER.warning(
+            "%s: %d of %d pictures are left out, see %s",
+            *(printable(str(scan.root)), len(rejected), len(rows), printable(str(path))),
+        )
+    return rejected

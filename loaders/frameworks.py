@@ -5,7 +5,7 @@ batches: `RankBatchSampler` names them, and `SplitDataset` hands them over.
 """
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import Dataset, Sampler, SequentialSampler
@@ -13,29 +13,14 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from loaders.batch import Batch
 from loaders.dataset import SplitData
 from loaders.mixture import MixedData
-from loaders.order import Order
+from loaders.order.order import Order
 from precache.errors import SettingError
+
+if TYPE_CHECKING:
+    from loaders.loader import Loader
 
 Place = tuple[int, int]
 """Epoch and number of a batch."""
-
-
-class Served(Protocol):
-    """What is needed of a loader."""
-
-    samples: int
-    world_size: int
-
-    def __len__(self) -> int: ...
-
-    def set_epoch(self, epoch: int) -> None:
-        """Serve it next."""
-
-    def places(self) -> Iterator[Place]:
-        """Of the batches of one iteration, begun at the first of them."""
-
-    def take(self, place: Place) -> Batch:
-        """The batch."""
 
 
 class SplitDataset(Dataset[Any]):
@@ -46,7 +31,7 @@ class SplitDataset(Dataset[Any]):
         class_to_idx: class name -> label.
     """
 
-    def __init__(self, loader: Served, data: SplitData | MixedData) -> None:
+    def __init__(self, loader: "Loader", data: SplitData | MixedData) -> None:
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
         self._loader = loader
@@ -100,13 +85,13 @@ class BatchPlace(list[int]):
 class RankSampler(Sampler[int]):
     """The positions that this rank serves in the coming epoch; who sets its epoch sets the loader's."""
 
-    def __init__(self, loader: Served, order: Order, epoch: int) -> None:
+    def __init__(self, loader: "Loader", order: Order, epoch: int) -> None:
         self._loader = loader
         self._order = order
         self._epoch = epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """See `loaders.batch.Loader.set_epoch`."""
+        """See `loaders.Loader.set_epoch`."""
         self._loader.set_epoch(epoch)
         self._epoch = epoch
 
@@ -115,7 +100,7 @@ class RankSampler(Sampler[int]):
             yield from share.positions.tolist()
 
     def __len__(self) -> int:
-        return self._order.rank_samples()
+        return self._order.cut.rank_samples()
 
 
 class InStoredOrder(RankSampler, SequentialSampler):
@@ -125,21 +110,22 @@ class InStoredOrder(RankSampler, SequentialSampler):
 class RankBatchSampler:
     """Names the batches of one iteration of the loader, as torch's `BatchSampler` names samples."""
 
-    def __init__(self, loader: Served, sampler: RankSampler, order: Order) -> None:
+    def __init__(self, loader: "Loader", sampler: RankSampler, order: Order) -> None:
         self.sampler = sampler
-        self.batch_size = order.batch_size
-        self.drop_last = order.last == "drop"
+        self.batch_size = order.cut.batch_size
+        self.drop_last = order.cut.last == "drop"
         self._loader = loader
         self._order = order
 
     def set_epoch(self, epoch: int) -> None:
-        """See `loaders.batch.Loader.set_epoch`."""
+        """See `loaders.Loader.set_epoch`."""
         self.sampler.set_epoch(epoch)
 
     def __iter__(self) -> Iterator[BatchPlace]:
         taken: list[int] = []
         shares = None
-        for place in self._loader.places():
+        iteration = self._loader.__iter__()
+        while (place := iteration.next_place()) is not None:
             shares = shares or self._order.batches(place[0])
             yield BatchPlace(shares[place[1]].positions.tolist(), place, taken)
 
@@ -147,9 +133,9 @@ class RankBatchSampler:
         return len(self._loader)
 
 
-def make_batch_sampler(loader: Served, order: Order, epoch: int) -> RankBatchSampler:
+def make_batch_sampler(loader: "Loader", order: Order, epoch: int) -> RankBatchSampler:
     """The sampler of `loader`, whose next iteration serves `epoch`; its `sampler` is that of the samples."""
-    kind = InStoredOrder if order.kind == "none" else RankSampler
+    kind = InStoredOrder if order.epochs.kind == "none" else RankSampler
     return RankBatchSampler(loader, kind(loader, order, epoch), order)
 
 

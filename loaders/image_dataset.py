@@ -14,8 +14,8 @@ from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
 from loaders.dataset import RAW, open_split
-from loaders.refusals import OF_IMAGES, check_given, refuse
-from loaders.samples.fields import labels_of
+from loaders.fields import labels_of
+from loaders.settings import OF_IMAGES, check_given, refuse
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
@@ -36,7 +36,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
     `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
     [channels, height, width] in channels-last memory, after `transform`; the label after `target_transform`.
     A picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
-    size that is stored. Samples of no one class each have the tensor that `loaders.samples.fields` says.
+    size that is stored. Samples of no one class each have the tensor that `loaders.fields` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
     stays open between two samples, so it may be pickled, forked and used by several threads. Of a URL each
@@ -74,7 +74,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         decode: str = "pil",
         **other: Any,
     ) -> None:
-        refuse(other, ImageDataset, OF_IMAGES, ())
+        refuse(other, ImageDataset, OF_IMAGES, {})
         check_given(path)
         assert path is not None
         check_choice("decode", decode, DECODES)

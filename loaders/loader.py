@@ -1,4 +1,4 @@
-"""The one loader: epochs, order, state and delivery, over any backend's `Reader`."""
+"""The one loader: epochs, order, state and reading ahead, over any backend's `Reader`."""
 
 import logging
 import os
@@ -8,48 +8,105 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import index
 from types import TracebackType
-from typing import Any, NoReturn, SupportsIndex
+from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
 from torch.utils.data import IterableDataset
 
 from loaders import frameworks
-from loaders.batch import Batch
+from loaders.batch import Batch, Request
 from loaders.dataset import SplitData
-from loaders.delivery.iterations import Asked, Batches, Places
-from loaders.delivery.prefetch import of_dead_worker
-from loaders.delivery.skipping import ErrorPolicy
-from loaders.delivery.stream import Source, Stream
-from loaders.delivery.threads import Ending
+from loaders.deliver.prefetch import Prefetch, of_dead_worker
+from loaders.deliver.threads import Ending
 from loaders.frameworks import Place
-from loaders.mixture import MixedData
-from loaders.order import Order
+from loaders.mixture import MixedData, Mixture
+from loaders.order.order import Order
 from loaders.settings import LoaderSpec
-from loaders.transfer import Sent
+from loaders.transfer import Pipeline, Sent
 from precache.errors import SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
+_AHEAD_BATCHES = 2
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
 _LOGGER = logging.getLogger(__name__)
-OpenSource = Callable[[LoaderSpec], Source]
+Source: TypeAlias = Pipeline | Mixture
+OpenSource: TypeAlias = Callable[[LoaderSpec], Source]
 """Opens what serves as the settings say."""
 
 
-class EpochLoader(IterableDataset[Batch]):
-    """Serves each epoch in the order that `(seed, epoch)` gives; see `loaders.batch.Loader`.
+class _Asked(NamedTuple):
+    """Where the next iteration starts, by a call: `loaded` as a state, else by `set_epoch`."""
+
+    epoch: int
+    served: int
+    loaded: bool
+
+
+class Iteration(Iterator[Batch]):
+    """One iteration of a loader, which begins with its first batch; over after an error.
+
+    Not a generator: when one is thrown away midway, Python code of it is run, in which the KeyboardInterrupt
+    of Ctrl-C would reach nobody.
+
+    Attributes:
+        epoch: that it serves; -1 before it has begun.
+        ended: whether it has served its last batch.
+    """
+
+    def __init__(self, loader: "Loader") -> None:
+        self.epoch, self._number = -1, -1
+        self.ended = False
+        self._loader = loader
+
+    def __next__(self) -> Batch:
+        try:
+            return self._loader.take_next(self)
+        except BaseException as error:
+            self.ended = True
+            # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
+            if isinstance(error, RuntimeError) and (death := of_dead_worker(error)) is not None:
+                raise death from error
+            raise
+
+    def next_place(self) -> Place | None:
+        """Epoch and number of the next batch; None: it has served the last one."""
+        if not self.ended and self._number < 0:
+            self.epoch, self._number = self._loader.begin(self)
+        if not self.ended and self._number == len(self._loader):
+            self.ended = True
+            self._loader.end()
+        if self.ended:
+            return None
+        self._number += 1
+        return self.epoch, self._number - 1
+
+
+class Loader(IterableDataset[Batch]):
+    """What `loaders.build` returns.
+
+    Iterating serves one epoch, each sample of the split once over all ranks (`last` says what happens
+    to those that fill no batch). The next iteration serves the next epoch, also where this one was left
+    midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say otherwise. An
+    iteration begins with its first batch: what is created and never asked, as Lightning does, takes no epoch
+    away. Two may run in turns, also in threads of their own; a loader each is faster, since there is one
+    stream of batches for all, which is opened anew where one asks for another batch than the next.
+
+    The reader runs in a thread, a few batches ahead, over the end of an epoch into the next one: for a
+    backend there are no epochs, only batches without end. What it has read ahead of an iteration that was
+    left midway is kept until another batch than the next is asked for.
 
     An IterableDataset, so that torch's DataLoader and torchdata's StatefulDataLoader take it as the
     dataset (`batch_size=None`, no workers of theirs). For what takes a loader for a DataLoader it has what
     such a one has: see `loaders.frameworks`.
 
-    The reader runs in a thread, a few batches ahead, over the end of an epoch into the next one:
-    for a backend there are no epochs, only batches without end.
-
-    An iteration begins with its first batch: what is created and never asked, as Lightning does, takes
-    no epoch away. Two may run in turns, each in its own epoch and place; there is one stream of batches
-    for all, which is opened anew where one asks for another batch than the next. What it has read ahead of
-    an iteration that was left midway is kept until then. They may run in threads of their own: these take
-    turns, too.
+    Attributes:
+        spec: the settings.
+        classes: class names; none where samples are labelled with numbers, or not at all.
+        class_to_idx: class name -> label, or column of the labels.
+        samples: of an epoch.
+        batch_size: of one rank.
+        drop_last: whether samples that fill no batch are left out.
+        num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
     """
 
     # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
@@ -69,33 +126,34 @@ class EpochLoader(IterableDataset[Batch]):
         self.spec = spec
         self.classes = data.classes
         self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
-        self.samples = order.samples
+        self.samples = order.epochs.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
-        self.world_size = spec.world_size
         self._size = source.size
         self._data = data
         self._source, self._open_source = source, open_source
-        self._error_policy = ErrorPolicy(spec.reading.on_error)
+        self._left_out: set[str] = set()  # files of which a warning said so
         self._order = order
         self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
         self._coming = 0  # the epoch of an iteration of which nothing is said
-        self._asked: Asked | None = None
-        self._latest: weakref.ref[Places] | None = None
-        self._begun: list[weakref.ref[Places]] = []  # no WeakSet: Python code of that is run as one goes
+        self._asked: _Asked | None = None
+        # the latest is last; no WeakSet: Python code of that is run as one goes
+        self._begun: list[weakref.ref[Iteration]] = []
         self._resized = False
-        self._stream: Stream | None = None
+        self._ahead: Prefetch[Sent] | None = None
+        self._ahead_place: Place = (0, 0)  # of the next batch that it gives
+        self._peeked: Sent | None = None  # that batch, where it was asked for its size
         self._turns = 0
         self._closed = False
         self._taking = threading.RLock()  # again by a handler of signals, which may close it
         self._process = os.getpid()
 
     def __len__(self) -> int:
-        return self._order.batch_count()
+        return len(self._order.cut)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iteration:
         self._check_usable()
-        return Batches(self)
+        return Iteration(self)
 
     @property
     def size(self) -> Size:
@@ -105,7 +163,7 @@ class EpochLoader(IterableDataset[Batch]):
             asked = self._asked
             place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
             with self._taking:
-                self._size = as_size(*self._next_at(place, Stream.peek).batch.images.shape[-2:])
+                self._size = as_size(*self._next_at(place, take=False).batch.images.shape[-2:])
         return self._data.served_size(self.spec.size) if self._size is None else self._size
 
     @property
@@ -129,10 +187,12 @@ class EpochLoader(IterableDataset[Batch]):
         check_range("epoch", epoch, 0)
         asked = self._asked
         if asked is None or not asked.loaded or asked.epoch != epoch:
-            self._asked = Asked(epoch, 0, loaded=False)
+            self._asked = _Asked(epoch, 0, loaded=False)
 
     def set_size(self, size: Size) -> None:
-        """Serve pictures of `size` from the next iteration on; as of `loaders.build`.
+        """Serve pictures of `size` from the next iteration on (progressive resizing), as of `loaders.build`.
+
+        The state carries it. What `Reading(cache=...)` holds is read anew, worker processes are started anew.
 
         Raises:
             SettingError: an iteration is under way, or this size cannot be served; then nothing changes.
@@ -146,7 +206,7 @@ class EpochLoader(IterableDataset[Batch]):
         spec = replace(self.spec, size=size)
         self._data.served_size(spec.size)  # refuses what is not stored
         if spec.size != self.spec.size:
-            self._drop_stream()
+            self._drop_ahead()
             self._source.close()
             self._closed = True  # if opening fails
             self._source = self._open_source(spec)
@@ -169,7 +229,7 @@ class EpochLoader(IterableDataset[Batch]):
             raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, batches served in it, and what they were served from: the same on every rank.
+        """Epoch, batches served in it, and what they were served from: JSON values, the same on every rank.
 
         Of the last batch it says that the epoch's rest is empty; once the iterator has ended, that the
         next epoch starts. So does the state of torchdata's StatefulDataLoader. Of an iterator that was left
@@ -177,7 +237,7 @@ class EpochLoader(IterableDataset[Batch]):
         that take turns, what was served last.
         """
         epoch, served = self._place
-        asked, latest = self._asked, None if self._latest is None else self._latest()
+        asked, latest = self._asked, self._begun[-1]() if self._begun else None
         if asked is not None:
             runs = latest is not None and not latest.ended and latest.epoch == asked.epoch == epoch
             if asked.loaded or not runs:  # else the call is about the iteration after this one
@@ -186,7 +246,11 @@ class EpochLoader(IterableDataset[Batch]):
         return {"epoch": epoch, "served_batches": served, **size, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, at the next iteration, with the size that `set_size` had set."""
+        """Go on where `state` was taken, at the next iteration, with the size that `set_size` had set.
+
+        Raises:
+            SettingError: it is no state, or one of other data or settings.
+        """
         if not isinstance(state, Mapping):
             raise SettingError(f"a state is what state_dict() gave, got {state!r}")
         for name, ours in self._identity().items():
@@ -203,7 +267,7 @@ class EpochLoader(IterableDataset[Batch]):
         if "size" in state:
             size = state["size"]
             self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
-        self._asked = Asked(int(epoch or 0), int(served or 0), loaded=True)
+        self._asked = _Asked(int(epoch or 0), int(served or 0), loaded=True)
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -212,20 +276,20 @@ class EpochLoader(IterableDataset[Batch]):
             if os.getpid() != self._process:
                 return  # they are those of the process that built it
             while not self._taking.acquire(timeout=_TAKING_S):  # by a thread that waits for a batch
-                if (stream := self._stream) is not None:
-                    stream.close()
+                if (ahead := self._ahead) is not None:
+                    ahead.close()
             try:
-                for end in (self._drop_stream, self._source.close):
+                for end in (self._drop_ahead, self._source.close):
                     try:
                         end()
-                    except RuntimeError as error:  # see `Batches`: of a worker that died, and is not needed
+                    except RuntimeError as error:  # see `Iteration`: of a worker that died, and is not needed
                         if of_dead_worker(error) is None:
                             raise
                         end()
             finally:
                 self._taking.release()
 
-    def __enter__(self) -> "EpochLoader":
+    def __enter__(self) -> "Loader":
         return self
 
     def __exit__(
@@ -250,16 +314,11 @@ class EpochLoader(IterableDataset[Batch]):
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
-    def places(self) -> Iterator[Place]:
-        """Epoch and number of each batch of an iteration, which begins, and finds its epoch, at the first."""
-        return Places(self)
-
-    def begin(self, places: Places) -> tuple[int, int]:
+    def begin(self, iteration: Iteration) -> Place:
         """Epoch and first batch of an iteration that begins."""
         asked, self._asked = self._asked, None
         self._place = (self._coming, 0) if asked is None else (asked.epoch, asked.served)
-        self._latest = weakref.ref(places)
-        self._begun = [*self._midway(), self._latest]
+        self._begun = [*self._midway(), weakref.ref(iteration)]
         self._coming = self._place[0] + 1
         return self._place
 
@@ -267,47 +326,55 @@ class EpochLoader(IterableDataset[Batch]):
         """An iteration has served its last batch."""
         self._place = (self._coming, 0)
 
-    def take_next(self, places: Places) -> Batch:
-        """The batch of the next of `places`."""
+    def take_next(self, iteration: Iteration) -> Batch:
+        """The next batch of that iteration; StopIteration behind the last."""
         self._check_usable()
         with self._taking:
-            return self.take(next(places))
+            if (place := iteration.next_place()) is None:
+                raise StopIteration
+            return self.take(place)
 
     def take(self, place: Place) -> Batch:
         """The batch of that epoch and number, ready for the current stream."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
-            sent = self._next_at(place, Stream.take)
-            batch = self._source.receive(sent)
+            batch = self._source.receive(self._next_at(place, take=True))
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
             # counted before it is handed out: a state taken in the loop body has it as served
             self._place = (place[0], place[1] + 1)
             return batch
 
-    def _next_at(self, place: Place, take: Callable[[Stream], Sent]) -> Sent:
-        """What `take` gets from the stream, of which the next batch is that of `place`."""
+    def _next_at(self, place: Place, *, take: bool) -> Sent:
+        """The batch of that place; `take`: the one behind it is next then, else it is again."""
         self._check_usable()  # another thread may have closed it
         try:
-            sent = take(self._stream_at(place))
-            self._error_policy.check(sent.refused, left=len(sent.batch.ids))
-        except (StopIteration, Ending) as ended:  # a stream has no end but that another thread closes it
-            self._drop_stream()
+            ahead = self._ahead_at(place)
+            sent = self._peeked
+            if sent is None:
+                sent = self._peeked = next(ahead)
+            self._check_refused(sent)
+            if take:
+                epoch, number = place
+                self._peeked = None
+                self._ahead_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
+        except (StopIteration, Ending) as ended:  # it has no end but that another thread closes it
+            self._drop_ahead()
             self._check_usable()
             if isinstance(ended, Ending):  # the program's
                 raise
             raise WorkerError(f"{self._data.path}: reading ended before the epoch did") from None
         except BaseException:
-            self._drop_stream()
+            self._drop_ahead()
             raise
         return sent
 
-    def _stream_at(self, place: Place) -> Stream:
-        """The stream of batches, of which the next one is that of `place`."""
-        stream = self._stream
-        if stream is not None and stream.place == place:
-            return stream
-        if stream is not None and place[1] > 0:
+    def _ahead_at(self, place: Place) -> Prefetch[Sent]:
+        """What reads ahead, of which the next batch is that of `place`."""
+        ahead = self._ahead
+        if ahead is not None and self._ahead_place == place:
+            return ahead
+        if ahead is not None and place[1] > 0:
             self._turns += 1
             if self._turns == _TURNS:
                 _LOGGER.warning(
@@ -315,18 +382,29 @@ class EpochLoader(IterableDataset[Batch]):
                     "build one loader for each",
                     printable(str(self._data.path)),
                 )
-        self._drop_stream()
-        self._stream = Stream(self._source, self._order, place)
-        return self._stream
+        self._drop_ahead()
+        self._ahead_place = place
+        self._ahead = ahead = Prefetch(_read(self._source, self._order, place), _AHEAD_BATCHES)
+        return ahead
 
-    def _drop_stream(self) -> None:
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None  # not before: closing may be broken off
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._peeked = None
+            self._ahead.close()
+            self._ahead = None  # not before: closing may be broken off
 
-    def _midway(self) -> list["weakref.ref[Places]"]:
+    def _check_refused(self, sent: Sent) -> None:
+        """Log what a batch lacks, each file once; raise it unless "skip" is set and others are left."""
+        for error in sent.refused.values():
+            if self.spec.reading.on_error != "skip" or not len(sent.batch.ids):
+                raise error
+            if error.path not in self._left_out:
+                self._left_out.add(error.path)
+                _LOGGER.warning("%s; left out of its batch", error)
+
+    def _midway(self) -> list["weakref.ref[Iteration]"]:
         """The iterations that are begun and neither ended nor thrown away."""
-        return [known for known in self._begun if (places := known()) is not None and not places.ended]
+        return [known for known in self._begun if (begun := known()) is not None and not begun.ended]
 
     def _check_usable(self) -> None:
         """SettingError where it is closed, or in a forked process: the threads did not come along."""
@@ -347,3 +425,18 @@ class EpochLoader(IterableDataset[Batch]):
             "last": self.spec.last,
             **self._order.identity(),
         }
+
+
+def _read(source: Source, order: Order, place: Place) -> Iterator[Sent]:
+    """Batch after batch from `place` on, without end; knows no loader, so that it goes with a dropped one."""
+
+    def ask() -> Iterator[Request]:
+        epoch, start = place
+        while batches := order.batches(epoch):
+            for number in range(start, len(batches)):
+                positions, padding, occurrences = batches[number]
+                yield Request(epoch, positions, padding, occurrences)
+            epoch, start = epoch + 1, 0
+
+    with source.lane.active():
+        yield from source.read(ask())

@@ -19,9 +19,8 @@ import torch
 
 from loaders.batch import Batch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.delivery.devices import upload
-from loaders.delivery.pipeline import Pipeline
-from loaders.transfer import Sent
+from loaders.deliver.devices import upload
+from loaders.transfer import Pipeline, Sent
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 
@@ -141,7 +140,7 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
 
 
 class Mixture:
-    """The pipelines of several splits as one: see `loaders.delivery.stream.Source`."""
+    """The pipelines of several splits as one: served as one, see `loaders.loader.Source`."""
 
     def __init__(self, parts: Sequence[Pipeline], data: MixedData) -> None:
         sizes = {part.size for part in parts}

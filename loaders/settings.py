@@ -1,13 +1,15 @@
 """The settings of a loader, each checked once."""
 
+import inspect
 import math
 import os
 import sys
-import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
 
+import numpy.typing as npt
 import torch
 
 from precache.engines import available_cpus
@@ -98,27 +100,63 @@ class Reading:
             check_range("cache_bytes", self.cache_bytes, 1)
 
 
-READING_SETTINGS = tuple(setting.name for setting in fields(Reading))
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Sampling:
+    """Which samples are served, and how often. They are compared with the data when a loader is built.
+
+    Attributes:
+        classes: names of those whose samples are served; labels stay those of the whole dataset.
+        subset: ids of the samples to serve, of `batch.ids`.
+        weights: how likely each sample is drawn, one number for each in stored order, as
+            `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
+            many samples as it would have, with replacement: a sample may come several times, also in one
+            batch, and is augmented anew each time.
+        shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
+            of the first once, and of the others as many as that makes, each going through its own epochs one
+            after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
+    """
+
+    classes: Iterable[str] | None = None
+    subset: npt.ArrayLike | None = None
+    weights: str | npt.ArrayLike | None = None
+    shares: Sequence[float] | None = None
 
 
-def with_old_keywords(reading: Reading | None, old: Mapping[str, Any], stacklevel: int) -> Reading:
-    """`reading` of `loaders.build`, or what `old`, the keywords that it had up to version 0.1, stand for.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranks:
+    """Which processes share each epoch, every sample served by one of them.
+
+    Attributes:
+        rank, world_size: which of how many; default those of `torch.distributed` where it is initialised, or
+            of Ray Train, else 0 and 1.
+        per_node: of a converted dataset read shard by shard (shuffle "window" or False) each node reads
+            shards of its own, which its ranks share: those whose numbers follow one another. Default: as many
+            as torchrun runs, if on each node alike; else all ranks are of one node.
 
     Raises:
-        SettingError: both were given.
+        SettingError: `rank` or `world_size` is given alone, or a value is out of range.
     """
-    if not old:
-        return Reading() if reading is None else reading
-    given = ", ".join(f"{name}={value!r}" for name, value in old.items())
-    if reading is not None:
-        raise SettingError(f"{given} is given beside reading; put it into the Reading")
-    warnings.warn(
-        f"loaders.build: {given} has moved into Reading; write reading=loaders.Reading({given}). "
-        f"The old keywords go with the next version",
-        FutureWarning,
-        stacklevel=stacklevel + 1,
-    )
-    return Reading(**old)
+
+    rank: int | None = None
+    world_size: int | None = None
+    per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.rank is None) != (self.world_size is None):
+            raise SettingError("rank and world_size belong together; give both or neither")
+        if self.rank is not None and self.world_size is not None:
+            check_range("world_size", self.world_size, 1)
+            check_range("rank", self.rank, 0, self.world_size - 1)
+        if self.per_node is not None:
+            check_range("per_node", self.per_node, 1)
+
+
+GROUPS = {
+    setting.name: f"{name}=loaders.{group.__name__}({setting.name}=...)"
+    for name, group in (("reading", Reading), ("sampling", Sampling), ("ranks", Ranks))
+    for setting in fields(group)
+}
+"""Setting -> how `loaders.build` takes it, of those that have a dataclass of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +191,6 @@ class LoaderSpec:
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
         check_range("views", self.views, 1, MAX_VIEWS)
-        check_range("world_size", self.world_size, 1)
-        check_range("rank", self.rank, 0, self.world_size - 1)
         check_choice("last", self.last, ("drop", "pad", "partial"))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
@@ -200,16 +236,10 @@ def _own_cpus() -> int:
     return max(1, available_cpus() // ranks)
 
 
-def find_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    """Both as given, or those of `torch.distributed` or of Ray Train, or 0 and 1.
-
-    Raises:
-        SettingError: one is given alone.
-    """
-    if (rank is None) != (world_size is None):
-        raise SettingError("rank and world_size belong together; give both or neither")
-    if rank is not None and world_size is not None:
-        return rank, world_size
+def find_ranks(asked: Ranks) -> tuple[int, int]:
+    """Rank and world size as asked, or those of `torch.distributed` or of Ray Train, or 0 and 1."""
+    if asked.rank is not None and asked.world_size is not None:
+        return asked.rank, asked.world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return _ranks_of_ray_train() or (0, 1)
@@ -226,20 +256,19 @@ def _ranks_of_ray_train() -> tuple[int, int] | None:
         return None
 
 
-def find_nodes(ranks_per_node: int | None, world_size: int) -> int:
-    """How many machines the ranks run on, by what torchrun says if `ranks_per_node` does not; 1: not known.
+def find_nodes(per_node: int | None, world_size: int) -> int:
+    """How many machines the ranks run on, by what torchrun says if `per_node` does not; 1: not known.
 
     Raises:
         SettingError: not all would have as many ranks.
     """
-    if ranks_per_node is not None:
-        check_range("ranks_per_node", ranks_per_node, 1)
-        if world_size % ranks_per_node:
+    if per_node is not None:
+        if world_size % per_node:
             raise SettingError(
-                f"ranks_per_node {ranks_per_node} does not divide world_size {world_size}; give as many as "
-                f"each node runs, or {world_size}: then all share each shard"
+                f"per_node {per_node} does not divide world_size {world_size}; give as many as each node "
+                f"runs, or {world_size}: then all share each shard"
             )
-        return world_size // ranks_per_node
+        return world_size // per_node
     try:
         ranks, nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
     except (KeyError, ValueError):
@@ -256,3 +285,72 @@ def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     check_choice("dtype", name, names)
     return names[name]
+
+
+# A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
+_OURS = {
+    "batch_sampler": "give batch_size, shuffle, seed and last",
+    "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
+    "download": "run 'precache fetch' before",
+    "drop_last": "give last='drop' for True, leave it out for False",
+    "generator": "give seed",
+    "in_order": "leave it out, batches always come in order",
+    "multiprocessing_context": "leave it out; reading=loaders.Reading(workers=0) decodes in threads",
+    "num_replicas": "give ranks=loaders.Ranks(rank=..., world_size=...)",
+    "num_workers": "give reading=loaders.Reading(workers=...)",
+    "persistent_workers": "leave it out, workers stay until the loader is closed",
+    "pin_memory": "leave it out, batches for a GPU are copied from pinned memory; give device='cuda'",
+    "pin_memory_device": "give device",
+    "prefetch_factor": "leave it out, batches are always read ahead",
+    "root": "give path",
+    "sampler": (
+        "give shuffle and seed; sampling=loaders.Sampling(subset=...) or (weights=...) chooses samples, and "
+        "ranks=loaders.Ranks(rank=..., world_size=...) shares them out"
+    ),
+    "target_transform": "leave it out, and map the labels of a batch in the training loop",
+    "timeout": "leave it out, a worker that dies raises at once",
+    "train": "give split='train' or the name of another split",
+    "transform": "give augment: 'train', 'eval' or a function over a batch",
+    "transforms": "give augment: 'train', 'eval' or a function over a batch",
+    "worker_init_fn": "leave it out; what is random depends on seed, epoch and sample alone",
+}
+
+
+# As above, for `ImageDataset`.
+OF_IMAGES = {
+    "download": _OURS["download"],
+    "loader": "give decode: 'pil' or 'tensor'",
+    "root": _OURS["root"],
+    "train": _OURS["train"],
+    "transforms": "give transform and target_transform",
+}
+
+
+def refuse(
+    theirs: Mapping[str, Any],
+    function: Callable[..., Any],
+    ours: Mapping[str, str] = _OURS,
+    groups: Mapping[str, str] = GROUPS,
+) -> None:
+    """Say of the first of `theirs`, settings that `function` does not have, what to give instead.
+
+    Args:
+        ours: what to say of those of others.
+        groups: settings that `function` takes in a dataclass, see `GROUPS`.
+
+    Raises:
+        SettingError: another loader has it.
+        TypeError: none has.
+    """
+    for name in theirs:
+        if name in ours:
+            raise SettingError(f"{name} is not a setting of {function.__name__}; {ours[name]}")
+        similar = get_close_matches(name, [*inspect.signature(function).parameters, *groups], 1)
+        hint = f"; did you mean {groups.get(similar[0], similar[0])}?" if similar else ""
+        raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def check_given(path: object) -> None:
+    """SettingError for a `path` of None, which is a default only so that `refuse` speaks first of `root`."""
+    if path is None:
+        raise SettingError("path is missing; give a tree of pictures or what precache convert made of one")

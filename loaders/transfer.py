@@ -1,22 +1,26 @@
-"""From a decoded batch to one that a training step takes: device, augmentation, dtype, layout.
+"""From what a backend reads to a batch that a training step takes: fields, device, augmentation, dtype.
 
 On CUDA all of it is queued on the loader's lane, ahead of the training: the copy from pinned memory, the
 augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
-from loaders.batch import MASK, Batch, DecodedBatch, Positions, masks_in
+from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, answered, masks_in
 from loaders.dataset import RAW, SplitData
-from loaders.delivery.devices import Lane, upload
+from loaders.deliver.devices import Lane, upload
+from loaders.fields import Fields
 from loaders.settings import Normalize, numbers_of
 from precache.errors import ImageError, SettingError
+from precache.pictures.sizes import Size
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -126,6 +130,55 @@ class Transfer:
         if (masks := masks_in(fields)) is not None:
             fields = {**fields, MASK: upload(masks, self.lane.device)}
         return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
+
+
+class Pipeline:
+    """One split on its way: read by a backend, sent to the device.
+
+    Attributes:
+        lane: that of the loader.
+        random_access: as of `Reader`.
+        size: of what is served; None where only the first batch will tell.
+    """
+
+    def __init__(
+        self,
+        data: SplitData,
+        reader: Reader,
+        transfer: Transfer,
+        size: Size | None,
+        fields: Fields | None = None,
+    ) -> None:
+        self.lane = transfer.lane
+        self.size = size
+        self.random_access = reader.random_access
+        self._data = data
+        self._reader = reader
+        self._fields = fields
+        self._transfer = transfer
+        self.receive = transfer.receive
+
+    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+        """Yield one batch per request, where the lane is active."""
+        for request, answer in answered(self._reader, requests):
+            decoded = answer if self._fields is None else self._fields.describe(answer, request)
+            padding, occurrences = None, request.occurrences
+            if request.padding or occurrences is not None:
+                kept = self.kept(request, decoded.refused)
+                occurrences = None if occurrences is None else occurrences[kept]
+                repeats = np.arange(len(kept)) >= len(kept) - request.padding
+                padding = torch.from_numpy(repeats[kept]) if request.padding else None
+            yield self._transfer.send(decoded, request.epoch, padding, occurrences)
+
+    def close(self) -> None:
+        """Free threads, processes and files; idempotent."""
+        self._reader.close()
+        if self._fields is not None:
+            self._fields.close()
+
+    def kept(self, request: Request, refused: Mapping[int, ImageError]) -> npt.NDArray[np.bool_]:
+        """Bool [n]: which of the samples asked for are there."""
+        return ~np.isin(self._data.ids[request.positions], list(refused))
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:

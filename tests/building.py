@@ -1,14 +1,18 @@
 """Build a loader from one flat set of settings, as the tests combine them."""
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import loaders
-from loaders.settings import READING_SETTINGS
 from precache.storage.urls import Url
 
 
 def build_loader(path: str | Path | Url, **settings: Any) -> loaders.Loader:
-    """`loaders.build`, with what belongs into its `Reading` put there; of a picture's middle all is shown."""
-    reading = {name: settings.pop(name) for name in READING_SETTINGS if name in settings}
-    return loaders.build(path, reading=loaders.Reading(**reading), **{"crop_ratio": 1.0, **settings})
+    """`loaders.build`, with what belongs into a dataclass put there; of a picture's middle all is shown."""
+    groups = {"reading": loaders.Reading, "sampling": loaders.Sampling, "ranks": loaders.Ranks}
+    for name, group in groups.items():
+        given = {field.name: settings.pop(field.name) for field in fields(group) if field.name in settings}
+        if given:
+            settings[name] = group(**given)
+    return loaders.build(path, **{"crop_ratio": 1.0, **settings})

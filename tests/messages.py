@@ -118,6 +118,10 @@ loaders.build("shards", split="val")
 loaders.build("shards", backend="dalli")
 loaders.build("shards", backend="webdataset")
 loaders.build("shards", batch_size=0)
+loaders.build("shards", num_workers=4)
+loaders.build("shards", sampler=[1])
+loaders.build("shards", sampling=loaders.Sampling(classes=["cat"]))
+loaders.build("shards", ranks=loaders.Ranks(rank=0, world_size=3, per_node=2))
 """.strip().splitlines()
 
 

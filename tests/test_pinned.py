@@ -9,12 +9,13 @@ import json
 import tempfile
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-import loaders
 from precache import Recipe, convert
+from tests.building import build_loader
 from tests.command import ROOT
 
 PINNED = ROOT / "tests/pinned.json"
@@ -62,25 +63,34 @@ def digests(tree: Path, folder: Path) -> dict[str, str]:
 
 
 def orders(tree: Path, shards: Path) -> dict[str, str]:
-    """sha256 of the ids of two epochs, batch after batch, by data, shuffle, seed and rank."""
+    """sha256 of the ids of two epochs, batch after batch, by data, settings, shuffle, seed and rank."""
+    subset = {"subset": range(0, 40, 3)}
+    settings: dict[str, tuple[object, dict[str, object]]] = {
+        "raw": (tree, {}),
+        "raw subset": (tree, {**subset, "last": "partial"}),
+        "raw weights": (tree, {"weights": "balanced"}),
+        "shards": (shards, {}),
+        "shards partial": (shards, {"last": "partial"}),
+        "shards drop": (shards, {"last": "drop"}),
+        "shards subset": (shards, {"subset": find_ids(shards)[::3], "last": "partial"}),
+        "shards weights": (shards, {"weights": "balanced"}),
+        "shards by nodes": (shards, {"per_node": 1}),
+        "mixture": ([shards, tree], {"shares": (2, 1), "last": "partial"}),
+    }
     found = {}
-    for (name, path), kind, seed, (rank, world) in product(
-        (("raw", tree), ("shards", shards)), ORDERS, (0, 7), WORLDS
-    ):
-        with loaders.build(
-            path,
-            shuffle=kind,
-            seed=seed,
-            batch_size=4,
-            crop_ratio=1.0,
-            rank=rank,
-            world_size=world,
-            last="pad",
-        ) as loader:
+    for (name, (path, more)), kind, seed, (rank, world) in product(settings.items(), ORDERS, (0, 7), WORLDS):
+        given: dict[str, Any] = {"last": "pad", "size": 16, "rank": rank, "world_size": world, **more}
+        with build_loader(path, shuffle=kind, seed=seed, batch_size=4, **given) as loader:  # type: ignore[arg-type]
             ids = np.concatenate([batch.ids.numpy() for _ in range(2) for batch in loader])
         key = f"{name} {kind} seed {seed} rank {rank} of {world}"
         found[key] = hashlib.sha256(ids.astype("<i8").tobytes()).hexdigest()[:16]
     return found
+
+
+def find_ids(path: Path) -> list[int]:
+    """Of all samples of its split `train`, in stored order."""
+    with build_loader(path, shuffle=False) as loader:
+        return [int(sample_id) for batch in loader for sample_id in batch.ids]
 
 
 def pin(folder: Path) -> dict[str, dict[str, str]]:

@@ -133,7 +133,9 @@ class Source:
             augment=augment,
             last=LAST,
             device="cpu" if self.augment == "cpu" else recipe.device,
-            subset=pictures.tree.ids[pictures.train] if self.data.kind == RAW else None,
+            sampling=loaders.Sampling(
+                subset=pictures.tree.ids[pictures.train] if self.data.kind == RAW else None
+            ),
             reading=loaders.Reading(workers=recipe.workers),
         )
 

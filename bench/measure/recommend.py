@@ -37,8 +37,8 @@ from bench.report.row import RAW_TREE, Row
 from loaders.dataset import open_split
 from precache.cli.commandline import human_bytes
 from precache.conversion.destination import AUTO_NAME
-from precache.conversion.estimate import predict_bytes
 from precache.conversion.journal import JOURNAL_NAME, read_header
+from precache.conversion.shard_writer import predict_bytes
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import (
     DatasetError,

@@ -154,8 +154,7 @@ class Settings:
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
             last=self.last,
-            rank=self.rank,
-            world_size=self.world_size,
+            ranks=loaders.Ranks(rank=self.rank, world_size=self.world_size),
             reading=loaders.Reading(workers=workers, check=self.check, cache=self.cache),
         )
 

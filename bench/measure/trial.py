@@ -30,7 +30,7 @@ from loaders.augment.draw import shown_boxes
 from loaders.backends import decoding
 from loaders.batch import Batch, DecodedBatch
 from loaders.dataset import RAW, SplitData
-from loaders.delivery.devices import Lane
+from loaders.deliver.devices import Lane
 from loaders.settings import CROP_RATIO
 from loaders.transfer import Transfer, normalise
 from precache.engines import available_cpus

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from loaders.augment.draw import RandomAugmentation, draw
-from loaders.delivery.devices import upload
+from loaders.deliver.devices import upload
 from precache.pictures.sizes import Size, as_size, sides
 
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies

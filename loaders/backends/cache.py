@@ -25,8 +25,8 @@ from loaders.backends.kept import DevicePictures, HostPictures, Kept, pictures_o
 from loaders.backends.room import open_kept
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.delivery.devices import Lane, upload
-from loaders.delivery.threads import Pool
+from loaders.deliver.devices import Lane, upload
+from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.dataset.columns import Column
 from precache.errors import DatasetError, ImageError

@@ -31,8 +31,8 @@ from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.delivery.devices import Borrowed
-from loaders.delivery.threads import Pool
+from loaders.deliver.devices import Borrowed
+from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package

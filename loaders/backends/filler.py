@@ -14,7 +14,7 @@ from loaders.augment.cpu import Crops, place
 from loaders.backends.buffers import BufferPool
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.delivery.threads import Pool, check_exit
+from loaders.deliver.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides

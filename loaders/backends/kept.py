@@ -18,8 +18,8 @@ from loaders.backends.host_memory import HEADER_BYTES
 from loaders.backends.share import Share
 from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData
-from loaders.delivery.devices import upload
-from loaders.delivery.threads import Pool
+from loaders.deliver.devices import upload
+from loaders.deliver.threads import Pool
 from precache.dataset.index import checksum_of
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides

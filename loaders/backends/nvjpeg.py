@@ -21,8 +21,8 @@ from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import RAW, SplitData
-from loaders.delivery.devices import Lane, upload
-from loaders.delivery.threads import Pool
+from loaders.deliver.devices import Lane, upload
+from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import StoredSample

@@ -23,8 +23,8 @@ from loaders.backends.buffers import SharedBuffers
 from loaders.backends.filler import BatchFiller, Pictures
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.delivery.prefetch import of_dead_worker
-from loaders.delivery.threads import Pool, begin_exit_with
+from loaders.deliver.prefetch import of_dead_worker
+from loaders.deliver.threads import Pool, begin_exit_with
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SourceError
 from precache.pictures.jpeg import Pixels

@@ -22,7 +22,7 @@ from loaders.backends.buffers import BufferPool
 from loaders.backends.ray_decoder import NOTHING, Decoded, Job, decode, versions
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.delivery.threads import end_first, stop_check
+from loaders.deliver.threads import end_first, stop_check
 from loaders.settings import LoaderSpec, Reading
 from precache.errors import MissingDependencyError, SettingError, WorkerError
 from precache.packages import install_extra

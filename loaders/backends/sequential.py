@@ -14,8 +14,8 @@ import numpy as np
 from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Request
 from loaders.dataset import SplitData
-from loaders.delivery.threads import Pool
-from loaders.samples.remote import FetchAhead
+from loaders.deliver.threads import Pool
+from loaders.remote import FetchAhead
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")

@@ -14,8 +14,8 @@ from loaders.backends.integrity import SampleCheck, check_index
 from loaders.backends.sequential import look_ahead
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.delivery.threads import Pool
-from loaders.samples.remote import FetchAhead
+from loaders.deliver.threads import Pool
+from loaders.remote import FetchAhead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile

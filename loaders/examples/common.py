@@ -15,7 +15,7 @@ import torchvision
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
-from loaders.delivery.devices import find_device
+from loaders.deliver.devices import find_device
 from precache.errors import PrecacheError, SettingError
 
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")

@@ -8,75 +8,45 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 
 import argparse
 import sys
-import time
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
-import loaders
 from loaders.examples import checkpoints, common
-
-
-def run_epoch(
-    accelerator: Accelerator,
-    model: torch.nn.Module,
-    loader: loaders.Loader,
-    sigterm: common.Sigterm,
-    optimizer: Any = None,
-    schedule: Any = None,
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Train on what is left of an epoch, or validate; its figures, and the state of `loader` at its end."""
-    model.train(optimizer is not None)
-    state, started = loader.state_dict(), time.perf_counter()
-    sums = torch.zeros(3, device=accelerator.device)
-    for batch in loader:
-        state = loader.state_dict()  # this batch counts as served
-        with torch.set_grad_enabled(optimizer is not None):
-            logits = model(batch.images)
-            loss = cross_entropy(logits, batch.labels, label_smoothing=0.1)
-        if optimizer is not None:
-            accelerator.backward(loss)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad()
-        real = ~batch.padding.to(accelerator.device, non_blocking=True)
-        right = (logits.argmax(1) == batch.labels) & real
-        sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
-        if sigterm.came():
-            break
-    loss_sum, right_sum, samples = accelerator.reduce(sums).tolist()
-    if not samples:  # all of it was served before the resume
-        return {}, state
-    speed = samples / (time.perf_counter() - started)
-    return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}, state
+from loaders.examples.train import run_epoch
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
     accelerator = Accelerator(cpu=args.device == "cpu", mixed_precision="bf16" if args.bf16 else "no")
+    args.device = str(accelerator.device)
     # built when the processes have found each other; they share its epochs, and it serves on their devices
-    training, validation = common.build_loaders(args, accelerator.num_processes, str(accelerator.device))
+    training, validation = common.build_loaders(args, accelerator.num_processes)
     net = common.build_model(args, training).to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     model, optimizer, training = accelerator.prepare(net, optimizer, training)
     schedule = LambdaLR(optimizer.optimizer, lambda step: common.rate(step, args.epochs * len(training)))
-    accelerator.register_for_checkpointing(schedule)
-    if (found := checkpoints.find(args)) is not None:
-        folder, state = found
-        checkpoints.restore(training, state, folder)
-        accelerator.load_state(str(folder))
+    path, parts = args.out / "checkpoint.pt", {"model": net, "optimizer": optimizer, "schedule": schedule}
+    if (found := checkpoints.read(path, args)) is not None:
+        checkpoints.restore(training, found["loader"], path)
+        for name, part in parts.items():
+            part.load_state_dict(found[name])
+
+    def step(loss: torch.Tensor, state: dict[str, Any]) -> None:
+        accelerator.backward(loss)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
     for epoch in range(training.state_dict()["epoch"], args.epochs):
-        figures, state = run_epoch(accelerator, model, training, sigterm, optimizer, schedule)
-        if figures:  # saved before the validation: who is ended there need not train again
-            accelerator.save_state(str(checkpoints.filling(args)))
-            accelerator.wait_for_everyone()
-            if accelerator.is_main_process:
-                checkpoints.finish(checkpoints.filling(args), state, args)
+        figures, state = run_epoch(model, training, args, sigterm.came, step)
+        if figures and accelerator.is_main_process:  # before the validation: who is ended there is saved
+            states = {name: part.state_dict() for name, part in parts.items()}
+            checkpoints.save(path, states | {"name": args.model, "loader": state})
         if validation is not None and not sigterm.came():
-            validated, _ = run_epoch(accelerator, model, validation, sigterm)
+            validated, _ = run_epoch(model, validation, args, sigterm.came)
             figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
         if sigterm.came():
             return 143

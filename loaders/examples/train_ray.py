@@ -5,24 +5,23 @@
 
 Ray's TorchTrainer starts the workers, here or on the cluster that RAY_ADDRESS names, and joins them by
 torch.distributed, where a loader finds its rank. Every `--save-every` batches what a restart needs goes
-into a checkpoint of Ray's: model, optimizer, schedule, and where the loader stands. `--resume` goes on with
+into a checkpoint of Ray's: model, optimizer, and where the loader stands. `--resume` goes on with
 a run that was ended. PATH and OUT have to be where all nodes see them.
 """
 
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from ray import train
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 import loaders
 from loaders.examples import common
+from loaders.examples.train import make_step, run_epoch
 from precache.errors import SettingError, check_range
 from precache.storage.urls import is_url
 
@@ -32,16 +31,13 @@ class Worker:
 
     def __init__(self, args: argparse.Namespace) -> None:
         context = train.get_context()
-        self.args, self.rank = args, context.get_world_rank()
-        device = str(get_device())
-        self.training, self.validation = common.build_loaders(args, context.get_world_size(), device)
+        self.args, self.rank, args.device = args, context.get_world_rank(), str(get_device())
+        self.training, self.validation = common.build_loaders(args, context.get_world_size())
         model = common.build_model(args, self.training).to(memory_format=torch.channels_last)
         self.model = prepare_model(model)  # on its device, in a DistributedDataParallel
         self.optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
-        steps = args.epochs * len(self.training)
-        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, steps)
-        self.parts: dict[str, Any] = {"model": model, "optimizer": self.optimizer}
-        self.parts |= {"schedule": self.schedule, "loader": self.training}
+        self.step = make_step(self.optimizer, args, len(self.training))
+        self.parts = {"model": model, "optimizer": self.optimizer, "loader": self.training}
 
     def load(self) -> None:
         """Go on from the latest checkpoint, if there is one."""
@@ -62,32 +58,14 @@ class Worker:
             train.report(figures, checkpoint)  # waits for the other ranks
 
     def run_epoch(self, loader: loaders.Loader, trains: bool) -> dict[str, float]:
-        """Train on the batches that are left of an epoch, or count what is recognised; over all ranks."""
-        started_s, sums = time.perf_counter(), torch.zeros(3, device=get_device())
-        self.model.train(trains)
-        for number, batch in enumerate(loader, 1):
-            with (
-                torch.set_grad_enabled(trains),
-                torch.autocast(get_device().type, torch.bfloat16, enabled=self.args.bf16),
-            ):
-                logits = self.model(batch.images)
-                loss = torch.nn.functional.cross_entropy(logits, batch.labels)
-            if trains:
-                self.optimizer.zero_grad()
-                loss.backward()  # type: ignore[no-untyped-call]
-                self.optimizer.step()
-                self.schedule.step()
-                if number % self.args.save_every == 0:
-                    self.save({})
-            real = ~batch.padding.to(logits.device, non_blocking=True)
-            right = (logits.argmax(1) == batch.labels) & real
-            sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
-        dist.all_reduce(sums)
-        loss_sum, right_sum, samples = sums.tolist()
-        if not samples:  # it goes on at the end of an epoch
-            return {}
-        speed = samples / (time.perf_counter() - started_s)
-        return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}
+        """Train on the batches that are left of an epoch, or validate."""
+
+        def step(loss: torch.Tensor, state: dict[str, Any]) -> None:
+            self.step(loss, state)
+            if state["served_batches"] % self.args.save_every == 0:
+                self.save({})
+
+        return run_epoch(self.model, loader, self.args, lambda: False, step if trains else None)[0]
 
 
 def train_worker(settings: dict[str, Any]) -> None:

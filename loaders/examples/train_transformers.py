@@ -7,9 +7,11 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 """
 
 import argparse
+import os
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from torch.utils.data import DataLoader
 
 import loaders
 from loaders.examples import checkpoints, common
+
+_FOLDER = "hugging-face"
+"""In OUT; the Trainer removes all but its last folders there. One is whole when it has `loader.pt`."""
 
 
 class Classifier(torch.nn.Module):
@@ -60,6 +65,13 @@ def _named(batch: Any, size: int = 0) -> dict[str, torch.Tensor]:
     return {"pixel_values": pad(batch.images, (0, 0) * 3 + (0, more)), "labels": labels}
 
 
+def _figures(of: Any) -> dict[str, float]:
+    """Over all samples that count; the Trainer's own loss is the mean of batches, however large each is."""
+    logits, labels = torch.from_numpy(of.predictions), torch.from_numpy(of.label_ids)
+    right = (logits.argmax(1) == labels).sum() / (labels >= 0).sum()
+    return {"loss": float(cross_entropy(logits, labels, label_smoothing=0.1)), "accuracy": float(right)}
+
+
 class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
     """Reports each epoch, ends it at SIGTERM, and finishes what the Trainer has saved."""
 
@@ -95,8 +107,8 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
         """After the validation, if there is one."""
         self.trainer.accelerator.wait_for_everyone()  # each rank has written its part
         if state.is_world_process_zero:
-            filled = checkpoints.filling(self.args) / f"checkpoint-{state.global_step}"
-            checkpoints.finish(filled, self.trainer.training.state_dict(), self.args)
+            path = Path(args.output_dir) / f"checkpoint-{state.global_step}/loader.pt"
+            checkpoints.save(path, {"name": self.args.model, "loader": self.trainer.training.state_dict()})
         if self.sigterm.came():
             control.should_training_stop = self.stopped = True
 
@@ -104,7 +116,8 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
     settings = transformers.TrainingArguments(
-        output_dir=str(checkpoints.filling(args)),
+        output_dir=str(args.out / _FOLDER),
+        save_total_limit=2,  # one of them is whole
         num_train_epochs=args.epochs,
         use_cpu=args.device == "cpu",
         bf16=args.bf16,
@@ -125,16 +138,16 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         train_dataset=training.dataset,
         eval_dataset=None if validation is None else validation.dataset,
         optimizers=(optimizer, LambdaLR(optimizer, lambda step: common.rate(step, steps))),
-        compute_metrics=lambda of: {
-            "accuracy": (of.predictions.argmax(1) == of.label_ids).sum() / (of.label_ids >= 0).sum()
-        },
+        compute_metrics=_figures,
     )
     trainer.training, trainer.validation = training, validation
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(epochs := Epochs(args, trainer, sigterm))
-    if (found := checkpoints.find(args)) is not None:  # the Trainer knows the place, not the data
-        checkpoints.restore(training, {**found[1], "epoch": 0, "served_batches": 0}, found[0])
-    trainer.train(resume_from_checkpoint=None if found is None else str(found[0]))
+    whole = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)
+    found = checkpoints.read(whole[-1], args) if whole else None
+    if found is not None:  # the Trainer knows the place, not the data
+        checkpoints.restore(training, {**found["loader"], "epoch": 0, "served_batches": 0}, whole[-1])
+    trainer.train(resume_from_checkpoint=None if found is None else str(whole[-1].parent))
     return 143 if epochs.stopped else 0
 
 

@@ -8,7 +8,7 @@ from bench.measure.settings import Settings
 from bench.report import forecast
 from bench.report.forecast import AS_IT_IS, Inputs, Loaded, Profile
 from bench.report.row import RAW_TREE, TODAY_BACKEND
-from precache.conversion.estimate import predict_bytes
+from precache.conversion.shard_writer import predict_bytes
 from precache.recipe import Recipe
 from precache.sources.base import Scan
 

@@ -14,7 +14,7 @@ from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES
 from tests.cuda.test_order import hardware, same
 from tests.labelled_pictures import PICTURES, draw_trees
-from tests.loaders.samples.test_masks import spoil_a_mask
+from tests.loaders.test_masks import spoil_a_mask
 
 __all__ = ["hardware"]  # a fixture: nvJPEG
 CASES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -12,8 +12,8 @@ import torch
 
 import loaders
 from loaders.backends import gpu_jpeg, nvjpeg
-from loaders.delivery import devices
-from loaders.delivery.devices import Lane
+from loaders.deliver import devices
+from loaders.deliver.devices import Lane
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample

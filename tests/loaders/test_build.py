@@ -3,10 +3,12 @@
 import errno
 import inspect
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,7 +16,7 @@ import torch
 from PIL import Image
 
 import loaders
-from loaders import Reading, settings
+from loaders import Ranks, Reading, settings
 from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests import loader_contract as contract
@@ -46,51 +48,26 @@ def test_classes_are_the_folders(raw_tree: Path, converted: dict[str, Path]) -> 
             assert len(loader.classes) == 5
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"backend": "dalli"},
-            "unknown backend 'dalli'; choose from: auto, dali, nvjpeg, pytorch, shards, synthetic",
-        ),
-        ({"batch_size": 0}, "batch_size must be an integer of at least 1, got 0"),
-        ({"batch_size": -1}, "batch_size must be an integer of at least 1, got -1"),
-        ({"workers": -1}, "workers must be an integer of at least 0, got -1"),
-        ({"seed": -1}, "seed must be an integer from 0 to .*, got -1"),
-        ({"crop_ratio": 1e-9}, "crop_ratio must be from 0.01 to 1, got 1e-09"),
-        ({"crop_ratio": True}, "crop_ratio must be from 0.01 to 1, got True"),
-        ({"size": 0}, "size must be an integer from 1 to 8,192, got 0"),
-        ({"batch_size": 10**9, "last": "pad"}, r"batch_size 1,000,000,000: .*; give at most [\d,]+$"),
-        ({"device": None}, "unknown device None; choose from: auto, cpu, cuda"),
-        ({"last": "some"}, "unknown last 'some'; choose from: drop, pad, partial"),
-        ({"check": "sometimes"}, "unknown check 'sometimes'; choose from: always, first-read, never"),
-        ({"cache": "disk"}, "unknown cache 'disk'; choose from: auto, device, none, ram"),
-        ({"on_error": "ignore"}, "unknown on_error 'ignore'; choose from: raise, skip"),
-        ({"rank": 0}, "rank and world_size belong together"),
-        ({"rank": 2, "world_size": 2}, "rank must be an integer from 0 to 1, got 2"),
-        ({"rank": 0, "world_size": 0}, "world_size must be an integer of at least 1, got 0"),
-        ({"shuffle": "a bit"}, "unknown shuffle 'a bit'; choose from: full, window"),
-        ({"device": "gpu"}, "unknown device 'gpu'; choose from: auto, cpu, cuda"),
-        ({"device": "mps"}, "unknown device 'mps'; choose from: auto, cpu, cuda"),
-        ({"split": "validation"}, "unknown split 'validation'; choose from: train"),
-        ({"dtype": torch.int32}, "unknown dtype torch.int32; choose from: torch.uint8"),
-        ({"dtype": "int32"}, "unknown dtype 'int32'; choose from: bfloat16, float16, float32, uint16, uint8"),
-        (
-            {"num_workers": 4},
-            r"num_workers is not a setting .*; give reading=loaders.Reading\(workers=\.\.\.\)",
-        ),
-        ({"drop_last": True}, "drop_last is not a setting of build; give last='drop'"),
-        ({"transform": print}, "transform is not a setting of build; give augment"),
-        ({"batch_sampler": []}, "batch_sampler is not a setting .*; give batch_size, shuffle, seed and last"),
-        ({"collate_fn": print}, "collate_fn is not a setting of build; leave it out"),
-        ({"pin_memory": True}, "pin_memory is not a setting of build; leave it out"),
-    ],
-)
-def test_a_bad_setting_names_field_value_and_choices(
-    converted: dict[str, Path], settings: dict[str, object], message: str
+BAD: list[dict[str, Any]] = [
+    {"backend": "dalli"}, {"batch_size": 0}, {"batch_size": -1}, {"workers": -1}, {"seed": -1},
+    {"crop_ratio": 1e-9}, {"crop_ratio": True}, {"size": 0}, {"batch_size": 10**9, "last": "pad"},
+    {"device": None}, {"device": "gpu"}, {"device": "mps"}, {"last": "some"}, {"check": "sometimes"},
+    {"cache": "disk"}, {"on_error": "ignore"}, {"rank": 0}, {"rank": 2, "world_size": 2},
+    {"world_size": 0, "rank": 0}, {"shuffle": "a bit"}, {"split": "validation"}, {"dtype": torch.int32},
+    {"dtype": "int32"}, {"num_workers": 4}, {"drop_last": True}, {"transform": print}, {"batch_sampler": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", BAD, ids=str)
+def test_a_bad_setting_names_itself_and_what_would_do(
+    converted: dict[str, Path], settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(SettingError, match=message):
+    with pytest.raises(SettingError) as caught:
         build_loader(converted["shards"], **settings)
+    name = next(iter(settings))
+    assert re.search(
+        rf"\b{name}\b.*(must be .*, got |choose from: |; give |; leave |; use )", str(caught.value)
+    )
 
 
 def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converted: dict[str, Path]) -> None:
@@ -109,14 +86,16 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
         build_loader(converted["shards"], worker=3)
 
 
-def test_the_old_keywords_still_work_and_name_their_new_place(converted: dict[str, Path]) -> None:
-    with pytest.warns(FutureWarning, match="reading=loaders.Reading\\(workers=3, check='never'\\)") as caught:
-        loader = loaders.build(converted["shards"], check="never", workers=3)
-    with loader:
-        assert loader.spec.reading == Reading(workers=3, check="never")  # type: ignore[attr-defined]
-    assert [warning.filename for warning in caught] == [__file__], "it points at the caller's line"
-    with pytest.raises(SettingError, match="workers=3 is given beside reading; put it into the Reading"):
-        loaders.build(converted["shards"], workers=3, reading=Reading())
+@pytest.mark.parametrize("name", ["workers", "check", "subset", "weights", "rank", "world_size"])
+def test_a_setting_of_a_dataclass_given_flat_is_told_its_place(converted: dict[str, Path], name: str) -> None:
+    with pytest.raises(TypeError, match=rf"did you mean (reading|sampling|ranks)=.*\({name}=\.\.\.\)"):
+        loaders.build(converted["shards"], **{name: 1})
+
+
+def test_ranks_are_checked_when_they_are_made() -> None:
+    for bad in ({"rank": 1}, {"world_size": 2}, {"rank": 2, "world_size": 2}, {"per_node": 0}):
+        with pytest.raises(SettingError, match=next(iter(bad))):
+            Ranks(**bad)
 
 
 def test_a_reading_is_checked_when_it_is_made() -> None:

@@ -164,7 +164,7 @@ end_s = time.monotonic()
 """
 HUNG = """
 import itertools, os, sys, threading
-import loaders, loaders.backends.decoding, loaders.delivery.threads
+import loaders, loaders.backends.decoding, loaders.deliver.threads
 
 never, hanging = os.pipe()[0], threading.Event()
 read, numbers = loaders.backends.decoding.read, itertools.count()
@@ -183,7 +183,7 @@ loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, re
 iterator = iter(loader)
 next(iterator)
 hanging.wait()
-loaders.delivery.threads._READERS_S = 0.3
+loaders.deliver.threads._READERS_S = 0.3
 sys.exit(7)
 """
 

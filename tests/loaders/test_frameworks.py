@@ -1,4 +1,4 @@
-"""Loaders where a DataLoader is expected: its attributes, Accelerate, Lightning, Hugging Face, fastai."""
+"""Loaders where a DataLoader is expected: its attributes, Accelerate, Lightning, Hugging Face."""
 
 import json
 from collections.abc import Iterator
@@ -288,32 +288,6 @@ def test_hugging_face_evaluates_through_a_dataloader_that_names_the_parts(
     assert run.model.seen == labels_of(path, 2)
     predicted = run.evaluation_loop(named, "evaluation")
     assert len(predicted.label_ids) == predicted.num_samples == IMAGES
-
-
-def test_fastai_learns_from_a_loader(loader: Any, path: Path, tmp_path: Path) -> None:
-    basics = pytest.importorskip("fastai.basics", reason="pip install fastai")
-    seen: list[list[int]] = []
-
-    class Seen(basics.Callback):  # type: ignore[misc]
-        def before_batch(self) -> None:
-            if self.training:
-                seen.append(self.y.tolist())
-
-    with build(path, dtype="float32", shuffle=False) as validation:
-        learner = basics.Learner(
-            basics.DataLoaders(loader, validation),
-            network(),
-            loss_func=torch.nn.functional.cross_entropy,
-            metrics=basics.accuracy,
-            path=tmp_path,
-            cbs=[Seen()],
-        )
-        with learner.no_logging():
-            learner.fit(2, 1e-3)
-        assert seen == labels_of(path, 2)
-        predictions, targets = learner.get_preds(dl=validation)
-        assert predictions.shape == (IMAGES, 5)
-        assert targets.tolist() == [y for _, labels in validation for y in labels.tolist()]
 
 
 def test_a_batch_stays_whole_on_its_way_to_a_device(accelerate: Any, lightning: Any, loader: Any) -> None:

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 from loaders.mixture import samples_of
-from loaders.order import EpochOrder
-from loaders.orders.mixed_order import MixedOrder
+from loaders.order.cut import Cut
+from loaders.order.order import Epochs, MixedEpochs, Order
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
 from tests import loader_contract as contract
@@ -188,10 +188,10 @@ def test_a_share_that_is_smaller_than_a_batch_still_comes(
 @pytest.mark.parametrize("counts", [(70, 30), (5, 500), (100, 100, 1), (64, 64, 64, 64)])
 def test_any_run_of_a_mixture_has_its_shares(counts: tuple[int, ...]) -> None:
     parts = tuple(
-        EpochOrder(ids=np.arange(n), shard_samples=(n,), kind="full", seed=0, batch_size=8, last="partial")
-        for n in (70, 40, 30, 20)[: len(counts)]
+        Epochs(shard_starts=np.array([0, n]), kind="full", seed=0) for n in (70, 40, 30, 20)[: len(counts)]
     )
-    order = MixedOrder(parts=parts, counts=counts, batch_size=8, last="partial", rank=0, world_size=1)
+    epochs = MixedEpochs(parts=parts, counts=counts)
+    order = Order(epochs=epochs, cut=Cut(samples=epochs.samples, batch_size=8, last="partial"))
     starts = np.cumsum([0, *(part.samples for part in parts)])
     for epoch in (0, 1, 7):
         served = np.concatenate([share.positions for share in order.batches(epoch)])

@@ -71,7 +71,7 @@ for running in (False, True):
     if running:
         next(iterator)
     else:  # the workers wait, no thread reads ahead
-        loader._drop_stream()
+        loader._drop_ahead()
     child = os.fork()
     if child == 0:
         del loader, iterator

@@ -135,14 +135,15 @@ def test_the_map_style_dataset_leaves_out_what_is_removed(updated: dict[str, Upd
 def test_subsets_and_weights_are_of_what_is_served(updated: dict[str, Updated]) -> None:
     data = updated["shards"]
     with pytest.raises(SettingError, match="not in this split"):
-        loaders.build(data.out, subset=[min(data.removed)])
+        loaders.build(data.out, sampling=loaders.Sampling(subset=[min(data.removed)]))
     some = sorted(data.labels)[::3]
     weights = np.array([float(i in some) for i in open_dataset(data.out).read_index().ids])
     for settings in ({"weights": weights}, {"weights": weights, "subset": sorted(data.labels)[::2]}):
-        with loaders.build(data.out, **settings) as loader:  # type: ignore[arg-type]
+        with build_loader(data.out, **settings) as loader:
             assert set(contract.ids_of(loader)) <= set(some)
+    weights = np.ones(len(data.labels) + len(data.removed))
     with pytest.raises(SettingError, match=rf"\[{len(data.labels)}\]"):
-        loaders.build(data.out, weights=np.ones(len(data.labels) + len(data.removed)))
+        loaders.build(data.out, sampling=loaders.Sampling(weights=weights))
 
 
 def test_a_split_that_lost_all_its_samples_is_named(raw_tree: Path, tmp_path: Path) -> None:

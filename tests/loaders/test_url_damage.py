@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import loaders
 from loaders import ImageDataset
 from precache import open_dataset
 from precache.errors import PrecacheError
 from precache.storage.urls import Url
+from tests.building import build_loader
 from tests.cloud.uploading import upload
 from tests.loaders.test_urls import QUIET, cache
 
@@ -61,7 +61,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
 
 def by_loader(**settings: Any) -> Callable[[Url | Path], dict[int, bytes]]:
     def read(path: Url | Path) -> dict[int, bytes]:
-        with loaders.build(path, **{**QUIET, **settings}) as loader:
+        with build_loader(path, **{**QUIET, **settings}) as loader:
             batches = [(batch.ids.tolist(), batch.images.clone()) for batch in loader]
         return {
             id: bytes(image.numpy()) for ids, images in batches for id, image in zip(ids, images, strict=True)

@@ -23,6 +23,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, SampleError, SettingError, StorageError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
+from tests.building import build_loader
 from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
 from tests.damage import lead_away
@@ -39,7 +40,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def served(path: Path | Url | str, **settings: object) -> list[tuple[list[int], torch.Tensor, torch.Tensor]]:
     """Ids, images and labels of the batches of one epoch."""
-    with loaders.build(path, **{**QUIET, **settings}) as loader:
+    with build_loader(path, **{**QUIET, **settings}) as loader:
         return [(batch.ids.tolist(), batch.images.clone(), batch.labels.clone()) for batch in loader]
 
 
@@ -254,7 +255,8 @@ def test_ranks_share_what_is_fetched(
     url = upload(converted["shards"], bucket / "a")
     with ExitStack() as stack:
         ranks = [
-            stack.enter_context(loaders.build(url, **QUIET, rank=rank, world_size=2)) for rank in range(2)
+            stack.enter_context(loaders.build(url, **QUIET, ranks=loaders.Ranks(rank=rank, world_size=2)))
+            for rank in range(2)
         ]
         found = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
     assert sorted(found) == sorted(ids for batch, _, _ in served(converted["shards"]) for ids in batch)

@@ -12,8 +12,9 @@ import pytest
 from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.orders.arrangements import Windows
-from loaders.orders.keyed_order import KeyedOrder
+from loaders.order.arrangements import Windows
+from loaders.order.cut import Cut
+from loaders.order.order import Epochs, Order
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats.shards import ShardFile
@@ -113,15 +114,9 @@ def test_a_rank_that_shares_windows_has_no_more_than_two_of_them_open(shards: Pa
     data = open_split(shards, "train")
     opened: list[int] = []
     most = 0
-    order = KeyedOrder(
-        shard_starts=data.shard_starts,
-        kind="window",
-        seed=0,
-        batch_size=2,
-        last="partial",
-        window_shards=2,
-        rank=ranks - 1,
-        world_size=ranks,
+    order = Order(
+        epochs=Epochs(shard_starts=data.shard_starts, kind="window", seed=0, window_shards=2),
+        cut=Cut(samples=len(data), batch_size=2, last="partial", rank=ranks - 1, world_size=ranks),
     )
     asked = (Request(0, share.positions) for share in order.batches(0))
     with ExitStack() as at_end:

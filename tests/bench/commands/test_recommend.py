@@ -13,7 +13,7 @@ from bench.measure import recommend as measuring
 from bench.measure.recommend import Recommendation, choose
 from bench.report.forecast import RISK, SLACK, Loaded
 from bench.report.row import RAW_TREE
-from precache.conversion.estimate import predict_bytes
+from precache.conversion.shard_writer import predict_bytes
 from precache.errors import SettingError, WorkerError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree

@@ -17,7 +17,6 @@ from loaders.backends.cache import CachedReader
 from loaders.backends.kept import HostPictures
 from loaders.backends.share import Places, choose_share
 from loaders.dataset import open_split
-from loaders.loader import EpochLoader
 from precache import convert
 from precache.errors import DatasetError
 from tests.building import build_loader
@@ -40,7 +39,6 @@ def folders(raw_tree: Path, converted: dict[str, Path], shaped: dict[str, Path])
 
 
 def kept_by(loader: Loader) -> HostPictures:
-    assert isinstance(loader, EpochLoader)
     reader = loader._source._reader  # type: ignore[attr-defined]
     while not isinstance(reader, CachedReader):
         reader = reader._reader

@@ -17,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 from loaders import Batch
-from loaders.loader import EpochLoader
+from loaders.loader import Loader
 
 Served = list[tuple[str, int, int, list[int]]]
 """Split, epoch, number of the batch, ids."""
@@ -28,7 +28,7 @@ def writing_down(
     file: Path, signal: int = 0, split: str = "", place: tuple[int, int] = (0, 0)
 ) -> Iterator[None]:
     """Append a line to `file` for each batch; with `signal`, send it to this process at that batch."""
-    take = EpochLoader.take
+    take = Loader.take
 
     def take_and_note(self: Any, taken: tuple[int, int]) -> Batch:
         batch = take(self, taken)
@@ -38,7 +38,7 @@ def writing_down(
             os.kill(os.getpid(), signal)
         return batch
 
-    with mock.patch.object(EpochLoader, "take", take_and_note):
+    with mock.patch.object(Loader, "take", take_and_note):
         yield
 
 

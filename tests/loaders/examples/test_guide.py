@@ -2,14 +2,12 @@
 
 import re
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
 from tests.command import ROOT
 from tests.loaders.examples.test_same_training import LIBRARIES
 
-FOLDER = ROOT / "loaders/examples"
 EXAMPLES = ("train", *(f"train_{name}" for name in LIBRARIES))
 
 
@@ -18,11 +16,6 @@ def test_the_guide_has_a_row_for_each_example() -> None:
         r"^\| \[`(\w+)`\]\(examples/(\w+).py\)", (ROOT / "loaders/README.md").read_text(), re.MULTILINE
     )
     assert {name for name, _ in rows} == {file for _, file in rows} >= set(EXAMPLES)
-
-
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
-def test_an_example_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) < (150 if path.stem in EXAMPLES else 180)
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

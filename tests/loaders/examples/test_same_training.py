@@ -1,6 +1,5 @@
 """The same training with other libraries: it ends with the same model, also after a SIGTERM."""
 
-import argparse
 import signal
 from importlib import import_module
 from pathlib import Path
@@ -8,8 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from loaders.examples import checkpoints, train
-from precache.errors import PrecacheError, SettingError
+from loaders.examples import train
 from tests.loaders.examples import served
 from tests.loaders.examples.test_train import EPOCHS, SMALL
 
@@ -68,31 +66,7 @@ def test_it_ends_with_the_same_model_as_plain_pytorch(
     assert said[-1]["images_per_s"] > 0
     assert [list(path.parent.iterdir()) for path in mine] == [[path] for path in mine], "the user's stay"
     assert (tmp_path / "out/checkpoint.json").read_text() == "mine"
-    assert len(list((tmp_path / "out").glob("checkpoint-*"))) <= len(mine) + 1
-
-
-def test_a_checkpoint_that_is_gone_is_none_and_what_is_no_record_is_named_at_once(tmp_path: Path) -> None:
-    args = argparse.Namespace(out=tmp_path / "out", model="resnet10", resume=False)
-    assert checkpoints.find(args) is None
-    for state in ({"epoch": 1}, {"epoch": 2}):
-        checkpoints.filling(args).mkdir()
-        checkpoints.finish(checkpoints.filling(args), state, args)
-    (folder,) = args.out.glob("checkpoint-*")
-    with pytest.raises(SettingError, match=rf"{folder}: is there already; add --resume"):
-        checkpoints.find(args)
-    args.resume = True
-    assert checkpoints.find(args) == (folder, {"epoch": 2})
-    folder.rmdir()
-    for args.resume in (True, False):
-        assert checkpoints.find(args) is None
-    checkpoints.filling(args).mkdir()
-    checkpoints.finish(checkpoints.filling(args), {"epoch": 3}, args)
-    (record,) = args.out.glob(".*.json")
-    for content in (b"", b"{}", b"[]", b'{"folder": "../x"}', b"\xff"):
-        record.write_bytes(content)
-        for args.resume in (True, False):
-            with pytest.raises(PrecacheError, match=rf"{record}: damaged; remove it to start anew"):
-                checkpoints.find(args)
+    assert len(list((tmp_path / "out").glob("checkpoint-*"))) == len(mine)
 
 
 @pytest.mark.slow

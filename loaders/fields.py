@@ -1,0 +1,244 @@
+"""What is known of the samples of a batch beside their pictures: targets and fields, for every backend here.
+
+    kind     served as
+    int      int64 [n]
+    float    float64 [n]: as it is stored
+    vector   int64 or float64 [n, k]
+    ragged   a list of n tensors, int64 or float64 [m] or [m, k], such as boxes
+    text     a list of n str
+
+All of it is on the CPU. Two kinds follow their picture through crops, resizing and mirroring:
+
+    mask     uint8 [n, height, width] of `batch.images`, and on their device
+    boxes    a list of n tensors, float32 [m, 4]: left, top, right and bottom in pixels of what is served, cut
+             off at its edges; those outside are gone. NAME_kept has the numbers of those that are left,
+             int64 [m], so that other fields can follow: `labels[kept]`
+
+A function of the caller's gets the whole of what is stored; masks and boxes are of that then.
+
+`batch.labels` are on the loader's device, whatever the samples are labelled with:
+
+    class    int64 [n]
+    classes  float32 [n, classes]: 1 where the sample is of the class, else 0
+    number   float32 [n] or [n, k]
+    none     int64 [n], all -1
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from loaders.augment.cpu import Boxes, Crops
+from loaders.augment.follow import follow_boxes, follow_mask
+from loaders.batch import MASK, DecodedBatch, Positions, Request
+from loaders.dataset import SplitData
+from loaders.deliver.devices import upload
+from loaders.deliver.threads import Pool
+from loaders.settings import LoaderSpec
+from precache.dataset.boxes import placement
+from precache.dataset.columns import Column
+from precache.dataset.index import REMEDY
+from precache.errors import ImageError
+from precache.formats import FORMATS
+from precache.formats.base import MaskFile
+from precache.pictures import masks
+from precache.pictures.jpeg import Pixels
+from precache.pictures.sizes import Size, sides
+
+KEPT = "_kept"
+"""Behind the name of boxes: the numbers of those that are left of each sample."""
+Served: TypeAlias = tuple[Boxes, npt.NDArray[np.bool_]]
+"""What is served of each picture and whether it is mirrored, as `loaders.augment.cpu.Crops.of` says."""
+_OPEN_FILES = 128
+
+
+def find_fields(data: SplitData, spec: LoaderSpec, crops: Crops) -> "Fields | None":
+    """What puts targets, fields and masks of `data` into its batches, if it has any.
+
+    Args:
+        crops: what becomes of each stored picture until it is served, whoever does it.
+    """
+    index = data.index
+    if index is None:
+        return None
+    if index.targets is None and not index.fields and "mask_checksums" not in index.columns:
+        return None
+    return Fields(data, spec, crops)
+
+
+class Fields:
+    """Puts targets, fields and masks into what a reader decodes; arguments as of `find_fields`."""
+
+    def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
+        assert data.index is not None
+        assert crops.size is not None
+        self._data, self._crops = data, replace(crops, views=1)
+        self._targets, self._fields = data.index.targets, data.index.fields
+        self._size = crops.size
+        has_masks = "mask_checksums" in data.index.columns
+        self._masks = MaskReader(data, spec, self._size) if has_masks else None
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._masks is not None:
+            self._masks.close()
+
+    def describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
+        """`batch`, which answers `request`, with what is known of its samples."""
+        ids = self._data.ids[request.positions]
+        request = request.select(np.flatnonzero(~np.isin(ids, list(batch.refused))).tolist())
+        rows = request.positions
+        assert np.array_equal(self._data.ids[rows], batch.ids.numpy())
+        served = self._crops.of(
+            request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.occurrences
+        )
+        fields: dict[str, Any] = {}
+        if self._masks is not None:
+            fields[MASK], damaged = self._masks.read(rows, served)
+            if damaged:
+                batch, kept = _without(batch, damaged)
+                rows, served = rows[kept], (served[0][kept], served[1][kept])
+                fields[MASK] = fields[MASK][torch.from_numpy(kept)]
+        for name, column in sorted(self._fields.items()):
+            if name == self._data.boxes:
+                fields |= self._follow(name, column, rows, served)
+            else:
+                fields[name] = values_of(column, rows)
+        labels = batch.labels
+        if self._targets is not None:
+            labels = labels_of(self._targets, rows, len(self._data.classes))
+        return replace(batch, labels=labels, fields=fields)
+
+    def _follow(self, name: str, column: Column, rows: Positions, crops: Served) -> dict[str, Any]:
+        """The boxes of `rows` in what is served, and which of theirs these are."""
+        index, how = self._data.index, self._data.rendering
+        assert index is not None
+        assert how is not None
+        served, all_kept = [], []
+        for row, crop, mirrored in zip(rows.tolist(), crops[0], crops[1].tolist(), strict=True):
+            width, height = index["source_sizes"][row].tolist()
+            x_scale, y_scale, x, y = placement(width, height, how)
+            boxes = column.array(row).reshape(-1, 4) * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
+            boxes, kept = follow_boxes(boxes, crop, mirrored, self._size)
+            served.append(torch.from_numpy(boxes.astype(np.float32)))
+            all_kept.append(torch.from_numpy(kept))
+        return {name: served, f"{name}{KEPT}": all_kept}
+
+
+def _without(
+    batch: DecodedBatch, damaged: Mapping[int, ImageError]
+) -> tuple[DecodedBatch, npt.NDArray[np.bool_]]:
+    """`batch` without the samples of these numbers, and which samples are left, bool [n]."""
+    kept = np.array([number not in damaged for number in range(len(batch.ids))])
+    rows = torch.from_numpy(np.flatnonzero(kept))
+    images = batch.images
+    # where the backend crops several views, they lie one behind the other
+    views = torch.from_numpy(np.flatnonzero(np.tile(kept, len(images) // len(kept))))
+    if batch.ready is not None:  # made on another stream than this one
+        torch.cuda.current_stream(images.device).wait_event(batch.ready)
+        images.record_stream(torch.cuda.current_stream(images.device))
+    refused = {int(batch.ids[number]): error for number, error in damaged.items()}
+    left = replace(
+        batch,
+        images=images[upload(views, images.device)],
+        labels=batch.labels[rows],
+        ids=batch.ids[rows],
+        refused={**batch.refused, **refused},
+        ready=None,
+    )
+    return left, kept
+
+
+def labels_of(targets: Column, rows: Positions, classes: int) -> torch.Tensor:
+    """What `rows` are labelled with: indices of so many `classes`, or numbers; see the module."""
+    chosen = targets.select(rows)
+    if chosen.ends is None:
+        with np.errstate(over="ignore"):  # beyond 32 bits it is infinite
+            return torch.from_numpy(chosen.values.astype(np.float32))
+    labels = np.zeros((len(chosen), classes), np.float32)
+    labels[np.repeat(np.arange(len(chosen)), np.diff(chosen.ends, prepend=0)), chosen.values] = 1
+    return torch.from_numpy(labels)
+
+
+def values_of(column: Column, rows: Positions) -> torch.Tensor | list[Any]:
+    """The values of `rows`, as the module says; nobody else has their memory."""
+    chosen = column.select(rows)
+    if chosen.kind == "text":
+        return [chosen.value(row) for row in range(len(chosen))]
+    if chosen.ends is None:
+        return torch.from_numpy(chosen.values)
+    return [torch.from_numpy(chosen.array(row)) for row in range(len(chosen))]
+
+
+class MaskReader:
+    """Reads the masks of samples, and crops, resizes and mirrors them as their pictures were."""
+
+    def __init__(self, data: SplitData, spec: LoaderSpec, size: Size) -> None:
+        self._data, self._size = data, size
+        self._check = spec.reading.check != "never"
+        self._pool = Pool(max(1, spec.workers), "mask")
+        self._files: OrderedDict[int, MaskFile] = OrderedDict()
+
+    def read(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
+        """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
+
+        Raises:
+            DatasetError: a shard cannot be read.
+        """
+        out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
+        shards, rows = self._data.locate(positions)
+        self._open(np.unique(shards).tolist())
+        read = partial(self._read_one, positions, shards, rows, served, out.numpy())
+        found = enumerate(self._pool.map(read, range(len(positions))))
+        return out, {number: error for number, error in found if error is not None}
+
+    def close(self) -> None:
+        """End the threads, and close the files."""
+        self._pool.close()
+        while self._files:
+            self._files.popitem()[1].close()
+
+    def _open(self, shards: list[int]) -> None:
+        """Have these files open, and of the others those used last."""
+        opener = FORMATS[self._data.kind].open_masks
+        for shard in shards:
+            if shard not in self._files:
+                self._files[shard] = self._data.read(shard, opener, with_index=True)
+            self._files.move_to_end(shard)
+        while len(self._files) > max(_OPEN_FILES, len(shards)):
+            self._files.popitem(last=False)[1].close()
+
+    def _read_one(
+        self,
+        positions: Positions,
+        shards: Positions,
+        rows: Positions,
+        served: Served,
+        out: Pixels,
+        number: int,
+    ) -> ImageError | None:
+        position = int(positions[number])
+        index, file = self._data.index, self._data.file(position)
+        assert index is not None
+        mask = self._files[int(shards[number])].read_mask(int(rows[number]))
+        try:
+            if isinstance(mask, bytes):
+                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+                mask = masks.decode(mask, (height, width))
+            if self._check:
+                index.check_mask(position, mask, file)
+        except (ImageError, ValueError) as error:
+            if self._data.remote is not None:
+                return index.error(position, file, self._data.remote.damaged(int(shards[number])))
+            if isinstance(error, ImageError):
+                return type(error)(error.path, error.reason)
+            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+        crops, mirrored = served
+        follow_mask(mask, crops[number], bool(mirrored[number]), out[number])
+        return None

@@ -1,1 +1,0 @@
-"""What a split serves: which samples, their fields and masks, and shards at URLs."""

@@ -1,0 +1,201 @@
+import gc
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import closing
+from threading import Event
+
+import pytest
+
+from loaders.deliver.prefetch import Prefetch
+from loaders.deliver.threads import Pool
+
+
+def count_up(started: list[int], limit: int = 1000) -> Iterator[int]:
+    for value in range(limit):
+        started.append(value)
+        yield value
+
+
+def wait_until(condition: object, timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:  # type: ignore[operator]
+        time.sleep(0.005)
+    assert condition()  # type: ignore[operator]
+
+
+def test_order_is_kept_and_the_end_is_seen() -> None:
+    assert list(Prefetch(count_up([], 100), 3)) == list(range(100))
+
+
+def test_it_runs_ahead_by_depth_and_no_further() -> None:
+    started: list[int] = []
+    ahead = Prefetch(count_up(started), 3)
+    assert next(ahead) == 0
+    wait_until(lambda: len(started) == 5)  # one taken, three queued, one in hand
+    time.sleep(0.05)
+    assert len(started) == 5
+    ahead.close()
+
+
+def test_what_was_closed_before_it_began_holds_nothing() -> None:
+    """Ctrl-C may come before the first element is asked for: what the source has open goes with it."""
+    event = Event()
+    gone = weakref.ref(event)
+    ahead = Prefetch(iter([event]), 2)
+    ahead.close()
+    del event, ahead
+    assert gone() is None
+
+
+def test_it_stays_out_of_the_way_of_a_consumer_that_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+    # of that module: the same as ours
+    monkeypatch.setattr("loaders.deliver.prefetch.time.sleep", naps.append)
+    ahead = Prefetch(count_up([]), 2)
+    assert [next(ahead) for _ in range(3)] == [0, 1, 2]
+    Event().wait(0.2)  # the thread waits for room meanwhile
+    assert next(ahead) == 3
+    wait_for_nap = Event()
+    for _ in range(100):
+        if max(naps) == 0.001:
+            break
+        wait_for_nap.wait(0.01)
+    assert max(naps) == 0.001  # after a long wait
+    assert min(naps) < 0.0005  # there was room: not at all, but for the clock
+    ahead.close()
+
+
+def test_an_exception_comes_where_it_occurred() -> None:
+    def fail() -> Iterator[int]:
+        yield 1
+        raise OSError("disk on fire")
+
+    ahead = Prefetch(fail(), 2)
+    assert next(ahead) == 1
+    with pytest.raises(OSError, match="disk on fire"):
+        next(ahead)
+
+
+@pytest.mark.parametrize("how", ["close", "drop"])
+def test_closing_or_dropping_ends_the_thread_and_closes_the_source(how: str) -> None:
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from range(1000)
+        finally:
+            closed.set()
+
+    before = threading.active_count()
+    ahead = Prefetch(source(), 2)
+    assert next(ahead) == 0
+    if how == "close":
+        ahead.close()
+        assert closed.is_set()
+        assert threading.active_count() == before
+    del ahead
+    wait_until(lambda: threading.active_count() == before)
+    assert closed.is_set()
+
+
+def test_throwing_it_away_runs_no_python() -> None:
+    """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
+    ahead = Prefetch(count_up([]), 2)
+    assert next(ahead) == 0
+    called = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del ahead
+    finally:
+        sys.setprofile(None)
+    assert called == []
+
+
+def test_ctrl_c_while_it_is_closed_is_raised_when_the_thread_has_ended() -> None:
+    ended = threading.Event()
+
+    def source() -> Iterator[int]:
+        yield 0
+        time.sleep(0.3)
+        ended.set()
+        yield 1
+
+    def close() -> None:
+        ahead = Prefetch(source(), 2)
+        assert next(ahead) == 0
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        ahead.close()
+        assert ended.is_set()
+        time.sleep(10)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        start_s = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            close()
+        assert time.monotonic() < start_s + 5, "it ends a sleep, too"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_while_its_thread_starts_is_raised_when_it_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the midst it would leave a lock locked, and the thread there for ever."""
+    wait = threading.Event.wait
+
+    def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.05)
+        return wait(event, timeout)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    running = threading.active_count()
+    ahead = Prefetch(count_up([]), 2)
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Event, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                next(ahead)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert threading.active_count() == running + 1
+        ahead.close()
+        assert threading.active_count() == running
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("where", ["own", "helper"])
+def test_an_iterator_that_its_own_threads_collect_ends_them(where: str) -> None:
+    """A cycle is collected by whichever thread happens to; none may wait for itself."""
+    dropped, collected = threading.Event(), threading.Event()
+
+    def collect() -> None:
+        dropped.wait()
+        gc.collect()
+        collected.set()
+
+    def source() -> Iterator[int]:
+        with closing(Pool(1, "helper")) as pool:
+            yield 0
+            pool.submit(collect).result() if where == "helper" else collect()
+            yield 1
+
+    before = threading.active_count()
+    gc.disable()
+    try:
+        ahead = Prefetch(source(), 2)
+        assert next(ahead) == 0
+        cycle: list[object] = [ahead]
+        cycle.append(cycle)
+        del ahead, cycle
+        dropped.set()
+        assert collected.wait(10)
+        wait_until(lambda: threading.active_count() == before)
+    finally:
+        gc.enable()

@@ -1,0 +1,276 @@
+"""Pictures that cannot be decoded: every backend raises, or leaves out the same ones."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import precache
+from precache.errors import DatasetError, ImageError, SettingError, SourceError
+from precache.sources.rejected_list import default_list
+from precache.sources.tree import scan_tree
+from tests import loader_contract as contract
+from tests.building import build_loader
+from tests.conftest import IMAGES
+from tests.damage import DAMAGE, damage_shards, damage_tree
+
+SIZE = 32
+RAW_BACKENDS = ["pytorch", "dali"]
+# (backend, what it reads); `shards` and `synthetic` decode nothing
+ARMS = [
+    ("pytorch", "raw"),
+    ("dali", "raw"),
+    ("webdataset", "webdataset"),
+    ("dali", "webdataset"),
+    ("dali", "dali"),
+]
+
+
+def need(backend: str) -> None:
+    if backend == "dali":
+        pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
+
+
+@pytest.fixture(scope="module")
+def damaged(
+    raw_tree: Path, converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Path], list[int]]:
+    """The shared folders that hold encoded pictures, each with all kinds of damage; ids of the bad ones."""
+    root = tmp_path_factory.mktemp("damaged")
+    ids = damage_tree(raw_tree, root / "raw")
+    for kind in ("webdataset", "dali"):
+        damage_shards(converted[kind], root / kind, ids)
+    return {kind: root / kind for kind in ("raw", "webdataset", "dali")}, ids
+
+
+@pytest.fixture(params=ARMS, ids=lambda arm: f"{arm[0]}-{arm[1]}")
+def build(request: pytest.FixtureRequest, damaged: tuple[dict[str, Path], list[int]]) -> contract.Build:
+    """One backend over a damaged folder; checksums would name the shard instead."""
+    backend, kind = request.param
+    need(backend)
+    settings: dict[str, Any] = {"size": SIZE, "workers": 2, "batch_size": 16, "check": "never"}
+    return partial(build_loader, damaged[0][kind], backend=backend, on_error="skip", **settings)
+
+
+@pytest.fixture(scope="module")
+def good(damaged: tuple[dict[str, Path], list[int]]) -> list[int]:
+    return [i for i in range(IMAGES) if i not in damaged[1]]
+
+
+@pytest.fixture(params=RAW_BACKENDS)
+def listed(
+    request: pytest.FixtureRequest, raw_tree: Path, tmp_path: Path
+) -> tuple[contract.Build, Path, list[int]]:
+    """A backend over a damaged raw tree with its list; the tree, and ids of the bad pictures."""
+    need(request.param)
+    tree = tmp_path / "tree"
+    ids = damage_tree(raw_tree, tree)
+    precache.check(tree, workers=0)
+    settings: dict[str, Any] = {"size": SIZE, "workers": 1, "batch_size": 16, "on_error": "skip"}
+    return partial(build_loader, tree, backend=request.param, **settings), tree, ids
+
+
+def without(ids: list[int], bad: list[int]) -> list[int]:
+    return [i for i in ids if i not in bad]
+
+
+def test_every_backend_skips_the_same_pictures(
+    build: contract.Build, damaged: tuple[dict[str, Path], list[int]], good: list[int]
+) -> None:
+    """Batch for batch those of the same folder without damage, less the bad ones."""
+    _, bad = damaged
+    with build() as loader:
+        whole = loader._order  # type: ignore[attr-defined]
+        ids = loader._data.ids  # type: ignore[attr-defined]
+        for epoch in range(3):
+            expected = [without(ids[share.positions].tolist(), bad) for share in whole.batches(epoch)]
+            assert [batch.ids.tolist() for batch in loader] == expected
+            assert sorted(i for batch in expected for i in batch) == good
+        assert len(loader) == len(expected)
+
+
+def test_what_is_served_is_as_without_the_damage(
+    build: contract.Build, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    path = build.args[0]  # type: ignore[attr-defined]
+    undamaged = raw_tree if path.name == "raw" else converted[path.name]
+    with build() as ours, build.func(undamaged, **build.keywords) as theirs:  # type: ignore[attr-defined]
+        for short, full in zip(ours, theirs, strict=True):
+            kept = torch.isin(full.ids, short.ids)
+            assert torch.equal(full.ids[kept], short.ids)
+            assert torch.equal(full.labels[kept], short.labels)
+            assert torch.equal(full.images[kept], short.images)
+            assert short.images.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_raise_is_the_default(build: contract.Build, damaged: tuple[dict[str, Path], list[int]]) -> None:
+    defaults = {key: value for key, value in build.keywords.items() if key != "on_error"}  # type: ignore[attr-defined]
+    with (
+        build.func(*build.args, **defaults) as loader,  # type: ignore[attr-defined]
+        pytest.raises(ImageError, match="cannot be decoded") as caught,
+    ):
+        list(loader)
+    assert "\n" not in str(caught.value)
+
+
+def test_each_file_is_named_once_a_loader(
+    build: contract.Build, damaged: tuple[dict[str, Path], list[int]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with build() as loader:
+        for _ in range(3):
+            list(loader)
+    named = [record.getMessage() for record in caplog.records if record.name == "loaders.loader"]
+    assert len(named) == len(set(named)) == len(DAMAGE)
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    folders, bad = damaged
+    samples = scan_tree(folders["raw"]).samples
+    for sample_id in bad:
+        names = (f"{folders['raw']}/{samples[sample_id].path}: ", f": sample {sample_id}: ")
+        assert sum(any(name in line for name in names) for line in named) == 1
+
+
+def test_a_state_goes_on_under_skip(build: contract.Build) -> None:
+    contract.check_resume(build)
+
+
+def test_ranks_share_what_is_left(build: contract.Build, good: list[int]) -> None:
+    contract.check_ranks_share_what_can_be_decoded(build, good)
+
+
+def test_a_cache_keeps_what_is_left(
+    build: contract.Build, good: list[int], damaged: tuple[dict[str, Path], list[int]], tmp_path: Path
+) -> None:
+    contract.check_a_cache_changes_nothing_but_the_reading(build, "ram")
+    path = Path(shutil.copytree(build.args[0], tmp_path / "copy"))  # type: ignore[attr-defined]
+    with build.func(path, **build.keywords, cache="ram") as loader:  # type: ignore[attr-defined]
+        first = sorted(contract.ids_of(loader))
+        contract.ids_of(loader)  # what was read ahead of the first epoch's end
+        shutil.rmtree(path)
+        assert sorted(contract.ids_of(loader)) == first == good
+
+
+@pytest.mark.parametrize("cache", ["none", "ram"])
+def test_a_batch_of_which_nothing_is_left_raises(
+    build: contract.Build, damaged: tuple[dict[str, Path], list[int]], cache: str
+) -> None:
+    """One picture a batch, in stored order: those before the first bad one are served."""
+    _, bad = damaged
+    served: list[int] = []
+    with build(batch_size=1, shuffle=False, cache=cache) as loader:
+        stored = loader._data.ids.tolist()  # type: ignore[attr-defined]
+        batches = (batch.ids.tolist() for batch in loader)
+        with pytest.raises(ImageError, match="cannot be decoded"):
+            served.extend(chain.from_iterable(batches))
+    assert served == stored[: min(stored.index(sample_id) for sample_id in bad)]
+
+
+@pytest.mark.parametrize("backend", RAW_BACKENDS)
+def test_a_tree_of_nothing_but_damage_raises(backend: str, raw_tree: Path, tmp_path: Path) -> None:
+    need(backend)
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    for picture in tree.glob("*/*"):
+        picture.write_bytes(b"")
+    settings: dict[str, Any] = {"backend": backend, "workers": 1, "size": SIZE, "on_error": "skip"}
+    with build_loader(tree, **settings) as loader, pytest.raises(ImageError, match="the file is empty"):
+        list(loader)
+    precache.check(tree, workers=0)
+    with pytest.raises(SourceError, match=r"tree\.rejected\.csv: lists all 70 pictures.*precache check"):
+        build_loader(tree, **settings)
+
+
+@pytest.mark.parametrize("backend", RAW_BACKENDS)
+@pytest.mark.parametrize("spoil", DAMAGE.values(), ids=DAMAGE)
+def test_damage_that_comes_while_training(
+    backend: str, spoil: Callable[[bytes], bytes], raw_tree: Path, tmp_path: Path
+) -> None:
+    need(backend)
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    bad = next(sample for sample in scan_tree(tree).samples if sample.path.endswith(".jpg"))
+    with build_loader(tree, backend=backend, size=SIZE, workers=1, on_error="skip") as loader:
+        content = (tree / bad.path).read_bytes()
+        (tree / bad.path).write_bytes(spoil(content))
+        assert sorted(contract.ids_of(loader)) == without(list(range(IMAGES)), [bad.id])
+        (tree / bad.path).write_bytes(content)
+        contract.ids_of(loader)  # partly read ahead
+        assert sorted(contract.ids_of(loader)) == list(range(IMAGES)), "mended"
+
+
+def test_what_is_listed_is_left_out_before_the_order_is_made(
+    listed: tuple[contract.Build, Path, list[int]], good: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    build, tree, _ = listed
+    with build(backend="synthetic") as reference, build() as loader:
+        assert (loader.samples, len(loader)) == (len(good), -(-len(good) // 16))
+        for _ in range(2):
+            batches = [batch.ids.tolist() for batch in loader]
+            assert [len(batch) for batch in batches] == [16, 16, 16, 9, 9]
+            assert sorted(i for batch in batches for i in batch) == good
+            assert batches == [batch.ids.tolist() for batch in reference]
+    assert [record.name for record in caplog.records] == ["loaders.dataset"] * 2
+    assert f"{len(DAMAGE)} of {IMAGES} pictures are left out, see {default_list(tree)}" in caplog.text
+
+
+def test_the_list_counts_under_skip_only(listed: tuple[contract.Build, Path, list[int]]) -> None:
+    build, _, _ = listed
+    with build(on_error="raise") as loader:
+        assert loader.samples == IMAGES
+        with pytest.raises(ImageError):
+            list(loader)
+
+
+def test_the_state_knows_what_is_left_out(listed: tuple[contract.Build, Path, list[int]]) -> None:
+    build, tree, _ = listed
+    contract.check_resume(build)
+    with build() as loader:
+        state = json.loads(json.dumps(loader.state_dict()))
+    default_list(tree).unlink()
+    with build() as loader, pytest.raises(SettingError, match="this state was taken with dataset"):
+        loader.load_state_dict(state)
+
+
+def test_an_entry_is_ignored_once_its_file_is_mended(
+    listed: tuple[contract.Build, Path, list[int]], raw_tree: Path
+) -> None:
+    build, tree, bad = listed
+    path = scan_tree(tree).samples[bad[0]].path
+    (tree / path).write_bytes((raw_tree / path).read_bytes())
+    with build() as loader:
+        assert sorted(contract.ids_of(loader)) == without(list(range(IMAGES)), bad[1:])
+
+
+def test_a_malformed_list_is_named(listed: tuple[contract.Build, Path, list[int]]) -> None:
+    build, tree, _ = listed
+    default_list(tree).write_text("path,reason\n")
+    with pytest.raises(SourceError, match=f"{default_list(tree)}: not a list.*remove it"):
+        build()
+    build(on_error="raise").close()
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")],
+)
+@pytest.mark.parametrize("damage", ["gone", "truncated"])
+def test_a_damaged_shard_is_never_skipped(
+    backend: str, kind: str, damage: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    need(backend)
+    path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
+    shard = path / precache.open_dataset(path).manifest.shards[2].file_name
+    content = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(content[:-9000])
+    with (
+        build_loader(path, backend=backend, workers=1, on_error="skip") as loader,
+        pytest.raises(DatasetError, match=str(shard)),
+    ):
+        list(loader)

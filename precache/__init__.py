@@ -24,11 +24,10 @@ from precache.packages import check_pillow, pillow_fault
 try:
     from precache.conversion.check import CheckReport, check
     from precache.conversion.convert import Conversion, convert
-    from precache.conversion.deep_verification import verify_deep
     from precache.conversion.export import export
+    from precache.conversion.verification import verify, verify_across, verify_deep
     from precache.dataset.converted import ConvertedDataset, open_dataset
     from precache.dataset.manifest import Manifest
-    from precache.dataset.verification import verify, verify_across
     from precache.recipe import Recipe
     from precache.sources import Source, SourceOptions, open_source
 except ImportError:

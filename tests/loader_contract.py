@@ -292,7 +292,7 @@ def check_field(served: Any, expected: list[Any]) -> None:
 
 
 def check_abandoned_iterators_leave_nothing(build: Build) -> None:
-    before = _running()
+    before = running()
     for _ in range(10):
         with build(batch_size=8) as loader:
             for _ in loader:
@@ -303,31 +303,20 @@ def check_abandoned_iterators_leave_nothing(build: Build) -> None:
     del dropped
     gc.collect()
     deadline = time.monotonic() + 10
-    while _left(before) and time.monotonic() < deadline:
+    while left(before) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not _left(before)
+    assert not left(before)
 
 
-def check_an_exception_in_the_loop_leaves_nothing(build: Build) -> None:
-    before = _running()
-    try:
-        with build(batch_size=8) as loader:
-            for _ in loader:
-                raise KeyError("of the training code")
-    except KeyError:
-        pass
-    assert not _left(before)
-
-
-def _running() -> set[threading.Thread | psutil.Process]:
+def running() -> set[threading.Thread | psutil.Process]:
     """Threads of this process started by Python, and child processes."""
     children = {child for child in psutil.Process().children() if "resource_tracker" not in _command(child)}
     return {*threading.enumerate(), *children}
 
 
-def _left(before: set[threading.Thread | psutil.Process]) -> set[threading.Thread | psutil.Process]:
+def left(before: set[threading.Thread | psutil.Process]) -> set[threading.Thread | psutil.Process]:
     """What runs now and did not `before`; what another test had left may have ended meanwhile."""
-    return _running() - before
+    return running() - before
 
 
 def _command(process: psutil.Process) -> str:

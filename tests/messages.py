@@ -62,6 +62,54 @@ precache fetch imagenet
 precache push photos s3://bucket/photos
 precache push shards ftp://host/photos
 precache export photos pictures
+bench accuracy photos
+bench accuracy photos x=dalli:shards
+bench accuracy photos x=shards,augment=gpu
+bench accuracy photos ours=shards --seeds 3-1
+bench accuracy photos ours=shards --margin 0
+bench accuracy photos ours=imagefolder:shards
+bench accuracy photos ours=shards --device cpu
+bench accuracy photos --write-splits s.csv
+bench compare nowhere.json nowhere.json
+bench compare notes.txt notes.txt
+bench convert photos --against fcv
+bench convert photos --against ffcv
+bench convert photos --scratch nowhere
+bench ddp photos --device cpu --ranks 0
+bench ddp photos --device cpu --backend shards
+bench evidence --smoke --minutes 0
+bench hardware --scratch nowhere
+bench hardware --seconds 0
+bench hardware --json .
+bench loaders nowhere --device cpu
+bench loaders photos --device cpu --backend dalli
+bench loaders photos --device cpu --backend shards
+bench loaders photos --device cpu --trainer resnet51
+bench loaders photos --device cpu --trainer emulated:fast
+bench loaders photos --device cpu --trainer none --trainer-rate 5
+bench loaders photos --device cpu --trainer none --compile
+bench loaders photos --device cpu --cache ram --cold
+bench loaders photos --device cpu --against fcv
+bench loaders photos --device tpu
+bench profile photos --out out --device cpu --batch-size 71
+bench profile photos --out out --device cpu --backend shards
+bench recommend photos --gpus 0
+bench recommend photos --trainer-rate nan
+bench recommend photos --format tars
+bench recommend photos --batch-size 71 --trainer none
+bench recommend photos --convert out --gpus 2
+bench report notes.txt
+bench simulate
+bench simulate --backend shards
+bench simulate --loader-rate 1 --trainer-rate 1 --storage-mbps 5
+bench simulate --loader-rate 1 --trainer-rate 1 --gpus 1,x
+bench sweep photos --device cpu --workers two
+bench sweep photos --device cpu --batch-size 4,71
+precache auto photos out
+precache auto s3://bucket/photos out --yes
+precache auto photos out --yes --max-bytes lots
+precache auto photos new --yes --max-bytes 1kB --size 32
+precache auto photos flat --yes
 loaders.build("nowhere")
 loaders.build("fotos")
 loaders.build("empty")
@@ -105,8 +153,8 @@ def _fill(folder: Path) -> None:
 
 
 def _answer(command: str, folder: Path) -> str:
-    if command.startswith("precache "):
-        done = run_here("precache", *shlex.split(command)[1:], cwd=folder)
+    if command.startswith(("bench ", "precache ")):
+        done = run_here(*shlex.split(command), cwd=folder)
         said, outcome = done.stdout + done.stderr, f"exit code {done.returncode}"
     else:
         said, outcome = _called(command, folder)

@@ -6,20 +6,30 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from precache import SettingError, SourceError, SourceOptions, convert, open_source
+from precache import (
+    SettingError,
+    SourceError,
+    SourceOptions,
+    convert,
+    open_dataset,
+    open_source,
+    verify_deep,
+)
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources.base import Scan, Source, check_apart
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import Files, make_tar, make_zip, put
+from tests.precache.sources.archives import Files, make_tar, make_webdataset, make_zip, put
+from tests.precache.sources.objects import Items, opened
+from tests.precache.sources.tables import WRITERS
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,9 @@ class Kind:
         holds_any_name: also one that is not UTF-8.
         change: `(what make gave, path of a picture)`: changes what is read, after the scan.
         is_tree: whether its samples are those of the tree of the same files: paths, ignored files and digest.
+        holds_files: whether what is read of a picture is its file; or else what was made of it.
+        is_sent_whole: whether workers get all of it.
+        options: of `SourceOptions`, with which it says the same as the tree.
     """
 
     make: Callable[[Files, Any], Any]
@@ -42,11 +55,24 @@ class Kind:
     is_tree: bool = True
     holds_any_name: bool = True
     change: Callable[[Any, str], None] | None = None
+    holds_files: bool = True
+    is_sent_whole: bool = False
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def open(self, made: Any, **options: Any) -> Source:
+        """What `make` gave, as a source."""
+        return open_source(made, SourceOptions(**{**self.options, **options}))
 
 
 def touch(made: Path, name: str) -> None:
     """Write an archive at another time."""
     os.utime(made, (1, 1))
+
+
+def touch_tar(made: Path, name: str) -> None:
+    """Write the tars of a folder at another time."""
+    for path in made.iterdir():
+        touch(path, name)
 
 
 def rewrite_object(made: str, name: str) -> None:
@@ -77,6 +103,67 @@ def make_archive_at_url(files: Files, bucket: Url) -> str:
     return str(bucket / "photos.tar")
 
 
+def make_table(kind: str) -> Callable[[Files, Path], Path]:
+    """A table beside the pictures that it names; by the column `species` are they in their classes."""
+
+    def make(files: Files, place: Path) -> Path:
+        put(place, {f"pictures/{name}": content for name, content in files.items()})
+        names = sorted(files)
+        columns = {
+            "path": [f"pictures/{name}" for name in names],
+            "species": [name.split("/")[0] for name in names],
+        }
+        WRITERS[kind](place / f"labels.{kind}", columns)
+        return place / f"labels.{kind}"
+
+    return make
+
+
+def change_table_picture(made: Path, name: str) -> None:
+    """Replace a picture that a table names."""
+    (made.parent / name).write_bytes(b"another picture")
+
+
+def make_dataset(files: Files, place: Path, value: Callable[[Path], Any] = Path) -> Items:
+    """A dataset as people write them, of pairs of `value` of each file and a label."""
+    tree = put(place / "tree", files)
+    classes = sorted({name.split("/")[0] for name in files})
+    pairs = [(value(tree / name), classes.index(name.split("/")[0])) for name in sorted(files)]
+    return Items(pairs, classes=classes)
+
+
+def undecoded(path: Path) -> Any:
+    """The bytes of a picture, in either form in which datasets have them."""
+    return {"bytes": path.read_bytes(), "path": None} if path.stat().st_size % 2 else path.read_bytes()
+
+
+def make_saved_dataset(files: Files, place: Path) -> str:
+    """A dataset of Hugging Face's library, saved."""
+    library = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    names, classes = sorted(files), sorted({name.split("/")[0] for name in files})
+    features = {"image": library.Image(), "label": library.ClassLabel(names=classes)}
+    columns = {
+        "image": [{"bytes": files[name], "path": None} for name in names],
+        "label": [classes.index(name.split("/")[0]) for name in names],
+    }
+    dataset = library.Dataset.from_dict(columns, features=library.Features(features))
+    dataset.save_to_disk(place / "saved")
+    return f"hf:{place}/saved"
+
+
+def make_tars(files: Files, place: Path) -> Path:
+    """Tars of WebDataset."""
+    return make_webdataset(place / "tars", put(place / "tree", files))
+
+
+def make_converted(files: Files, place: Path) -> Path:
+    """A converted dataset."""
+    convert(put(place / "tree", files), place / "converted", small_recipe("shards"), workers=0)
+    return place / "converted"
+
+
+OF_TABLES = ("root", "image", "label", "split", "fields", "target", "separator", "mask", "boxes")
+OF_DATASETS = ("image", "label", "split", "fields", "target", "separator")
 KINDS = {
     "tree": Kind(
         lambda files, place: put(place / "tree", files),
@@ -91,18 +178,46 @@ KINDS = {
     "stored zip": Kind(make_stored_zip, holds_any_name=False),
     "objects": Kind(make_objects, at_url=True, holds_any_name=False, change=rewrite_object),
     "tar at a URL": Kind(make_archive_at_url, at_url=True),
+    **{
+        kind: Kind(
+            make_table(kind),
+            OF_TABLES,
+            is_tree=False,
+            change=change_table_picture,
+            options={"label": "species"},
+        )
+        for kind in WRITERS
+    },
+    "dataset of paths": Kind(make_dataset, OF_DATASETS, is_tree=False),
+    "dataset of bytes": Kind(
+        lambda *given: make_dataset(*given, undecoded), OF_DATASETS, is_tree=False, is_sent_whole=True
+    ),
+    "dataset of pictures": Kind(
+        lambda *given: make_dataset(*given, opened),
+        OF_DATASETS,
+        is_tree=False,
+        holds_files=False,
+        is_sent_whole=True,
+    ),
+    "Hugging Face's datasets": Kind(make_saved_dataset, OF_DATASETS, is_tree=False),
+    "WebDataset": Kind(make_tars, OF_DATASETS, is_tree=False, change=touch_tar, options={"label": "caption"}),
+    "converted": Kind(
+        make_converted, ("classes", "ids"), is_tree=False, holds_files=False, is_sent_whole=True
+    ),
 }
+"""Each is made by its function of the files of a tree, and says the same as that."""
 
 
-def check_holds_the_pictures(scan: Scan, files: Files) -> None:
+def check_holds_the_pictures(kind: Kind, scan: Scan, files: Files) -> None:
     """Those of `files`, all of which are pictures: ids are ranks, each in its class, with its content."""
     expected = sorted(files)
     assert scan.samples.ids.tolist() == list(range(len(files)))
     assert scan.classes == tuple(sorted({name.split("/")[0] for name in files}))
     for ref, name in zip(scan.samples, expected, strict=True):
         assert scan.classes[ref.label] == name.split("/")[0]
-        assert scan.source.read(ref, MAX_PIXELS) == files[name]
-        assert ref.bytes in (0, len(files[name]))  # 0: not known before it is read
+        if kind.holds_files:
+            assert scan.source.read(ref, MAX_PIXELS) == files[name]
+            assert ref.bytes in (0, len(files[name]))  # 0: not known before it is read
 
 
 def check_accounts_for_all(scan: Scan) -> None:
@@ -124,14 +239,16 @@ def check_says_the_same_again(source: Source) -> None:
     assert list(one.samples) == list(other.samples)
 
 
-def check_is_read_elsewhere(scan: Scan) -> None:
+def check_is_read_elsewhere(kind: Kind, scan: Scan) -> None:
     """A worker process gets the source pickled, without the list of its samples."""
     sent = pickle.dumps(scan.source)
     copy = pickle.loads(sent)
     for ref in scan.samples:
         assert copy.where(ref) == scan.source.where(ref)
-        assert copy.read(ref, MAX_PIXELS) == scan.source.read(ref, MAX_PIXELS)
-    assert len(sent) < 2000 + 30 * len(scan.samples)
+        ours, theirs = copy.read(ref, MAX_PIXELS), scan.source.read(ref, MAX_PIXELS)
+        assert np.array_equal(ours, theirs) if not isinstance(ours, bytes) else ours == theirs
+    if not kind.is_sent_whole:
+        assert len(sent) < 2000 + 30 * len(scan.samples)
 
 
 def check_is_never_written_to(source: Source) -> None:
@@ -148,13 +265,13 @@ def check_is_never_written_to(source: Source) -> None:
 
 def check_names_what_changed(made: Any, kind: Kind) -> None:
     """A picture that is not as it was scanned ends the run: another one is not taken for it."""
-    scan = open_source(made).scan()
+    scan = kind.open(made).scan()
     ref = scan.samples[1]
     assert kind.change is not None
     kind.change(made, ref.path)
     with pytest.raises(SourceError, match="changed while it was converted") as caught:
         scan.source.read(ref, MAX_PIXELS)
-    assert str(caught.value).startswith(str(scan.root))
+    assert str(scan.root) in str(caught.value) or ref.path in str(caught.value)
 
 
 def check_refuses_options_of_others(made: Any, kind: Kind) -> None:
@@ -163,17 +280,20 @@ def check_refuses_options_of_others(made: Any, kind: Kind) -> None:
     for name, value in other.items():
         if name not in kind.takes:
             with pytest.raises(SettingError, match=name.replace("_", "-").removesuffix("s")):
-                open_source(made, SourceOptions(**{name: value})).scan()
+                kind.open(made, **{name: value}).scan()
 
 
-def check_converts_as_its_tree(made: Any, converted: Path, out: Path, workers: int) -> None:
+def check_converts_as_its_tree(kind: Kind, made: Any, converted: Path, out: Path, workers: int) -> None:
     """`converted` are the shards of the tree of the same pictures."""
-    convert(made, out, small_recipe("shards"), workers=workers)
+    done = convert(made, out, small_recipe("shards"), workers=workers, **kind.options)
+    assert done.manifest.classes == open_dataset(converted).manifest.classes
     names = sorted(path.name for path in converted.glob("*.safetensors"))
     assert len(names) > 1
     assert [(out / name).read_bytes() for name in names] == [
         (converted / name).read_bytes() for name in names
     ]
+    report = verify_deep(out, made, workers=0)
+    assert (report.problems, report.samples) == ((), done.manifest.samples)
 
 
 def check_is_as_the_tree(scan: Scan, tree: Scan) -> None:

@@ -9,8 +9,7 @@ from typing import Any
 import click
 
 from bench.commands.options import PATH, option
-from bench.machine.device import choose_device, resolve_amp
-from bench.machine.hardware import describe_machine
+from bench.machine.hardware import choose_device, describe_machine, resolve_amp
 from bench.measure.accuracy import Task, find_pictures, open_source, run, write_splits
 from bench.measure.training import MODELS, Recipe
 from bench.report import accuracy as report

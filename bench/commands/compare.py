@@ -9,8 +9,7 @@ import click
 
 from bench.report import stats
 from bench.report.row import Key, Result, by_key, read_result
-from bench.report.stats import Estimate
-from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.stats import Estimate, disturbance, is_disturbed, other_cpu
 from bench.report.verdict import NOT_DISTINGUISHABLE, WITHIN_NOISE
 from bench.report.words import Table, counted, say
 from precache.cli import commandline
@@ -161,6 +160,6 @@ def _cells(change: RateChange) -> tuple[str, ...]:
         change.rate,
         f"{change.before.median:,.0f}",
         f"{change.after.median:,.0f}",
-        f"{change.ratio.median:.2f} ({change.ratio.low:.2f}-{change.ratio.high:.2f})",
+        f"{change.ratio:.2f}",
         WITHIN_NOISE if change.verdict == NOT_DISTINGUISHABLE else change.verdict,
     )

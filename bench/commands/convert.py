@@ -9,7 +9,6 @@ import click
 from bench.commands.options import PATH, names_of, option
 from bench.measure.conversion import OURS, ConversionResult, measure
 from bench.peers.writing import WRITERS
-from bench.report.stats import Estimate
 from bench.report.words import Table, counted, machine_line, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
@@ -77,19 +76,15 @@ def show(result: ConversionResult) -> None:
     """Print what takes the time, the tables, and under which conditions the figures hold."""
     settings, shares, ours = result.settings, result.shares, result.wholes[0].images_per_s
     say(answer(result))
-    rows = [[name, *_spread(stage), f"{shares[name]:.0%}"] for name, stage in result.stages.items()]
+    rows = [[name, f"{stage:,.0f}", f"{shares[name]:.0%}"] for name, stage in result.stages.items()]
     click.echo()
-    Table(("stage", "images/s per CPU", "low-high", "share of the time"), rows).show()
-    titles = ["whole conversion", "images/s", "low-high"]
-    rows = [[whole.name, *_spread(whole.images_per_s)] for whole in result.wholes]
-    if len(rows) > 1:  # how many times as many images/s ours has as each other writer
-        titles.append("precache is")
-        for row, whole in zip(rows, result.wholes, strict=True):
-            ratio = whole.ratio
-            times = f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
-            row.append("-" if whole.name == OURS else times)
+    Table(("stage", "images/s per CPU", "share of the time"), rows).show()
+    rows = [
+        [whole.name, f"{whole.images_per_s:,.0f}", "-" if whole.name == OURS else f"{whole.ratio:.2f}"]
+        for whole in result.wholes
+    ]
     click.echo()
-    Table(titles, rows).show()
+    Table(("whole conversion", "images/s", "precache: times as many"), rows).show()
     decoding, together = result.limit("decode"), result.limit(*result.stages)
     click.echo()
     say(
@@ -119,7 +114,3 @@ def answer(result: ConversionResult) -> str:
         f"Converting reaches {result.wholes[0].images_per_s.median:,.0f} images/s, start-up included. "
         f"{stage.capitalize()} takes {shares[stage]:.0%} of the stages' time{remedy}."
     )
-
-
-def _spread(estimate: Estimate) -> tuple[str, str]:
-    return f"{estimate.median:,.0f}", f"{estimate.low:,.0f}-{estimate.high:,.0f}"

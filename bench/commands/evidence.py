@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import click
 import torch
@@ -116,8 +116,7 @@ sys.exit(code if code >= 0 else 128 - code)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One thing to measure.
 
     Attributes:
@@ -131,11 +130,6 @@ class Step:
     limit_s: int
     question: str
     program: tuple[str, ...]
-
-    @property
-    def planned_s(self) -> float:
-        """With less time left it is not begun."""
-        return self.limit_s / 3
 
 
 def make_steps(data: Path, smoke: bool) -> tuple[Step, ...]:
@@ -181,10 +175,6 @@ class Campaign:
         """The file of what `step` found."""
         return self.results / f"{self.prefix}-{step.name}.json"
 
-    def folder(self, step: Step) -> Path:
-        """Where its program runs."""
-        return self.data / "steps" / step.name
-
     def finished(self, step: Step) -> tuple[Content | None, str]:
         """What an earlier run found, where it holds for this machine; and that, or why not, in words."""
         path = self.result(step)
@@ -202,9 +192,8 @@ class Campaign:
 
     def measure(self, step: Step) -> tuple[Content | None, str]:
         """Run `step` and keep what it finds; None if it did not end well and in time, and why."""
-        start_s = time.monotonic()
         code, problem = self.run(step)
-        folder = self.folder(step)
+        folder = self.data / "steps" / step.name
         if code not in (0, FOUND_WRONG):
             return None, problem
         try:
@@ -221,60 +210,48 @@ class Campaign:
         with atomic_write(self.result(step)) as file:
             file.write((json.dumps(content, indent=1) + "\n").encode())
         shutil.rmtree(folder, ignore_errors=True)
-        return content, f"measured in {time.monotonic() - start_s:.0f} s"
+        return content, "measured"
 
     def run(self, step: Step) -> tuple[int | None, str]:
-        """Run the program of `step`; its exit code, None if it did not come to its end, and why that is."""
-        left_s, limit_s = self.until_s - time.monotonic(), min(step.limit_s, LONGEST_S)
-        if left_s < step.planned_s:
-            return (
-                None,
-                f"no time left for it ({step.planned_s:.0f} s are planned); run the same command again",
-            )
-        folder, log = self.folder(step), self.data / "logs" / f"{step.name}.log"
+        """Run the program of `step`; its exit code, None if it did not come to its end, and why that is.
+
+        Its children end with it, and all of them with this process.
+        """
+        left_s, planned_s = self.until_s - time.monotonic(), step.limit_s / 3
+        if left_s < planned_s:
+            return None, f"no time left for it ({planned_s:.0f} s are planned); run the same command again"
+        folder, log = self.data / "steps" / step.name, self.data / "logs" / f"{step.name}.log"
         for each in (folder, log.parent):
             each.mkdir(parents=True, exist_ok=True)
         (folder / _JSON).unlink(missing_ok=True)  # of a run that failed; lines are gone on with
-        code = run_limited(step.program, min(limit_s, left_s), folder, log)
-        if code is None:
-            return None, f"killed after {min(limit_s, left_s):.0f} s, its limit; see {log}"
+        limit_s = min(step.limit_s, LONGEST_S, left_s)
+        with open(folder / "printed", "wb") as printed, open(log, "wb") as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-c", _GUARD, *step.program],
+                stdin=subprocess.PIPE,
+                stdout=printed,
+                stderr=errors,
+                cwd=folder,
+                env=environment(),
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                return None, f"killed after {limit_s:.0f} s, its limit; see {log}"
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return code, f"failed: {printable(lines[-1]) if lines else f'exit code {code}'}; see {log}"
-
-
-def run_limited(program: Sequence[str], limit_s: float, folder: Path, log: Path) -> int | None:
-    """The exit code of `python PROGRAM` in `folder`; None if it took too long. Its children end with it."""
-    with open(folder / "printed", "wb") as printed, open(log, "wb") as errors:
-        process = subprocess.Popen(
-            [sys.executable, "-c", _GUARD, *program],
-            stdin=subprocess.PIPE,
-            stdout=printed,
-            stderr=errors,
-            cwd=folder,
-            env=environment(),
-            start_new_session=True,
-        )
-        try:
-            return process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-
-
-def wrong(found: Mapping[str, Content | None]) -> list[str]:
-    """The steps that ran to their end and found something that is not as it should be, in sentences."""
-    failed = [name for name, content in found.items() if content and content["exit_code"] == FOUND_WRONG]
-    return [f"Something is wrong: see {name}." for name in failed]
 
 
 def publish(
     run: Campaign, steps: Sequence[Step], found: Mapping[str, Content | None], notes: Mapping[str, str]
 ) -> None:
     """Write the page of what there is: a line for each step, and below it what each printed."""
-    said = [f"Measured on {machine_line(run.machine)}.", *wrong(found)]
+    said = [f"Measured on {machine_line(run.machine)}."]
     if run.prefix == "smoke":
         said.append("A trial run on a CPU with emulated trainers: no figure here says anything about a GPU.")
     rows, parts = [], []
@@ -285,9 +262,10 @@ def publish(
             continue
         printed = re.sub(r"^wrote .*\n", "", content["printed"]).strip()
         paragraph = printed.splitlines()[-1:] if "pytest" in step.program else printed.split("\n\n")[:1]
-        rows.append((step.name, step.question, " ".join("".join(paragraph).split())))
+        wrong = "Something is wrong: " if content["exit_code"] == FOUND_WRONG else ""
+        rows.append((step.name, step.question, wrong + " ".join("".join(paragraph).split())))
         file = escape(run.result(step).name)
-        parts += [f"<h2>{escape(step.question)}</h2>", f'<p><a href="{file}">{file}</a></p>']
+        parts.append(f'<h2>{escape(step.question)}</h2><p><a href="{file}">{file}</a></p>')
         parts.append(f"<pre>{escape(printed)}</pre>")
     table = Table(("step", "question", "answer"), rows, words=("question", "answer"))
     title = "Does the GPU wait for data?"
@@ -328,8 +306,15 @@ def command(out: Path | None, data: Path, minutes: float, smoke: bool) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # of the steps, too: their results are of this machine
         data = data.with_name(f"{data.name}-smoke")
     data = data.absolute()  # each step runs in a folder of its own
+    out = (out or (_RESULTS if _RESULTS.is_dir() and not smoke else data / "results")).absolute()
+    for folder in (out, data):  # now, not after minutes of measuring
+        folder.mkdir(parents=True, exist_ok=True)
+    # in a process of its own: this one would hold memory of the GPU
+    machine = run_fresh(describe_machine, torch.device("cpu" if smoke else "cuda"))
+    name = re.sub("[^a-z0-9]+", "-", machine["accelerator"].lower().removeprefix("nvidia")).strip("-")
+    prefix = "smoke" if smoke else f"gpu-{name}-{available_cpus()}cpu"
+    run = Campaign(data=data, results=out, prefix=prefix, machine=machine, until_s=until_s)
     steps = make_steps(data, smoke)
-    run = _open(out, data, smoke, until_s)
     found: dict[str, Content | None] = {}
     notes: dict[str, str] = {}
     for step in steps:
@@ -346,19 +331,9 @@ def command(out: Path | None, data: Path, minutes: float, smoke: bool) -> None:
         found[step.name], notes[step.name] = run.measure(step)
         note(f"{step.name}: {notes[step.name]}")
         publish(run, steps, found, notes)
+    wrong = [name for name, content in found.items() if content and content["exit_code"] == FOUND_WRONG]
+    if wrong:
+        click.echo(f"Something is wrong: see {', '.join(wrong)}.")
     measured = len(steps) - list(found.values()).count(None)
-    for sentence in wrong(found):
-        click.echo(sentence)
     click.echo(f"{measured} of {len(steps)} steps are measured; see {run.results / _PAGE}")
-    click.get_current_context().exit(2 if measured < len(steps) else int(bool(wrong(found))))
-
-
-def _open(out: Path | None, data: Path, smoke: bool, until_s: float) -> Campaign:
-    out = (out or (_RESULTS if _RESULTS.is_dir() and not smoke else data / "results")).absolute()
-    for folder in (out, data):  # now, not after minutes of measuring
-        folder.mkdir(parents=True, exist_ok=True)
-    # in a process of its own: this one would hold memory of the GPU
-    machine = run_fresh(describe_machine, torch.device("cpu" if smoke else "cuda"))
-    name = re.sub("[^a-z0-9]+", "-", machine["accelerator"].lower().removeprefix("nvidia")).strip("-")
-    prefix = "smoke" if smoke else f"gpu-{name}-{available_cpus()}cpu"
-    return Campaign(data=data, results=out, prefix=prefix, machine=machine, until_s=until_s)
+    click.get_current_context().exit(2 if measured < len(steps) else int(bool(wrong)))

@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, option
 from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
-from bench.report.trust import disturbance, is_disturbed
+from bench.report.stats import disturbance, is_disturbed
 from bench.report.words import Table, counted, duration, machine_line, number, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
@@ -56,7 +56,7 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json
 
 
 def show(result: Hardware) -> None:
-    """Print the answer, the table, what goes with it, and the warnings."""
+    """Print the answer, the table, and what goes with it."""
     say(answer(result))
     rows = []
     for found in result.measurements:
@@ -72,16 +72,12 @@ def show(result: Hardware) -> None:
     click.echo()
     for reason in dict.fromkeys(found.how for found in result.measurements if found.value is None):
         say(f"not measured: {reason}")
-    spinning = " (rotational, says the kernel)" if result.disk.rotational else ""
     say(
         f"Times are of this part alone, once over {pictures} ({human_bytes(result.file_bytes)}): files "
         f"through memory and disk (random: one block at a time), pictures decoded, their pixels (224x224) to "
         f"the device, ResNet-50 training steps at the full matrix-multiply rate. "
-        f"{machine_line(result.machine, _VERSIONS)}; disk {result.disk.device}{spinning}; median of "
-        f"{counted(result.repeats, 'repeat')}."
+        f"{machine_line(result.machine, _VERSIONS)}; median of {counted(result.repeats, 'repeat')}."
     )
-    for warning in result.warnings:
-        say(f"WARNING: {warning}")
     if is_disturbed(result.other_cpu):
         say(f"WARNING: {disturbance(result.other_cpu, then='')}")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, Showing, names_of, option, run_options, showing_options
+from bench.commands.options import PATH, PLACE, names_of, option, run_options, showing_options
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import compare
@@ -15,7 +15,7 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
 from bench.peers.serving import PEERS
 from bench.report import loaders_page
-from bench.report.result import show
+from bench.report.result import Showing, show
 from bench.report.row import Result
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
@@ -90,10 +90,10 @@ def command(
         result = compare(candidates, settings, bar or unseen, peers)
     silent = quiet or json_path == STDOUT
     if not silent:
-        show_result(result, showing, html_path, names_of(backend))
+        show(result, showing, asked=names_of(backend), has_page=html_path is not None)
     if json_path is not None:
         write_json(json_path, result.to_json(), quiet=silent)
-    write_pages(result, showing, html_path, quiet=silent)
+    write_report(result, showing, html_path, quiet=silent)
 
 
 def nothing_written() -> str:
@@ -101,34 +101,15 @@ def nothing_written() -> str:
     return " before all runs were done; nothing was written: a result needs all of them"
 
 
-def show_result(
-    result: Result, showing: Showing, html_path: Path | None, asked: list[str] | None = None
-) -> None:
-    """Print it as `showing` says; `asked` are backends that were asked for by name."""
-    show(
-        result,
-        details=showing.details,
-        markdown=showing.markdown,
-        gpu_price=showing.gpu_price,
-        asked=asked or (),
-        has_page=html_path is not None,
-    )
-
-
-def write_pages(
+def write_report(
     result: Result,
     showing: Showing,
     html_path: Path | None,
-    svg_path: Path | None = None,
     *,
     quiet: bool = False,
 ) -> None:
-    """Write the page and the picture that were asked for; unless `quiet`, say so."""
+    """Write the page that was asked for; unless `quiet`, say so."""
     if html_path is not None:
         write_page(html_path, loaders_page.html(result, showing.gpu_price))
         if not quiet:
             click.echo(f"the page: {html_path}")
-    if svg_path is not None:
-        write_page(svg_path, loaders_page.svg(result))
-        if not quiet:
-            click.echo(f"wrote {svg_path}")

@@ -5,15 +5,16 @@ fills; a command that needs another says so.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from bench.machine.device import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
+from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
+from bench.report.result import Showing
 from precache.cli.commandline import PathOrUrl, gathered
 from precache.engines import worker_count
 from precache.errors import SettingError
@@ -112,21 +113,6 @@ def price_option(function: _Function) -> _Function:
         metavar="DOLLARS",
         help="Of an hour of the accelerator: say what is saved.",
     )(function)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Showing:
-    """How a result is shown.
-
-    Attributes:
-        markdown: as Markdown.
-        details: every column and finding, instead of the table of five columns.
-        gpu_price: dollars per hour of the accelerator; None leaves money out.
-    """
-
-    markdown: bool = False
-    details: bool = False
-    gpu_price: float | None = None
 
 
 def showing_options(function: _Function) -> _Function:

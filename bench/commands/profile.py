@@ -17,7 +17,7 @@ from bench.measure.candidates import READS, open_for
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import CHOICES, EPILOG, resolve
 from bench.measure.trial import HostClock, measure
-from bench.report.words import Table, counted, machine_line, say
+from bench.report.words import counted, machine_line, say
 from precache.cli import commandline
 from precache.errors import check_choice
 from precache.storage.urls import Location
@@ -62,38 +62,6 @@ class ProfiledClock(HostClock):
         self._running.close()
 
 
-def profile_trial(settings: Settings, trace_path: Path) -> dict[str, Any]:
-    """Run the trial with its timed batches under the profiler; its trace goes to `trace_path`.
-
-    Returns:
-        steps: how many.
-        stage_s: seconds of the calling thread in WAIT and STEP; on a GPU a step is over when its work is.
-        operators: first those with the most time of their own on the device, or on the host without a GPU:
-            name, calls, host_s, device_s; seconds without those of the operators that they call.
-        shares: of the time, 0 to 1, of each stage.
-    """
-    with closing(ProfiledClock(settings.device, settings.batches)) as clock:
-        trial = measure(settings, clock=clock)
-    clock.profiler.export_chrome_trace(str(trace_path))
-    operators = [
-        {
-            "name": event.key,
-            "calls": event.count,
-            "host_s": event.self_cpu_time_total / 1e6,
-            "device_s": event.self_device_time_total / 1e6,
-        }
-        for event in clock.profiler.key_averages()
-        if event.key not in (WAIT, STEP)
-    ]
-    operators.sort(key=lambda one: (one["device_s"], one["host_s"]), reverse=True)
-    return {
-        "steps": settings.batches,
-        "stage_s": {WAIT: sum(trial.wait_s), STEP: sum(trial.step_s)},
-        "operators": operators,
-        "shares": {WAIT: trial.wait_share, STEP: 1 - trial.wait_share},
-    }
-
-
 @click.command(name="profile", cls=commandline.Command, epilog=EPILOG)
 @click.argument("folder", type=PLACE, required=False)
 @click.option("--backend", default="auto", show_default=True, help=f"auto or {', '.join(BACKENDS)}.")
@@ -133,9 +101,21 @@ def command(
     # not monitored: its thread would be in the trace
     settings = settings.of(backend, folder, len(data.classes), **told, monitored=False)
     out.mkdir(parents=True, exist_ok=True)
-    found = profile_trial(settings, out / "trace.json")
+    with closing(ProfiledClock(settings.device, steps)) as clock:
+        trial = measure(settings, clock=clock)
+    clock.profiler.export_chrome_trace(str(out / "trace.json"))
+    stage_s = {WAIT: sum(trial.wait_s), STEP: sum(trial.step_s)}
+    shares = {WAIT: trial.wait_share, STEP: 1 - trial.wait_share}
+    found = {"steps": steps, "stage_s": stage_s, "shares": shares, "operators": _operators(clock.profiler)}
     (out / "profile.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    _show(found)
+    wait_ms, step_ms = (seconds / steps * 1e3 for seconds in stage_s.values())
+    say(
+        f"Training waits {trial.wait_share:.0%} of the time for batches: {wait_ms:,.1f} ms per step, and "
+        f"computes {step_ms:,.1f} ms."
+    )
+    by = "self_device_time_total" if kind == "cuda" else "self_cpu_time_total"
+    averages = clock.profiler.key_averages()
+    click.echo("\n" + averages.table(sort_by=by, row_limit=_SHOWN, max_name_column_width=40))
     say(
         f"trainer {trainer}, batch {batch_size} of {settings.size}x{settings.size}, "
         f"{counted(settings.workers or 0, 'worker')}, {counted(steps, 'step')} after {settings.warmup}; "
@@ -144,23 +124,16 @@ def command(
     click.echo(f"wrote {out / 'trace.json'} (open it in https://ui.perfetto.dev) and {out / 'profile.json'}")
 
 
-def _show(found: dict[str, Any]) -> None:
-    """Whether training waits, first of all that is printed; and the operators."""
-    wait_ms, step_ms = (found["stage_s"][name] / found["steps"] * 1e3 for name in (WAIT, STEP))
-    say(
-        f"Training waits {found['shares'][WAIT]:.0%} of the time for batches: {wait_ms:,.1f} ms per step, "
-        f"and computes {step_ms:,.1f} ms."
-    )
-    click.echo()
-    if not found["operators"]:
-        say("No operators: this trainer computes nothing. --trainer resnet18 shows those of a step.")
-        return
-    rows = [
-        (
-            one["name"][:60],
-            f"{one['calls']:,}",
-            *(f"{one[time] * 1e3:,.1f}" for time in ("host_s", "device_s")),
-        )
-        for one in found["operators"][:_SHOWN]
+def _operators(profiler: profile) -> list[dict[str, Any]]:
+    """Name, calls and seconds without those of operators that it calls; most time on the device first."""
+    operators = [
+        {
+            "name": event.key,
+            "calls": event.count,
+            "host_s": event.self_cpu_time_total / 1e6,
+            "device_s": event.self_device_time_total / 1e6,
+        }
+        for event in profiler.key_averages()
+        if event.key not in (WAIT, STEP)
     ]
-    Table(("operator", "calls", "host ms", "device ms"), rows).show()
+    return sorted(operators, key=lambda one: (one["device_s"], one["host_s"]), reverse=True)

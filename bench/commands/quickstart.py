@@ -9,13 +9,14 @@ from pathlib import Path
 
 import click
 
-from bench.commands.loaders import nothing_written, show_result, write_pages
-from bench.commands.options import Showing, price_option, run_options
+from bench.commands.loaders import nothing_written, write_report
+from bench.commands.options import price_option, run_options
 from bench.measure.candidates import CHOICES, choose_candidates
 from bench.measure.comparison import compare
 from bench.measure.settings import Settings
 from bench.measure.trainers import DEFAULT_PRESET, PRESETS
 from bench.report.forecast import stored_size
+from bench.report.result import Showing, show
 from bench.report.row import Result
 from precache.cli import commandline
 from precache.cli.commandline import ProgressBar, write_json
@@ -111,9 +112,9 @@ def _convert(formats: list[str], size: int) -> dict[str, tuple[float | None, int
 def _report(result: Result, gpu_price: float | None) -> None:
     page, showing = QUICKSTART / "report.html", Showing(gpu_price=gpu_price)
     write_json(QUICKSTART / "result.json", result.to_json(), quiet=True)
-    show_result(result, showing, page)
+    show(result, showing, has_page=True)
     if f"emulated:{DEFAULT_PRESET}" in result.settings["trainers"]:
         source = PRESETS[DEFAULT_PRESET].source
         click.echo(f"emulated:{DEFAULT_PRESET} is {source}. PyTorch without that tuning is slower:")
         click.echo("'bench quickstart --trainer-rate IMAGES_PER_S' measures with that of your own training.")
-    write_pages(result, showing, page)
+    write_report(result, showing, page)

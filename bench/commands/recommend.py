@@ -5,39 +5,28 @@
 
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import click
 
 from bench.commands.options import PLACE, make_settings, names_of, option
 from bench.measure.recommend import (
-    Choice,
-    Proof,
     Recommendation,
     choose,
     find_begun,
     prove,
     recommend,
-    store,
     train_images,
 )
-from bench.measure.sample import Sampling
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG, emulated_images_per_s
-from bench.report.forecast import (
-    RISK,
-    Inputs,
-    Stored,
-    advised,
-    fits_memory,
-    stored_size,
-)
-from bench.report.gain import answer, way
+from bench.report.forecast import RISK, Inputs, advised, fits_memory, stored_size, stored_words
 from bench.report.row import RAW_TREE, Row
-from bench.report.trust import disturbance, is_disturbed, other_cpu
+from bench.report.stats import disturbance, is_disturbed, other_cpu
+from bench.report.verdict import answer, way
 from bench.report.words import Table, counted, duration, machine_line, number, percent, say
 from precache.cli import commandline
 from precache.cli.commandline import (
@@ -71,8 +60,8 @@ from precache.storage.urls import Location, Url
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset", *DALI)
 _BATCH_SIZE = 64
 # On 2 quiet cores the quick way ends within 25 s; a limit that begins no turn keeps it there on slow ones.
-QUICK: dict[str, Any] = {"repeats": 3, "seconds": 0.5, "pictures": 100, "limit_s": 22.0}
-THOROUGH: dict[str, Any] = {"repeats": 3, "seconds": 2.0, "pictures": 200}
+QUICK: dict[str, Any] = {"pictures": 100, "limit_s": 22.0}
+QUICK_S, THOROUGH_S = 0.5, 2.0  # of each run
 QUICK_FORMATS = ("shards", "webdataset")
 RULE = (
     "Rule: plenty of disk: shards; slow or small disk: webdataset; "
@@ -176,13 +165,16 @@ def command(
             )
         usual = {"splits": DEFAULT_SPLITS, "max_rejects": "1%", "overwrite": False}
         return convert_what_pays(src, dst, None, formats, True, usual, asked)
-    names = chosen_formats(formats, thorough)
-    settings, sampling = measuring(thorough, asked)
+    names = FORMAT_NAMES if thorough and formats is None else chosen_formats(formats)
+    stored = asked.pop("stored_size") or stored_size(asked["size"])
+    if asked["size"] > stored:
+        raise SettingError(f"size must be at most the stored size {stored}, got {asked['size']}")
     scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src)
-    if asked["batch_size"] is None:
-        settings = replace(settings, batch_size=max(1, min(_BATCH_SIZE, train_images(scan))))
+    settings = measuring(asked, train_images(scan), THOROUGH_S if thorough else QUICK_S)
+    limits = {} if thorough else QUICK
     with ProgressBar("recommend", "run") as bar:
-        result = recommend(scan, sampling, settings, formats=names, on_progress=bar)
+        recipe = Recipe(format=names[0], size=stored)
+        result = recommend(scan, recipe, settings, formats=names, on_progress=bar, **limits)
     other = result.what_if(replace(result.inputs, **changes)) if changes else None
     if json_path is not None:
         content = result.to_json()
@@ -200,23 +192,18 @@ def command(
         click.echo("A quick estimate: --thorough measures longer.")
 
 
-def chosen_formats(asked: str | None, thorough: bool) -> tuple[str, ...]:
-    """Those named, else those that the quick or the thorough way takes."""
-    if asked is None:
-        return FORMAT_NAMES if thorough else QUICK_FORMATS
-    return FORMAT_NAMES if asked == "all" else tuple(names_of(asked))
+def chosen_formats(asked: str | None) -> tuple[str, ...]:
+    """Those named; SettingError for an unknown one."""
+    names = FORMAT_NAMES if asked == "all" else tuple(names_of(asked or "")) or QUICK_FORMATS
+    for name in names:
+        check_choice("format", name, FORMAT_NAMES)
+    return names
 
 
-def measuring(thorough: bool, asked: dict[str, Any]) -> tuple[Settings, Sampling]:
-    """What was asked for, measured as long as the quick or the thorough way takes."""
+def measuring(asked: dict[str, Any], most: int, seconds: float) -> Settings:
+    """What was asked for by the options MEASURING; batches of at most `most` pictures, unless asked for."""
     given = {name: value for name, value in asked.items() if value is not None}
-    stored = given.pop("stored_size", stored_size(given["size"]))
-    if given["size"] > stored:
-        raise SettingError(f"size must be at most the stored size {stored}, got {given['size']}")
-    usual = dict(THOROUGH if thorough else QUICK)
-    limits = {name: usual.pop(name) for name in ("pictures", "limit_s") if name in usual}
-    sampling = Sampling(stored_size=stored, quality=95, **limits)
-    return make_settings(**{"batch_size": _BATCH_SIZE, **usual, **given}), sampling
+    return make_settings(**{"batch_size": max(1, min(_BATCH_SIZE, most)), "seconds": seconds, **given})
 
 
 def show(result: Recommendation) -> None:
@@ -300,28 +287,6 @@ def _given(inputs: Inputs) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A conversion that was asked for.
-
-    Attributes:
-        places: format -> where it would go.
-        limit: what DST may take, as given; None: what is free.
-        converting: options of `precache convert`.
-    """
-
-    tree: Path
-    scan: Scan
-    places: dict[str, Path]
-    limit: str | None
-    yes: bool
-    converting: dict[str, Any]
-
-
-_Chosen: TypeAlias = tuple[Sampling, Recommendation, str, Path]
-"""How pictures are stored, what was predicted, the format, and where it goes."""
-
-
 def convert_what_pays(
     src: Location,
     dst: Location | None,
@@ -333,7 +298,8 @@ def convert_what_pays(
 ) -> None:
     """Choose what suits this machine, ask, convert, measure and say what that brought.
 
-    Nothing is converted where another loader of the tree is as fast. Killed, the same call goes on.
+    Nothing is converted where another loader of the tree is as fast. Killed, the same call goes on. It ends
+    with exit code 1 where the trainer then gets less, or more bytes are taken than asked.
 
     Args:
         dst: data/FORMAT by default.
@@ -343,151 +309,124 @@ def convert_what_pays(
         asked: values of the options MEASURING.
     """
     tree, target = _on_disk("SRC", src), None if dst is None else resolve_place(_on_disk("DST", dst))
-    names = chosen_formats(formats, thorough=False)
-    for name in names:
-        check_choice("format", name, FORMAT_NAMES)
+    places = {name: target or DATA / name for name in chosen_formats(formats)}
     if max_bytes is not None:
         parse_bytes(max_bytes)  # an error now, not after minutes
     if not yes and not sys.stdin.isatty():
         raise SettingError("there is no terminal to ask at before converting; give --yes to convert at once")
-    parse_splits(converting["splits"])
+    splits, overwrite = converting["splits"], converting["overwrite"]
+    parse_splits(splits)
     parse_share("max_rejects", converting["max_rejects"])
-    settings, sampling = measuring(False, asked)
     scan = scan_tree(tree)
-    if asked["batch_size"] is None:
-        # a picture of the sample may be damaged, and left out by the conversion
-        settings = replace(settings, batch_size=max(1, min(_BATCH_SIZE, train_images(scan) // 2)))
-    job = _Job(tree, scan, {name: target or DATA / name for name in names}, max_bytes, yes, converting)
-    if converting["splits"] != DEFAULT_SPLITS:
-        plan_conversion(scan.samples, Recipe(format=names[0], splits=converting["splits"]))
-    every = (find_begun(place, scan, name, settings.size) for name, place in job.places.items())
-    begun = None if converting["overwrite"] else next((found for found in every if found is not None), None)
-    chosen = _choose(job, settings, sampling) if begun is None else _go_on(job, settings, sampling, begun)
-    if chosen is not None:
-        _carry_out(job, settings, *chosen)
+    # a picture of the sample may be damaged, and left out by the conversion
+    settings = measuring(asked, train_images(scan) // 2, QUICK_S)
+    if splits != DEFAULT_SPLITS:
+        plan_conversion(scan.samples, Recipe(format=FORMAT_NAMES[0], splits=splits))
+
+    every = (find_begun(place, scan, name, settings.size) for name, place in places.items())
+    begun = None if overwrite else next((found for found in every if found is not None), None)
+    if begun is None:
+        if target is not None:  # else it is not known yet which it will be
+            _check_free(scan, target, overwrite)
+        limit_bytes, limit = _limit(next(iter(places.values())), max_bytes)
+        recipe, fitting = choose(scan, settings.size, tuple(places), limit_bytes, limit)
+    else:
+        recipe, fitting = begun, (begun.format,)
+        if not is_converted(places[begun.format]):
+            what = f"a conversion to {begun.format}, {stored_words(begun)}"
+            note(f"{places[begun.format]}: {what}, is unfinished; continuing it")
+    found = _recommend(scan, replace(recipe, splits=DEFAULT_SPLITS), settings, fitting)
+    name = recipe.format
+    if begun is None:
+        best = advised(found.rows)
+        note(" ".join(_answer(found, found.rows, None)))
+        if best is None:
+            return
+        click.echo()
+        table(found.rows, best).show()
+        name = best.data
+        risk = "" if recipe.size == stored_size(settings.size) else f" {RISK}"
+        words = stored_words(replace(recipe, format=name))
+        click.echo()
+        note(f"Pictures are stored whole, their shorter side {words}, within {limit}.{risk}")
+        _check_free(scan, places[name], overwrite)
+        if not yes and not click.confirm(f"Convert to {name}, into {places[name]}?", default=True):
+            note("nothing was converted")
+            return
+    recipe, place = replace(recipe, format=name), places[name]
+    _carry_out(tree, place, recipe, found, settings, converting, max_bytes)
 
 
-def _choose(job: _Job, settings: Settings, sampling: Sampling) -> _Chosen | None:
-    """What suits this machine; None where nothing gains, or who was asked does not want it."""
-    given = {*job.places.values()}
-    if len(given) == 1:  # else it is not known yet which it will be
-        _check_free(job, *given)
-    choice = choose(job.scan, settings.size, tuple(job.places), *_limit(job))
-    sampling = _stored_as(sampling, choice.stored)
-    found = _recommend(job, settings, sampling, choice.formats)
-    best = advised(found.rows)
-    note(" ".join(_answer(found, found.rows, None)))
-    if best is None:
-        return None
-    for line in _why(best, found.rows, choice, settings.size):
-        note(line)
-    place = job.places[best.data]
-    _check_free(job, place)
-    if not job.yes and not click.confirm(f"Convert to {best.data}, into {place}?", default=True):
-        note("nothing was converted")
-        return None
-    return sampling, found, best.data, place
-
-
-def _go_on(job: _Job, settings: Settings, sampling: Sampling, begun: Recipe) -> _Chosen:
-    """What an earlier call has chosen, and begun or finished."""
-    name, place, sampling = begun.format, job.places[begun.format], _stored_as(sampling, begun)
-    if not is_converted(place):
-        stored = Stored(sampling.stored_size, sampling.quality).words(name)
-        note(f"{place}: a conversion to {name}, {stored}, is unfinished; continuing it")
-    return sampling, _recommend(job, settings, sampling, (name,)), name, place
-
-
-def _recommend(job: _Job, settings: Settings, sampling: Sampling, formats: tuple[str, ...]) -> Recommendation:
+def _recommend(scan: Scan, recipe: Recipe, settings: Settings, formats: tuple[str, ...]) -> Recommendation:
     """DatasetError if no format could be measured: then nothing is known of what converting brings."""
     with ProgressBar("recommend", "run") as bar:
-        found = recommend(job.scan, sampling, settings, formats=formats, on_progress=bar)
-    if all(row.data == RAW_TREE for row in found.rows):
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in found.skipped.items())
-        raise DatasetError(f"no format could be measured: {reasons}")
+        found = recommend(scan, recipe, settings, formats=formats, on_progress=bar, **QUICK)
     for name, reason in found.skipped.items():
         warn(f"{name} is left out: {reason}")
+    if all(row.data == RAW_TREE for row in found.rows):
+        raise DatasetError(f"no format could be measured: {'; '.join(found.skipped.values())}")
     if busy := disturbance(other_cpu(found.settings), ""):
         warn(busy)
     return found
 
 
-def _why(chosen: Row, rows: Sequence[Row], choice: Choice, size: int) -> Iterator[str]:
-    """How pictures are stored, and why it and not the others; `size` is that of training, in pixels."""
-    others = [
-        f"{row.data} would take {human_bytes(row.size_bytes or 0)} and {duration(row.convert_s)}, and give "
-        f"the trainer {row.rate.median:,.0f} images/s"
-        for row in rows
-        if row is not chosen and row.data != RAW_TREE
-    ]
-    others += [
-        f"{name} would take {human_bytes(needed)}, more than {choice.limit}"
-        for name, needed in choice.sizes.items()
-        if name not in choice.formats
-    ]
-    why = "twice the side that is trained, within" if choice.first else "the most that fits into"
-    risk = f" {RISK}" if choice.stored.size < stored_size(size) else ""
-    stored = choice.stored.words(chosen.data)
-    yield f"Pictures are stored whole, their shorter side {stored}: {why} {choice.limit}.{risk}"
-    yield f"Instead, {'; '.join(others)}." if others else "No other format was asked for."
-
-
 def _carry_out(
-    job: _Job, settings: Settings, sampling: Sampling, found: Recommendation, name: str, place: Path
+    tree: Path,
+    place: Path,
+    recipe: Recipe,
+    found: Recommendation,
+    settings: Settings,
+    converting: dict[str, Any],
+    max_bytes: str | None,
 ) -> None:
-    """Convert, measure, say and store what came; exit code 1 where that is less, or larger, than asked."""
-    result = _convert(job, sampling, name, place)
-    manifest = result.manifest
-    whole = result.converted == manifest.samples  # else an earlier call did some of it
+    """Convert as `precache convert` does, with all that it says; measure, and say what that brought."""
+    stored = {"format_name": recipe.format, "size": str(recipe.size), "quality": recipe.quality}
+    invoke = click.get_current_context().invoke
+    done: Conversion = invoke(convert, src=tree, dst=place, **stored, **converting)
+    whole = done.converted == done.manifest.samples  # else an earlier call did some of it
     with ProgressBar("measure", "run") as bar:
-        took_s = result.elapsed_s if whole else None
-        proof = prove(job.tree, place, found, name, settings, took_s, bar)
-    first, *others = _came(found, proof)
-    off = f"Predicted images/s were {proof.median_error:.0%} off in the median."
-    store(place, found, proof)
+        proof = prove(tree, place, found, settings, done.elapsed_s if whole else None, bar)
     disturbed = disturbance(proof.other_cpu, "")
     if disturbed:
         warn(disturbed)
-    for line in (f"Measured: {first}", *others):
-        note(line)
+    line, converted = proof.rows[-2:]
+    first, *others = _answer(found, proof.rows, None)
+    if proof.is_loss:
+        others.append(
+            f"Converting lost: from {recipe.format} the trainer gets {converted.rate.median:,.0f} images/s, "
+            f"by {way(line)} from the tree {line.rate.median:,.0f}."
+        )
+    for text in (f"Measured: {first}", *others):
+        note(text)
     click.echo("\nMeasured:")
     table(proof.rows, None).show()
     click.echo("Predicted:")
     table(proof.predicted, None).show()
     click.echo()
-    for line in conditions(found):
-        say(line)
+    for text in conditions(found):
+        say(text)
+    off = f"Predicted images/s were {proof.median_error:.0%} off in the median."
     note(f"{off} {place / AUTO_NAME} has every figure.")
     call = f"batch_size={settings.batch_size}, size={settings.size}, augment='train'"
     note(f"To train from it: loaders.build({str(place)!r}, {call})")
-    if job.limit is not None and manifest.stored_bytes > parse_bytes(job.limit):
-        takes = f"{place}: takes {human_bytes(manifest.stored_bytes)}, more than --max-bytes {job.limit}"
-        click.echo(printable(f"{takes}; make room, or remove it"), err=True)
+    takes = done.manifest.stored_bytes
+    if max_bytes is not None and takes > parse_bytes(max_bytes):
+        said = f"{place}: takes {human_bytes(takes)}, more than --max-bytes {max_bytes}"
+        click.echo(printable(f"{said}; make room, or remove it"), err=True)
         raise click.exceptions.Exit(1)
     if proof.is_loss and not disturbed:
         raise click.exceptions.Exit(1)
 
 
-def _came(found: Recommendation, proof: Proof) -> list[str]:
-    """What converting brought, a sentence each."""
-    rows = proof.rows
-    said = _answer(found, rows, None)
-    line, converted = rows[-2], rows[-1]
-    if proof.is_loss:
-        said.append(
-            f"Converting lost: from {converted.data} the trainer gets {converted.rate.median:,.0f} images/s, "
-            f"by {way(line)} from the tree {line.rate.median:,.0f}."
+def _check_free(scan: Scan, place: Path, overwrite: bool) -> None:
+    """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
+    check_apart(scan.source, place)
+    if not overwrite and not is_untouched(place):
+        raise DatasetError(
+            f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "
+            f"pass --overwrite to replace it"
         )
-    return said
-
-
-def _convert(job: _Job, sampling: Sampling, name: str, place: Path) -> Conversion:
-    """As `precache convert` does, with all that it says."""
-    recipe = {"format_name": name, "size": str(sampling.stored_size), "quality": sampling.quality}
-    done: Conversion = click.get_current_context().invoke(
-        convert, src=job.tree, dst=place, **recipe, **job.converting
-    )
-    return done
+    check_empty(place)
 
 
 def _on_disk(name: str, place: Location) -> Path:
@@ -499,29 +438,13 @@ def _on_disk(name: str, place: Location) -> Path:
     return place
 
 
-def _stored_as(sampling: Sampling, stored: Stored | Recipe) -> Sampling:
-    assert isinstance(stored.size, int), "one side, see `find_begun`"
-    return replace(sampling, stored_size=stored.size, quality=stored.quality)
-
-
-def _check_free(job: _Job, place: Path) -> None:
-    """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
-    check_apart(job.scan.source, place)
-    if not job.converting["overwrite"] and not is_untouched(place):
-        raise DatasetError(
-            f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "
-            f"pass --overwrite to replace it"
-        )
-    check_empty(place)
-
-
-def _limit(job: _Job) -> tuple[float, str]:
-    """Bytes that DST may take, and what limits it."""
-    folder = next(iter(job.places.values())).absolute()
+def _limit(place: Path, max_bytes: str | None) -> tuple[float, str]:
+    """Bytes that what lies in `place` may take, and what limits it."""
+    folder = place.absolute()
     while not folder.is_dir():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
-    asked = None if job.limit is None else parse_bytes(job.limit)
+    asked = None if max_bytes is None else parse_bytes(max_bytes)
     if asked is not None and asked <= free:
-        return asked, f"the {job.limit} of --max-bytes"
+        return asked, f"the {max_bytes} of --max-bytes"
     return free, f"the {human_bytes(free)} that are free"

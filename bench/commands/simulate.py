@@ -18,15 +18,15 @@ from pathlib import Path
 
 import click
 
-from bench.report.row import read_result
-from bench.report.trust import disturbance, is_disturbed, miss, other_cpu
-from bench.report.verdict import NEGLIGIBLE_SHARE
+from bench.report.row import Result, read_result
+from bench.report.stats import NEGLIGIBLE_SHARE, disturbance, other_cpu
 from bench.report.words import Table, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, gathered, write_json
 from precache.errors import SettingError, check_range
 
 STEP, LOADER, LINK, STORAGE = "step", "loader", "node link", "storage"
+_BOTTLENECKS = {LOADER: "loading", LINK: "the node's link to the storage", STORAGE: "the storage"}
 _PATH = click.Path(path_type=Path)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _RATES = {
@@ -95,8 +95,6 @@ def predict(
 @click.option("--gpus-per-node", default=8, show_default=True, help="How many of them a machine has.")
 @click.option("--result", "result_path", type=_PATH, help="Of 'bench loaders --json'.")
 @click.option("--backend", help="Which row of the result to take.")
-@click.option("--data", help="Which row of the result to take.")
-@click.option("--trainer", help="Which row of the result to take.")
 @gathered(
     "given",
     dict,
@@ -108,8 +106,6 @@ def command(
     gpus_per_node: int,
     result_path: Path | None,
     backend: str | None,
-    data: str | None,
-    trainer: str | None,
     given: dict[str, float | None],
     json_path: Path | None,
 ) -> None:
@@ -119,9 +115,11 @@ def command(
     slowest of training, loading, storage and the nodes' links to it decides.
     """
     check_output(json_path)
-    wanted = {"backend": backend, "data": data, "trainer_name": trainer}
-    measured, doubts = _measured(result_path, {name: value for name, value in wanted.items() if value})
-    rates = measured | {name: value for name, value in given.items() if value is not None}
+    if backend is not None and result_path is None:
+        raise SettingError("--backend chooses a row of --result; give it, too")
+    result = None if result_path is None else read_result(result_path)
+    rates = {} if result is None else measured_rates(result, backend)
+    rates |= {name: value for name, value in given.items() if value is not None}
     for name in ("loader_images_per_s", "trainer_images_per_s"):
         if name not in rates:
             flag = _RATES[name][0]
@@ -135,39 +133,29 @@ def command(
     predictions = [predict(count, gpus_per_node, **rates) for count in counts]
     if json_path != STDOUT:
         _show(rates, predictions)
-        for doubt in doubts:
-            say(f"{result_path}: {doubt}")
+        if result is not None and (doubt := disturbance(other_cpu(result.settings), then="")):
+            say(doubt)
     if json_path is not None:
         write_json(json_path, {"rates": rates, "predictions": [asdict(one) for one in predictions]})
 
 
-def _measured(path: Path | None, wanted: dict[str, str]) -> tuple[dict[str, float], list[str]]:
-    """Rates of the one row of the result that has the wanted values, and why to doubt them."""
-    if path is None:
-        if wanted:
-            raise SettingError("--backend, --data and --trainer choose a row of --result; give it, too")
-        return {}, []
-    result = read_result(path)
+def measured_rates(result: Result, backend: str | None) -> dict[str, float]:
+    """Arguments of `predict`, of the one row of the result that `backend` names; SettingError for others."""
     loaders = [row for row in result.rows if not row.peer]
-    rows = [row for row in loaders if all(getattr(row, name) == value for name, value in wanted.items())]
+    rows = [row for row in loaders if backend in (None, row.backend)]
     if len(rows) != 1:
         known = "; ".join(f"{row.label} with {row.trainer_name}" for row in loaders)
         raise SettingError(
-            f"{path}: {len(rows)} rows are of {', '.join(wanted.values()) or 'loaders'}; choose one with "
-            f"--backend, --data and --trainer: {known}"
+            f"the result has {len(rows)} rows of {backend or 'loaders'}: {known}; choose one with --backend, "
+            f"or give --loader-rate and --trainer-rate in its place"
         )
-    row, share = rows[0], other_cpu(result.settings)
-    doubts = [disturbance(share, then="")] if is_disturbed(share) else []
-    if row.together is not None and row.predicted is not None:
-        one, together = row.predicted, row.together.median
-        if missed := miss(one, together):
-            doubts.append(f"measured {together:,.0f} images/s of one GPU, predicted {one:,.0f}; {missed}.")
-    rates = {"loader_images_per_s": row.loader.median}
-    if row.trainer is not None:
-        rates["trainer_images_per_s"] = row.trainer.median
-    if row.image_bytes is not None:
-        rates["image_bytes"] = row.image_bytes
-    return rates, doubts
+    row = rows[0]
+    rates = {
+        "loader_images_per_s": row.loader.median,
+        "trainer_images_per_s": None if row.trainer is None else row.trainer.median,
+        "image_bytes": row.image_bytes,
+    }
+    return {name: rate for name, rate in rates.items() if rate is not None}
 
 
 def _show(rates: dict[str, float], predictions: Sequence[Prediction]) -> None:
@@ -176,9 +164,8 @@ def _show(rates: dict[str, float], predictions: Sequence[Prediction]) -> None:
     if waiting is None:
         say("No GPU waits, if the storage gives what is needed below: the training step is the bottleneck.")
     else:
-        what = {LOADER: "loading", LINK: "the node's link to the storage", STORAGE: "the storage"}
         who = "1 GPU waits" if waiting.gpus == 1 else f"{waiting.gpus:,} GPUs wait"
-        say(f"{who} {waiting.wait_share:.0%} of the time: {what[waiting.binds]} is the bottleneck.")
+        say(f"{who} {waiting.wait_share:.0%} of the time: {_BOTTLENECKS[waiting.binds]} is the bottleneck.")
     rows = [
         (
             *(f"{one.gpus:,}", f"{one.nodes:,}", f"{one.images_per_s:,.0f}", f"{one.wait_share:.0%}"),

@@ -16,7 +16,8 @@ from bench.measure.trainers import EPILOG, resolve
 from bench.report import sweep as report
 from bench.report.sweep import grid
 from bench.report.words import counted, machine_line
-from loaders.dataset import RAW
+from loaders.backends import choose_backend
+from loaders.dataset import RAW, open_split
 from precache.cli import commandline
 from precache.cli.commandline import ProgressBar, check_output
 from precache.errors import DatasetError, check_range
@@ -123,17 +124,14 @@ def command(
 def _candidates(data: Sequence[Location], backend: str | None) -> list[Candidate]:
     """What to measure; without a choice, each folder by the backend that is made for it."""
     if backend is not None:
-        return _opened(choose_candidates(data, names_of(backend), _DATA))
-    found = _opened([Candidate("", path) for path in data or (_DATA / RAW,)])
-    return [
-        replace(one, backend="pytorch" if one.data.kind == RAW else one.data.kind)
-        for one in dict.fromkeys(found)
-    ]
-
-
-def _opened(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """All of them, or an error."""
-    opened, failed = open_candidates(candidates)
+        chosen = choose_candidates(data, names_of(backend), _DATA)
+    else:
+        folders = {path: open_split(path, "train") for path in data or (_DATA / RAW,)}
+        chosen = [
+            Candidate(choose_backend("auto", split.kind, path), path, split)
+            for path, split in folders.items()
+        ]
+    opened, failed = open_candidates(chosen)
     if failed:
         raise DatasetError("; ".join(dict.fromkeys(failed.values())))
     return opened

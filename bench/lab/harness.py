@@ -13,7 +13,7 @@ import click
 import torch
 
 from bench.machine.hardware import describe_machine
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.report.stats import Estimate, estimate, ratio
 from bench.report.words import Table, counted, machine_line
 from precache.cli import commandline
@@ -73,10 +73,7 @@ class Turns:
     def cells(self, name: str, columns: Iterable[Column]) -> list[str]:
         """`1,234 (1,200-1,300)` for each column; '-' for what was not measured."""
         found = ((self.estimate(name, column), column.form) for column in columns)
-        return [
-            "-" if one is None else f"{one.median:{form}} ({one.low:{form}}-{one.high:{form}})"
-            for one, form in found
-        ]
+        return ["-" if one is None else f"{one:{form}}" for one, form in found]
 
     def rows(self, columns: Sequence[Column]) -> list[list[str]]:
         """A row for each run that was measured: its name and the cells of `columns`."""

@@ -1,4 +1,4 @@
-"""Which disk a folder lies on, and how fast it can be read, past the page cache."""
+"""How fast the disk that a folder lies on can be read, past the page cache."""
 
 import errno
 import mmap
@@ -10,54 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from bench.machine import page_cache
 from precache.errors import SettingError
 
-NVME_MB_PER_S, DISK_MB_PER_S = 3000, 150  # what is to be expected of sequential reads
 _SEQUENTIAL_BYTES = 8 << 20
 _MOST_RESIDENT = 0.05  # of a file whose pages were dropped; more, and it has no other place
 _TAG = 31
-
-
-@dataclass(frozen=True, slots=True)
-class Disk:
-    """What a folder lies on.
-
-    Attributes:
-        device: as the kernel calls it, `nvme0n1`; where it has no name, what is mounted, `overlay`.
-        rotational: whether the kernel takes it for a spinning disk, as it does many a virtual one;
-            None if it does not say.
-    """
-
-    device: str
-    rotational: bool | None
-
-    @property
-    def is_nvme(self) -> bool:
-        """Whether it is an NVMe drive, by name; what is mapped to drives (LVM, LUKS, RAID) is not."""
-        return self.device.startswith("nvme")
-
-    @property
-    def expected_mb_per_s(self) -> int:
-        """What sequential reads should give at least, in MB/s."""
-        return NVME_MB_PER_S if self.is_nvme and not self.rotational else DISK_MB_PER_S
-
-
-def disk_of(folder: Path, sysfs: Path = Path("/sys")) -> Disk:
-    """The disk that `folder` lies on."""
-    number = folder.stat().st_dev
-    node = (sysfs / f"dev/block/{os.major(number)}:{os.minor(number)}").resolve()
-    if (node / "partition").exists():
-        node = node.parent
-    rotational = node / "queue/rotational"
-    if rotational.exists():
-        return Disk(node.name, rotational.read_text().strip() == "1")
-    here = folder.resolve()
-    mounts = [part for part in psutil.disk_partitions(all=True) if here.is_relative_to(part.mountpoint)]
-    kind = max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else ""
-    return Disk(kind or "unknown", None)
 
 
 @dataclass(frozen=True, slots=True)

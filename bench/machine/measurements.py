@@ -14,9 +14,8 @@ import numpy as np
 import torch
 
 from bench.machine import disk
-from bench.machine.device import DTYPES, choose_device, resolve_amp
-from bench.machine.hardware import describe_machine
-from bench.machine.others import OtherProcesses
+from bench.machine.hardware import DTYPES, choose_device, describe_machine, resolve_amp
+from bench.machine.monitor import OtherProcesses
 from bench.report import stats
 from precache.engines import available_cpus
 from precache.errors import ImageError, SettingError, check_range
@@ -106,7 +105,6 @@ class Hardware:
     """
 
     machine: dict[str, str]
-    disk: disk.Disk
     measurements: tuple[Measurement, ...]
     mean_file_bytes: float
     data: dict[str, int] | None
@@ -128,26 +126,9 @@ class Hardware:
         """Seconds that each measured part alone takes for them, by its name."""
         return {m.name: m.seconds_for(self.pictures, self.file_bytes) for m in self.measurements}
 
-    def value(self, name: str) -> float | None:
-        """The median of the measurement `name`; None if it could not be measured."""
-        (found,) = (measurement for measurement in self.measurements if measurement.name == name)
-        return None if found.value is None else found.value.median
-
-    @property
-    def warnings(self) -> list[str]:
-        """Figures below what such hardware should give, in words."""
-        found, expected = self.value("disk, sequential read"), self.disk.expected_mb_per_s
-        if found is None or found >= expected:
-            return []
-        what = "an NVMe drive" if self.disk.is_nvme else "a disk"
-        return [
-            f"disk {self.disk.device} reads {found:,.0f} MB/s, {what} should give {expected:,} MB/s; "
-            f"look for other users of it, a limit of the provider, or a failing drive"
-        ]
-
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return {"version": 1, **asdict(self), "warnings": self.warnings}
+        return {"version": 1, **asdict(self)}
 
 
 def measure(
@@ -185,8 +166,7 @@ def measure(
         for found, _ in probes
     )
     mean_bytes = sum(map(len, pictures)) / max(1, len(pictures))
-    found = disk.disk_of(spec.scratch)
-    return Hardware(describe_machine(device), found, measurements, mean_bytes, data, spec.repeats, other_cpu)
+    return Hardware(describe_machine(device), measurements, mean_bytes, data, spec.repeats, other_cpu)
 
 
 def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:

@@ -4,7 +4,7 @@ Finished trainings are lines of a file, so that a run that was killed goes on:
 
     {"arm": "crop", "seed": 0, "conditions": {...}, "source": {...}, "machine": {...}, "epochs": 40,
      "curve": [[2, 31.4, 8.1], ...], "train_s": 162.0, "classes": 102, "steps": 1880, "images": 120320,
-     "energy_j": null, "other_cpu": 0.01, "resumed": 0}
+     "other_cpu": 0.01, "resumed": 0}
 
 `arm`: the name of the source. `curve`: epochs done, top-1 in percent, seconds of training until then,
 evaluations left out. An unfinished training is a file of its own, written after every epoch.
@@ -27,8 +27,7 @@ import numpy.typing as npt
 import torch
 
 import loaders
-from bench.machine.nvml import energy_j
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import CHOICES, READS
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
 from bench.measure.imagefolder import ImageFolderLoader
@@ -382,7 +381,7 @@ def _begun(task: Task, source: Source, seed: int, training: Training) -> Line:
     """What is known of the training, which is brought to the epoch that it stands at."""
     same, kept = task.same(source), task.kept(source, seed)
     if not kept.exists():
-        begun = {"curve": [], "train_s": 0.0, "energy_j": 0.0, "other_cpu_s": 0.0, "resumed": 0, "epochs": 0}
+        begun = {"curve": [], "train_s": 0.0, "other_cpu_s": 0.0, "resumed": 0, "epochs": 0}
         return {"arm": source.name, "seed": seed, **same, **begun}
     state = torch.load(kept, map_location=task.recipe.device, weights_only=True)
     check_same(str(kept), state["line"], same)
@@ -393,17 +392,15 @@ def _begun(task: Task, source: Source, seed: int, training: Training) -> Line:
 
 
 def _train_epoch(training: Training, feed: Feed, epoch: int, line: Line) -> None:
-    """One epoch; its time and energy are added to the line."""
-    others, energy = OtherProcesses(), energy_j(training.device)
+    """One epoch; its time is added to the line."""
+    others = OtherProcesses()
     start_s = time.perf_counter()
     feed.set_epoch(epoch)
     training.train(feed)
     lasted_s = time.perf_counter() - start_s
-    now = energy_j(training.device)
     line["epochs"] = epoch + 1
     line["train_s"] += lasted_s
     line["other_cpu_s"] += lasted_s * (others.share() or 0.0)
-    line["energy_j"] = None if None in (energy, now, line["energy_j"]) else line["energy_j"] + now - energy
 
 
 def write_splits(path: Path, tree: Path, per_class: int) -> tuple[int, int]:

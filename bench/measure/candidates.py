@@ -16,7 +16,7 @@ from bench.measure import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
-from precache.storage.urls import Location, Url
+from precache.storage.urls import Location
 
 CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
 """Names for --backend, in the order of the table: what people have today, then what changes one line."""
@@ -82,13 +82,6 @@ class Candidate:
             Path(file).stat().st_size for file in self.data.files
         ]
         return sum(sizes) / len(self.data)
-
-    @property
-    def file_bytes(self) -> int:
-        """Of all files in its folder, those of sub-folders left out; of a converted one that is all."""
-        if isinstance(self.path, Url):
-            return sum(self.data.shard_bytes)
-        return sum(file.stat().st_size for file in self.path.iterdir() if file.is_file())
 
 
 def folder_of(place: Location) -> Path:
@@ -158,29 +151,16 @@ def open_candidates(candidates: Sequence[Candidate]) -> tuple[list[Candidate], d
     return [replace(candidate, alike=kinds[candidate.data.kind] > 1) for candidate in opened], failed
 
 
-@dataclass(frozen=True, slots=True)
-class SamePictures:
-    """What is measured.
-
-    Attributes:
-        candidates: those that were given, of a tree that is served in part with the part as their data.
-        linked: tree -> the folder of links to its part.
-        notes: a clause for each of these trees.
-    """
-
-    candidates: list[Candidate]
-    linked: dict[Path, Path] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
 @contextmanager
-def same_pictures(candidates: Sequence[Candidate]) -> Iterator[SamePictures]:
+def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candidate], list[str]]]:
     """Opened `candidates`, their raw trees cut down to what data sets among them hold; links end with this.
+
+    Yields them, and a clause for each of these trees.
 
     `precache convert --splits` puts a part of the tree into the split that is measured, and `--max-rejects`
     leaves pictures out. The part is a tree of links in a temporary folder: every loader reads it as it is.
     """
-    served = SamePictures(list(candidates))
+    served, notes = list(candidates), []
     with ExitStack() as links:
         trees = (candidate.path for candidate in candidates if candidate.data.kind == RAW)
         for tree in dict.fromkeys(path for path in trees if isinstance(path, Path)):
@@ -192,15 +172,14 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[SamePictures]:
                 continue
             folder = Path(links.enter_context(tempfile.TemporaryDirectory(prefix="bench-split-")))
             data = _link(whole, part, folder)
-            for number, candidate in enumerate(served.candidates):
+            for number, candidate in enumerate(served):
                 if candidate.path == tree:
-                    served.candidates[number] = replace(candidate, opened=data, linked=folder)
-            served.linked[tree] = folder
-            served.notes.append(
+                    served[number] = replace(candidate, opened=data, linked=folder)
+            notes.append(
                 f"of {tree} only the {len(part):,} of {len(whole.ids):,} pictures are served that the "
                 f"data set holds"
             )
-        yield served
+        yield served, notes
 
 
 def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype[np.int64]] | None":

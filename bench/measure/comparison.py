@@ -5,23 +5,29 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from bench.machine import page_cache
-from bench.machine.device import resolve_amp
-from bench.machine.hardware import describe_machine
-from bench.machine.others import OtherProcesses
+from bench.machine.hardware import describe_machine, resolve_amp
+from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
-from bench.measure.candidates import Candidate, SamePictures, folder_of, open_candidates, same_pictures
+from bench.measure.candidates import Candidate, folder_of, open_candidates, same_pictures
 from bench.measure.fresh import run_fresh
 from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.stages import DECODING, probe_files, time_stages
 from bench.measure.trainers import MODELS, NullTrainer, resolve
-from bench.measure.trial import Served, Trial, measure, measure_trainer, measure_transfer
+from bench.measure.trial import (
+    DECODING,
+    Served,
+    Trial,
+    measure,
+    measure_trainer,
+    measure_transfer,
+    probe_files,
+    time_stages,
+)
 from bench.peers.serving import LIMIT
 from bench.report import stats
-from bench.report.batch_times import analyse
 from bench.report.row import SYNTHETIC, Key, Result, Row
 from bench.report.stats import Estimate
-from bench.report.verdict import Facts, explained
+from bench.report.verdict import analyse, explained
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -37,7 +43,7 @@ AnyCandidate: TypeAlias = Candidate | PeerCandidate
 _NONE = NullTrainer.name
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
-_ALWAYS_RUN = (imagefolder.NAME, "pytorch", "shards", "webdataset")  # without a package that may be missing
+_SKIPPED = (DatasetError, ImageError, MissingDependencyError, SettingError, SourceError, WorkerError)
 _DECODERS = ("dali", "nvjpeg", imagefolder.NAME, *DECODING)
 
 
@@ -48,7 +54,7 @@ class Measured:
     Attributes:
         fed: by trainer's name; those of no trainer are of the loader alone.
         cold: alone, its files dropped from the cache before.
-        stages: images/s of each stage that could be run apart, see `bench.measure.stages`.
+        stages: images/s of each stage that could be run apart, see `bench.measure.trial`.
         warmed: whether its files were read into the page cache before.
     """
 
@@ -79,26 +85,18 @@ def compare(
     """
     opened, skipped = open_candidates(candidates)
     names = [resolve(name, settings.device) for name in trainers or (settings.trainer,)]
-    with same_pictures(opened) as served:
-        theirs = [
-            replace(peer, path=served.linked[peer.path]) if peer.path in served.linked else peer
-            for peer in peers
-        ]
-        facts = _find_facts(served, settings, skipped)
-        running: list[AnyCandidate] = [*facts, *_with_data(theirs, settings, skipped)]
-        classes = max(found.classes for found in facts.values())
+    with same_pictures(opened) as (ours, notes):
+        linked = {one.path: one.linked for one in ours if one.linked is not None}
+        theirs = [replace(peer, path=linked.get(peer.path, peer.path)) for peer in peers]
+        _check_any(ours, skipped)
+        _check_equal({one.label: f"{len(one.data):,} pictures" for one in ours})
+        check_fills_batch(settings.batch_size, min(len(one.data) for one in ours))
+        running: list[AnyCandidate] = [*ours, *_with_data(theirs, settings, skipped)]
+        classes = max(len(one.data.classes) for one in ours)
         turns = _Turns(replace(settings, classes=classes), names, on_progress)
         others = OtherProcesses()
         turns.run(running, skipped)
-        return _result(turns, running, skipped, _notes(served, facts), others.share())
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What a loader says before it serves anything: pictures of an epoch, and classes."""
-
-    samples: int
-    classes: int
+        return _result(turns, running, skipped, notes, others.share())
 
 
 class _Turns:
@@ -130,7 +128,7 @@ class _Turns:
             for one in tuple(running):
                 try:
                     self._measure(one, self.measured[one], skipped)
-                except (DatasetError, ImageError, SourceError, WorkerError) as error:
+                except _SKIPPED as error:
                     running.remove(one)
                     skipped[one.label] = str(error)
             ours = [one for one in running if isinstance(one, Candidate)]
@@ -138,6 +136,8 @@ class _Turns:
             for name in {_NONE, *self.trained}:
                 served = {one: self.measured[one].fed[name][-1].served for one in ours}
                 check_served({one: work for one, work in served.items() if work is not None})
+        if self._done < self._total:  # what failed took fewer steps
+            self._on_progress(self._total, self._total)
 
     def _measure_trainers(self) -> None:
         """Each alone, and the transfer in the dtype that it takes."""
@@ -215,7 +215,7 @@ def _result(
             "page_cache": "warm" if warmed else "not warmed: larger than memory",
             "peers": turns.versions,
             "other_cpu": other_cpu,
-            "notes": notes,
+            "notes": [*notes, *_notes(ours)],
             "data": {
                 name: {"samples": len(one.data), "digest": one.data.digest, "path": str(one.path)}
                 for name, one in _named(ours).items()
@@ -232,11 +232,10 @@ def make_rows(turns: _Turns, running: Sequence[AnyCandidate]) -> tuple[Row, ...]
     settings = turns.settings
     ours = [one for one in running if isinstance(one, Candidate)]
     works = {one: one.work for one in running if isinstance(one, PeerCandidate)}
-    facts = {one: _facts_of(one, turns) for one in ours}
     rows: list[Row] = []
     for name in turns.names:
-        made = [(_row(one, name, turns, works), facts[one]) for one in ours]
-        rows += explained(made, settings.batch_size)
+        made = [_row(one, name, turns, works) for one in ours]
+        rows += explained(made, settings.batch_size, settings.workers_alone, available_cpus())
     rows += [_peer_row(one, turns, works) for one in works]
     return tuple(rows)
 
@@ -339,16 +338,6 @@ def _estimate(trials: Sequence[Trial] | None) -> Estimate | None:
     return stats.estimate(_rates(trials)) if trials else None
 
 
-def _facts_of(one: Candidate, turns: _Turns) -> Facts:
-    return Facts(
-        folder=str(one.path),
-        kind=one.data.kind,
-        file_bytes=one.file_bytes,
-        workers=turns.settings.workers_alone,
-        cpus=available_cpus(),
-    )
-
-
 def _named(ours: Sequence[Candidate]) -> dict[str, Candidate]:
     """Those of a result by their names in it, see `bench.report.row.Key`."""
     found: dict[str, Candidate] = {}
@@ -365,33 +354,6 @@ def _host_to_device_gbps(turns: _Turns) -> float | None:
     if turns.settings.device.type != "cuda":
         return None
     return stats.estimate(_rates(turns.transfer[_NONE])).median * turns.settings.size**2 * 3 / 1e9
-
-
-def find_facts(settings: Settings) -> _Facts:
-    """Build the loader, and ask it."""
-    with settings.open_loader(settings.make_trainer().dtype) as loader:
-        return _Facts(loader.samples, len(loader.classes))
-
-
-def _find_facts(served: SamePictures, settings: Settings, skipped: dict[str, str]) -> dict[Candidate, _Facts]:
-    """Of the loaders that can run, all of as many pictures; why the others cannot goes to `skipped`."""
-    ours = served.candidates
-    _check_equal({one.label: _pictures(one) for one in ours if one.backend in _ALWAYS_RUN})
-    usable: dict[Candidate, _Facts] = {}
-    for one in ours:
-        try:
-            spec = settings.of(one.backend, one.reads, 1, trainer=_NONE)
-            usable[one] = run_fresh(find_facts, spec)
-        except (DatasetError, MissingDependencyError, SourceError, SettingError) as error:
-            skipped[one.label] = str(error)
-    _check_any(usable, skipped)
-    _check_equal({one.label: _pictures(one) for one in usable})
-    check_fills_batch(settings.batch_size, min(found.samples for found in usable.values()))
-    return usable
-
-
-def _pictures(one: Candidate) -> str:
-    return f"{len(one.data):,} pictures"
 
 
 def _with_data(
@@ -414,15 +376,14 @@ def _check_any(usable: Collection[Candidate], skipped: Mapping[str, str]) -> Non
         raise DatasetError(f"nothing to measure: {reasons}")
 
 
-def _notes(served: SamePictures, facts: Mapping[Candidate, _Facts]) -> list[str]:
-    """What is not the same for all loaders, a clause each."""
-    notes = [imagefolder.CONDITION] if any(one.has_own_recipe for one in facts) else []
-    return [*served.notes, *notes] + [
-        f"{one.label} knows {found.samples:,} of the {len(one.data):,} pictures, "
-        f"by the endings of their names"
-        for one, found in facts.items()
-        if found.samples != len(one.data)
-    ]
+def _notes(ours: Sequence[Candidate]) -> list[str]:
+    """What ImageFolder does that the others do not, a clause each."""
+    notes = [imagefolder.CONDITION] if any(one.has_own_recipe for one in ours) else []
+    for one in ours:
+        if one.has_own_recipe and (known := imagefolder.known(one.data.files)) < len(one.data):
+            of = f"{known:,} of the {len(one.data):,} pictures"
+            notes.append(f"{one.label} knows {of}, by the endings of their names")
+    return notes
 
 
 def check_served(served: Mapping[Candidate, Served]) -> None:

@@ -147,7 +147,7 @@ def measure(
             else:
                 flags = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
                 command = script(peer_python, writing, name, scan.folder, destination, **flags)
-            wall_s = run_watched(command).wall_s
+            wall_s, _ = run_watched(command)
             shutil.rmtree(destination)
             on_progress(next(steps), total)
             return wall_s

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
 import torch
 
 import bench
@@ -98,21 +96,8 @@ def in_one_line(batch_size: int, size: int) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRun:
-    """What a command took.
-
-    Attributes:
-        wall_s: from its start to its end.
-        output: what it printed.
-    """
-
-    wall_s: float
-    output: str
-
-
-def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = None) -> ProcessRun:
-    """Run `command` to its end.
+def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, str]:
+    """Run `command` to its end; seconds that it took, and what it printed.
 
     Raises:
         WorkerError: it ended with another exit code than 0; holds the last line that it printed.
@@ -133,7 +118,7 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
     if process.returncode != 0:
         last = (text.strip().splitlines() or ["no output"])[-1]
         raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last}")
-    return ProcessRun(wall_s, text)
+    return wall_s, text
 
 
 def environment() -> dict[str, str]:
@@ -141,29 +126,3 @@ def environment() -> dict[str, str]:
     root = str(Path(bench.__file__).resolve().parent.parent)
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, path] if path else [root])}
-
-
-def tree_memory(pid: int) -> tuple[int, int]:
-    """Memory of a process and its descendants, in bytes; zeros once it is gone.
-
-    Returns:
-        Private pages, and the processes' proportions of pages that they share with one another or with
-        others. Where the system does not tell them apart, all is private.
-    """
-    try:
-        process = psutil.Process(pid)
-        members = [process, *process.children(recursive=True)]
-    except psutil.Error:
-        return 0, 0
-    each = [_process_memory(member) for member in members]
-    return sum(private for private, _ in each), sum(shared for _, shared in each)
-
-
-def _process_memory(process: psutil.Process) -> tuple[int, int]:
-    try:
-        if os.path.exists("/proc/self/smaps_rollup"):
-            memory = process.memory_full_info()
-            return int(memory.uss), int(memory.pss - memory.uss)
-        return int(process.memory_info().rss), 0
-    except psutil.Error:
-        return 0, 0

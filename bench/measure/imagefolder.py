@@ -6,7 +6,7 @@ normalise, `DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`
 Two things are ours: full batches only, as all trials have them, and workers that live on from epoch to epoch.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,6 +29,13 @@ CONDITION = (
 AUGMENTATIONS = ("eval", "train")
 _FLIP = 0.5
 _ORDER, _DRAWS = 1, 2  # what is random for
+
+
+def known(files: Sequence[str]) -> int:
+    """How many of these ImageFolder takes for pictures: it goes by their endings."""
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
+    return sum(file.lower().endswith(IMG_EXTENSIONS) for file in files)
 
 
 class _Indexed(Dataset[Any]):

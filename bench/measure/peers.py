@@ -210,7 +210,7 @@ def run_peer(
     settings = {"stored": peer.stored, "batch_size": batch_size, "size": size, "workers": workers}
     timing = {"warmup": warmup, "batches": batches}
     command = script(peer.python, serving, peer.name, peer.path, **settings, **timing)
-    answers = [line for line in run_watched(command).output.splitlines() if line.startswith('{"version"')]
+    answers = [line for line in run_watched(command)[1].splitlines() if line.startswith('{"version"')]
     if not answers:
         raise WorkerError(f"{' '.join(command)}: printed no result")
     answer = json.loads(answers[-1])

@@ -26,8 +26,7 @@ from bench.measure.fresh import environment, in_one_line
 from bench.measure.settings import Settings
 from bench.measure.trainers import ModelTrainer, Trainer
 from bench.report import stats
-from bench.report.stats import Estimate
-from bench.report.verdict import NEGLIGIBLE_SHARE
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
 from loaders.batch import Batch
 from precache.engines import available_cpus
 from precache.errors import PrecacheError, WorkerError

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.machine import page_cache
-from bench.machine.others import OtherProcesses
+from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import folder_of
-from bench.measure.comparison import find_facts
 from bench.measure.fresh import DoesNotFit, in_one_line, run_fresh
 from bench.measure.lines import Lines, check_same
 from bench.measure.settings import Settings
@@ -138,7 +137,7 @@ def run(
     for point in {point[:2]: point for _, point in reversed(missing)}.values():
         # raises what its trials would, before hours are spent on others
         probe = point._replace(batch_size=1, workers=0)
-        run_fresh(find_facts, _at(settings, probe, classes[point.data]))
+        run_fresh(open_once, _at(settings, probe, classes[point.data]))
     total = len(points) * settings.repeats
     on_progress(total - len(missing), total)
     for number, (repeat, point) in enumerate(missing, 1):
@@ -172,6 +171,12 @@ def _at(settings: Settings, point: Point, classes: int) -> Settings:
     """The trial of `point`, which says how many samples and workers."""
     own = {"batch_size": point.batch_size, "workers": point.workers}
     return settings.of(point.backend, locate(point.data), classes, **own)
+
+
+def open_once(settings: Settings) -> None:
+    """Build the loader; what keeps it from that is raised."""
+    with settings.open_loader(settings.make_trainer().dtype):
+        pass
 
 
 def both(settings: Settings) -> dict[str, Any]:

@@ -1,17 +1,6 @@
 """What consumes batches: a model's training step, an emulated accelerator, or nothing.
 
-PRESETS are accelerators whose rate is published, to be emulated.
-
-h100        7,158 images/s: ResNet-50 in MLPerf Training v4.0, with MXNet of NGC 24.04. An eighth of what the
-            logs of eight tell as throughput: https://github.com/mlcommons/training_results_v4.0,
-            NVIDIA/results/eos_ngc24.04_mxnet/resnet. v3.0 gave 7,006
-h200        7,941 images/s: the same there, h200_ngc24.04_mxnet
-a100        2,470 images/s: NVIDIA DeepLearningExamples, PyTorch/Classification/ConvNets/resnet50v1.5,
-            training with mixed precision on one A100
-h100-vit-s  7,716 images/s: the benchmarks of NVIDIA-BioNeMo's nvSubquadratic, ViT-S, one H100, compiled
-mlperf-storage-h100, mlperf-storage-a100
-            400 samples in 0.224 s and in 0.435 s: the sleep by which MLPerf Storage stands for ResNet-50, not
-            the rate of its training: https://github.com/mlcommons/storage, configs/dlio/workload
+PRESETS are accelerators whose rate is published, to be emulated; bench/README.md has the addresses.
 """
 
 import copy
@@ -24,7 +13,7 @@ from typing import Protocol
 
 import torch
 
-from bench.machine.device import AMP, DTYPES, resolve_amp
+from bench.machine.hardware import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
 from precache.errors import SettingError, check_choice
 

@@ -27,7 +27,7 @@ from torchvision.datasets.folder import pil_loader
 from torchvision.models import resnet18, resnet50
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from bench.machine.device import DTYPES
+from bench.machine.hardware import DTYPES
 from bench.measure.imagefolder import shape
 from loaders.batch import Batch
 from loaders.transfer import normalise

@@ -7,25 +7,40 @@ a process of its own: see `bench.measure.fresh`.
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import psutil
 import torch
 
+from bench.machine.monitor import Monitor
 from bench.measure import imagefolder
-from bench.measure.monitor import Monitor
 from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
+from loaders.augment.cpu import place
+from loaders.augment.draw import shown_boxes
+from loaders.backends import decoding
 from loaders.batch import Batch, DecodedBatch
+from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane
+from loaders.settings import CROP_RATIO
 from loaders.transfer import Transfer, normalise
+from precache.engines import available_cpus
+from precache.formats import FORMATS, StoredSample
+from precache.pictures.jpeg import Pixels
+from precache.pictures.sizes import Size, sides
 
+PICTURES = 200  # that stages are timed on
+DECODING = ("pytorch", "webdataset")
+"""Backends whose reader and decoder are this project's, so that they can be run apart."""
 _FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker
 
 
@@ -107,7 +122,7 @@ class Trial:
         wait_s, step_s: the two parts of `batch_s`.
         first_step_s: time of the very first step, which allocates, compiles and tunes.
         served: None where no loader was.
-        watched: by `bench.measure.monitor`, where the run was a fed trainer's; else None.
+        watched: by `bench.machine.monitor`, where the run was a fed trainer's; else None.
         serial_s: CPU time that is not shared among workers, see `_serial_seconds`.
     """
 
@@ -299,3 +314,60 @@ def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, i
     filling = [seconds for (name, _), seconds in spent.items() if name == _FILLING]
     others = [seconds for (name, _), seconds in spent.items() if name not in (_FILLING, _READING)]
     return max(0.0, max(others, default=0.0) - (median(filling) if filling else 0.0))
+
+
+def probe_files(data: SplitData) -> tuple[str, ...]:
+    """What `time_stages` reads of it: some pictures of a raw tree, else the shards."""
+    if data.kind != RAW:
+        return tuple(data.files)
+    rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
+    return tuple(data.files[row] for row in rows.tolist())
+
+
+def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, float]:
+    """Images/s of "read" and "decode", each alone, by as many threads as the loader has workers.
+
+    "read" gives a picture's bytes, "decode" its pixels.
+
+    Args:
+        kind: of the data, see `loaders.dataset.SplitData`.
+        files: see `probe_files`.
+    """
+    with spec.around():
+        workers = max(1, spec.workers or available_cpus())
+        with ThreadPoolExecutor(workers) as pool:
+            if kind == RAW:
+                read, encoded = _timed(pool, workers, decoding.read, files)
+                decode, _ = _timed(pool, workers, partial(_serve, spec.size), encoded)
+            else:
+                read, samples = _read_shards(kind, files)
+                decode, _ = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
+        return {"read": read, "decode": decode}
+
+
+def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
+    pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
+    (box,) = shown_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
+    place(pixels, box, False, out)
+    return out
+
+
+def _read_shards(kind: str, files: Sequence[str]) -> tuple[float, list[tuple[StoredSample, str]]]:
+    """One after the other, as a loader reads them."""
+    samples: list[tuple[StoredSample, str]] = []
+    start_s = time.perf_counter()
+    for file in files:
+        samples += [(sample, file) for sample in FORMATS[kind].read_shard(Path(file))]
+        if len(samples) >= PICTURES:
+            break
+    read = len(samples) / (time.perf_counter() - start_s)
+    return read, samples[:PICTURES]
+
+
+def _timed(
+    pool: ThreadPoolExecutor, workers: int, work: Callable[[Any], Any], items: Sequence[Any]
+) -> tuple[float, list[Any]]:
+    """Items per second of all threads together, and the results, in another order: one share per thread."""
+    start_s = time.perf_counter()
+    shares = list(pool.map(lambda first: [work(item) for item in items[first::workers]], range(workers)))
+    return len(items) / (time.perf_counter() - start_s), [result for share in shares for result in share]

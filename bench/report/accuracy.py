@@ -19,7 +19,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from bench.report.page import COLOURS, GREY, charts, document, figure, line
-from bench.report.trust import disturbance
+from bench.report.stats import disturbance
 from bench.report.words import Table, counted, machine_line
 from precache import page
 
@@ -245,7 +245,6 @@ def table(lines: Sequence[Line], margin: float) -> Table:
     compared = {each.name: each for each in compare(lines, margin)}
     sources = _by_source(lines)
     baseline_s = [each["train_s"] for each in next(iter(sources.values()))]
-    has_energy = any(each["energy_j"] is not None for each in lines)
     rows = []
     for name, own in sources.items():
         top1 = [each["curve"][-1][1] for each in own]
@@ -253,13 +252,9 @@ def table(lines: Sequence[Line], margin: float) -> Table:
         times = median(mine / first for mine, first in zip(train_s, baseline_s, strict=True))
         spread = f" ± {stdev(top1):.2f}" if len(top1) > 1 else ""
         row = [name, f"{fmean(top1):.2f}%{spread}", *_beside(compared.get(name))]
-        row += [f"{median(train_s):,.0f} s ({times:.2f}x)"]
-        if has_energy:
-            joules = [each["energy_j"] for each in own]
-            row += ["-" if None in joules else f"{fmean(joules) / 1000:,.1f} kJ"]
-        rows.append(row)
+        rows.append([*row, f"{median(train_s):,.0f} s ({times:.2f}x)"])
     titles = ["pictures from", "top-1", "difference", "95% interval", "verdict", "training"]
-    return Table([*titles, "energy"] if has_energy else titles, rows, words=("verdict",))
+    return Table(titles, rows, words=("verdict",))
 
 
 def conditions(lines: Sequence[Line], margin: float) -> list[str]:

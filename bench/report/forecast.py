@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.report.gain import find_gain
 from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
 from bench.report.stats import Estimate, estimate
+from bench.report.verdict import find_gain
 from precache.pictures.images import MAX_SIZE
+from precache.recipe import Recipe
 
 AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
 """What reads the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
@@ -35,7 +36,8 @@ _RANDOM_READS = (*AS_IT_IS, "shards")
 """Read picture by picture in random order; the others read whole shards in a stream."""
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
 _SHOWN = 0.875  # of the shorter side, in validation: the least that shows it without enlarging
-_SLACK = 1.1  # a hundred pictures tell the size of all of them to within a tenth
+SLACK = 1.1
+"""A hundred pictures tell the size of all of them to within a tenth."""
 
 
 def stored_size(size: int) -> int:
@@ -43,28 +45,16 @@ def stored_size(size: int) -> int:
     return min(2 * size, MAX_SIZE)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """How pictures are stored: the most that the shorter side keeps, in pixels, and JPEG quality."""
-
-    size: int
-    quality: int
-
-    def words(self, name: str) -> str:
-        """Of the format `name`: 'at most 448 px, JPEG quality 90'."""
-        quality = f", JPEG quality {self.quality}" if name in JPEG_NAMES else ""
-        return f"at most {self.size} px{quality}"
+def stored_words(recipe: Recipe) -> str:
+    """'at most 448 px, JPEG quality 90'."""
+    quality = f", JPEG quality {recipe.quality}" if recipe.format in JPEG_NAMES else ""
+    return f"at most {recipe.size} px{quality}"
 
 
-def ways_to_store(size: int) -> tuple[Stored, ...]:
-    """For training at `size` pixels: from the one that keeps most of the pictures to the smallest."""
+def ways_to_store(size: int) -> tuple[tuple[int, int], ...]:
+    """Most pixels of the shorter side and JPEG quality, to train at `size` pixels; the best way first."""
     whole = stored_size(size)
-    return (Stored(whole, 95), Stored(whole, 90), Stored(whole, 75), Stored(round(size / _SHOWN), 75))
-
-
-def needed_bytes(predicted: float) -> float:
-    """Space for what is predicted to take `predicted` bytes: it may be a little more."""
-    return predicted * _SLACK
+    return (whole, 95), (whole, 90), (whole, 75), (round(size / _SHOWN), 75)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,27 +1,23 @@
-"""A result of `bench loaders` as one HTML page and as one picture: the answer, how busy each loader keeps the
-accelerator, and everything else folded."""
+"""A result of `bench loaders` as one HTML page: the answer, how busy each loader keeps the accelerator, and
+everything else folded."""
 
 import base64
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import chain
-from math import ceil, floor, log10
 from typing import Any
 
 import plotly.graph_objects as go
 
 from bench.report import page as pages
-from bench.report.gain import answers, find_gain, saved_share, times, what_is_fed
-from bench.report.page import BLUE, COLOURS, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure, line, spread
+from bench.report.page import BLUE, COLOURS, GREY, ORANGE, PURPLE, RED, figure, line
 from bench.report.result import conditions, findings, legend, next_step, shown_rows, skipped, table
 from bench.report.row import SYNTHETIC, Result, Row, Watched
-from bench.report.stats import Estimate
-from bench.report.trust import is_disturbed, other_cpu
-from bench.report.verdict import files_are, gains_over, observations
+from bench.report.stats import is_disturbed, other_cpu
+from bench.report.verdict import answers, find_gain, observations, saved_share, times
 from bench.report.words import Table, percent
 from precache import page
-from precache.cli.commandline import human_bytes
 
 _LANE_PIXELS, _SERIES_PIXELS = 46, 170
 _STYLE = """
@@ -65,7 +61,6 @@ def html(result: Result, gpu_price: float | None = None) -> str:
         page.paragraphs([step] if step else []),
         f'<p class="note">{"<br>".join(map(escape, [*notes, *skipped(result)]))}</p>',
         page.folded("All numbers", _numbers(result)),
-        page.folded("Images/s of each loader alone", pages.charts({_ALONE: _alone(result.rows)}, "alone")),
         *_details(result),
         page.folded("Machine, versions and settings", _facts(result)),
     ]
@@ -132,7 +127,7 @@ def _saves(row: Row, today: Row, gpu_price: float | None) -> str:
 
 
 def _details(result: Result) -> Iterator[str]:
-    """A folded section for each loader: its bottleneck, what would help, its charts."""
+    """A folded section for each loader: its bottleneck, what each stage can do, its charts."""
     for number, row in enumerate(result.rows):
         if row.backend == SYNTHETIC:  # noise: nothing to advise
             continue
@@ -140,26 +135,9 @@ def _details(result: Result) -> Iterator[str]:
         told = [row.advice] * bool(row.advice) + observations(row)
         if figures or told:
             said = " ".join(told)
-            shown = [page.paragraphs([said[:1].upper() + said[1:]]), _changes(row)]
+            shown = [page.paragraphs([said[:1].upper() + said[1:]]), _stages(row)]
             shown += [pages.charts(figures, f"row{number}")] if figures else []
             yield page.folded(f"In detail: {result.title(row)}", "".join(shown))
-
-
-def _changes(row: Row) -> str:
-    """A table of what would gain, the fastest first; empty where nothing would."""
-    gaining = [change for change in row.changes if gains_over(change, row.now)]
-    lines = [
-        [
-            change.what.rstrip(","),
-            f"{change.images_per_s.median:,.0f}",
-            ("measured" if change.measured else "predicted")
-            + ("" if row.cold is None else f" {files_are(cold=change.cold)}"),
-            human_bytes(change.size_bytes) if change.size_bytes else "",
-        ]
-        for change in sorted(gaining, key=lambda change: -change.images_per_s.median)
-    ]
-    titles = ("What would gain", "images/s", "how we know", "takes")
-    return Table(titles, lines, words=("how we know", "takes")).html() if lines else ""
 
 
 def _numbers(result: Result) -> str:
@@ -180,68 +158,20 @@ def _facts(result: Result) -> str:
     return page.facts(facts)
 
 
-_ALONE = "Images/s of each loader alone: left of a dashed line, the trainer waits"
-
-
-def _alone(rows: Sequence[Row]) -> go.Figure:
-    """Without a trainer, warm and cold, beside each trainer's rate."""
-    rows = list({(row.backend, row.data, row.peer): row for row in rows}.values())
-    kinds: dict[str, tuple[str, str, list[Estimate | None]]] = {
-        "loader alone": (BLUE, "circle", [None if row.peer else row.loader for row in rows]),
-        "from a cold disk": (SKY, "diamond", [row.cold for row in rows]),
-        "another library, or the limit": (GREY, "square", [row.loader if row.peer else None for row in rows]),
-    }
-    dots = []
-    for name, (colour, symbol, rates) in kinds.items():
-        there = [(lane, rate) for lane, rate in enumerate(rates) if rate]
-        if there:
-            marker = {"color": colour, "symbol": symbol, "size": 12}
-            found = [rate for _, rate in there]
-            dots.append(
-                go.Scatter(
-                    x=[rate.median for rate in found],
-                    y=[lane for lane, _ in there],
-                    mode="markers",
-                    marker=marker,
-                    error_x=spread(found),
-                    name=name,
-                )
-            )
-    names = [f"{escape(_short(row.name))}: {row.loader.median:,.0f}" for row in rows]
-    drawn = _lanes(dots, names, "images/s, logarithmic")
-    for rate in dict.fromkeys(row.trainer.median for row in rows if row.trainer):
-        _mark(drawn, rate, "trainer alone", RED)
-    return _logarithmic(drawn, dots)
-
-
 def _figures(row: Row) -> Iterator[tuple[str, go.Figure]]:
     """Charts of one row by their captions."""
-    if row.stages:
-        yield "What each stage alone can do: the lowest is the bottleneck", _stages(row)
     if row.step_s:
         yield "Each batch: a high orange bar is a wait", _batches(row)
     yield from _monitored(row.monitor) if row.monitor is not None else ()
 
 
-def _stages(row: Row) -> go.Figure:
-    colours = [ORANGE if stage == row.binds else BLUE for stage in row.stages]
-    dots = go.Scatter(
-        x=list(row.stages.values()),
-        y=list(range(len(row.stages))),
-        mode="markers",
-        marker={"color": colours, "size": 13},
-        name="stage alone",
-    )
-    names = [
-        f"{escape(stage)}: {rate:,.0f}{' (the bottleneck)' if stage == row.binds else ''}"
-        for stage, rate in row.stages.items()
+def _stages(row: Row) -> str:
+    """A table of what each stage alone can do, the lowest first; empty where none was timed."""
+    rows = [
+        (stage, f"{rate:,.0f}", "the bottleneck" if stage == row.binds else "")
+        for stage, rate in sorted(row.stages.items(), key=lambda pair: pair[1])
     ]
-    drawn = _lanes([dots], names, "images/s, logarithmic")
-    if row.predicted is not None:
-        _mark(drawn, row.predicted, "predicted together", GREEN, "dot")
-    if row.together is not None:
-        _mark(drawn, row.together.median, "measured together", PURPLE, "solid")
-    return _logarithmic(drawn, [dots])
+    return Table(("stage alone", "images/s", ""), rows, words=("",)).html() if rows else ""
 
 
 def _batches(row: Row) -> go.Figure:
@@ -285,95 +215,3 @@ def _monitored(sampled: Watched) -> Iterator[tuple[str, go.Figure]]:
         if traces:
             drawn = figure(traces, _SERIES_PIXELS, "seconds")
             yield caption, drawn.update_yaxes(tickformat=ticks, rangemode="tozero")
-
-
-def _lanes(traces: Sequence[Any], names: Sequence[str], across: str) -> go.Figure:
-    """Horizontal lanes, y = 0, 1, ... from the top, each below its name, so that a phone has room."""
-    drawn = figure(traces, _LANE_PIXELS * len(names), across)
-    for lane, name in enumerate(names):
-        drawn.add_annotation(x=0, xref="paper", xanchor="left", y=lane, yshift=18, text=name, showarrow=False)
-    return drawn.update_yaxes(range=[len(names) - 0.6, -0.75], showticklabels=False, showgrid=False)
-
-
-def _logarithmic(drawn: go.Figure, traces: Sequence[Any]) -> go.Figure:
-    """A logarithmic axis, from a little below to a little above what is shown; plotly's own ticks overlap."""
-    rates = [*chain.from_iterable(trace.x for trace in traces), *(shape.x0 for shape in drawn.layout.shapes)]
-    low, high = log10(min(rates)) - 0.15, log10(max(rates)) + 0.15
-    steps = (1,) if high - low > 2 else (1, 2, 5)
-    ticks = [step * 10.0**power for power in range(floor(low), ceil(high)) for step in steps]
-    return drawn.update_xaxes(type="log", range=[low, high], tickvals=ticks, tickformat=",~s")
-
-
-def _mark(drawn: go.Figure, rate: float, name: str, colour: str, dash: str = "dash") -> None:
-    look = {"color": colour, "dash": dash, "width": 2}
-    drawn.add_vline(x=rate, line=look, name=f"{name}: {rate:,.0f}", showlegend=True)
-    drawn.update_layout(showlegend=True)
-
-
-def _short(name: str, longest: int = 30) -> str:
-    return name if len(name) <= longest else f"{name[: longest - 1]}…"
-
-
-_SVG_WIDTH, _SVG_NAME, _SVG_RIGHT, _SVG_TOP = 760, 190, 90, 62
-_SVG_STYLE = """
-svg { font: 14px system-ui, -apple-system, 'Segoe UI', sans-serif; }
-.title { font-size: 16px; font-weight: 600; }
-text { fill: #1c1e21; } .soft { fill: #5d636b; font-size: 12px; }
-.page { fill: #fff; } .track { fill: #8a8f9822; }
-.bar { fill: #2b83c6; } .today { fill: #8a8f98; } .cold { fill: #56b4e9; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6e8eb; } .soft { fill: #a3a9b3; }
-  .page { fill: #15171a; } .bar { fill: #4a9ad9; } .cold { fill: #8fd0f5; } }
-"""
-
-
-def svg(result: Result) -> str:
-    """A picture for a README, which follows light and dark mode: how busy each loader keeps the accelerator.
-
-    Images/s, warm and cold, where no trainer was fed.
-    """
-    shown = shown_rows(result, details=False)
-    fed = [row for row in shown if row.busy is not None]
-    most = max(row.loader.median for row in shown)
-    title, lanes, height = "How busy each loader keeps an accelerator", [], _SVG_TOP
-    trainers = {what_is_fed(result, row) for row in fed}
-    if not fed:
-        cold = ", and read from a cold disk" if any(row.cold for row in shown) else ""
-        title = f"Images per second of each loader{cold}"
-    elif len(trainers) == 1:
-        title = f"How busy each loader keeps {trainers.pop()}"
-    for row in fed or shown:
-        bars = [(row.loader.median / most, f"{row.loader.median:,.0f}")]
-        if row.busy is not None:
-            bars = [(row.busy.median, percent(row.busy.median))]
-        elif row.cold is not None:
-            bars.append((row.cold.median / most, f"{row.cold.median:,.0f} cold"))
-        lanes.append(_svg_lane(result, row, bars, height))
-        height += 52 if len(bars) > 1 else 34
-    height += 40
-    foot = escape(conditions(result)[0])
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_SVG_WIDTH} {height}" width="{_SVG_WIDTH}" '
-        f'height="{height}" role="img" aria-label="{escape(title)}"><style>{_SVG_STYLE}</style>'
-        f'<rect class="page" width="{_SVG_WIDTH}" height="{height}" rx="8"/>'
-        f'<text class="title" x="8" y="28">{escape(title)}</text>{"".join(lanes)}'
-        f'<text class="soft" x="8" y="{height - 14}">{foot}</text></svg>\n'
-    )
-
-
-def _svg_lane(result: Result, row: Row, bars: Sequence[tuple[float, str]], top: int) -> str:
-    room = _SVG_WIDTH - _SVG_NAME - _SVG_RIGHT
-    kind = "today" if row.peer or row.backend == "imagefolder" else "bar"
-    parts = [
-        f'<text x="8" y="{top + 14}">{escape(_short(result.title(row), 26))}</text>',
-        f'<rect class="track" x="{_SVG_NAME}" y="{top}" width="{room}" height="18" rx="3"/>',
-    ]
-    for number, (share, text) in enumerate(bars):
-        y, high, look, words = (top + 20, 12, "cold", "soft") if number else (top, 18, kind, "")
-        width = max(2.0, room * min(share, 1.0))
-        parts += [
-            f'<rect class="{look}" x="{_SVG_NAME}" y="{y}" width="{width:.1f}" height="{high}" rx="3"/>',
-            f'<text class="{words}" x="{_SVG_WIDTH - 8}" y="{y + high - 3}" text-anchor="end">'
-            f"{escape(text)}</text>",
-        ]
-    return "".join(parts)

@@ -5,23 +5,39 @@ from dataclasses import dataclass
 
 import click
 
-from bench.report.gain import best_rows, find_gain, sentences
 from bench.report.row import RAW_TREE, SYNTHETIC, Result, Row
-from bench.report.stats import Estimate
-from bench.report.trust import is_disturbed, other_cpu
+from bench.report.stats import Estimate, is_disturbed, other_cpu
 from bench.report.verdict import (
     KEEPS_UP,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
+    best_rows,
+    find_gain,
     judge,
     lost_share,
     observations,
+    sentences,
 )
 from bench.report.words import Table, counted, machine_line, percent, say
 from precache.packages import DALI
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
 _USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """How a result is shown.
+
+    Attributes:
+        markdown: as Markdown.
+        details: every column and finding, instead of the table of five columns.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+
+    markdown: bool = False
+    details: bool = False
+    gpu_price: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +61,7 @@ def _rate(rate: Estimate | None) -> str | None:
 
 
 def _ratio(ratio: Estimate | None) -> str | None:
-    return None if ratio is None else f"{ratio.median:.2f} ({ratio.low:.2f}-{ratio.high:.2f})"
+    return None if ratio is None else f"{ratio:.2f}"
 
 
 def _ms(seconds: float | None) -> str | None:
@@ -194,11 +210,8 @@ def comparisons(result: Result) -> list[str]:
     lines = {}
     for row in result.rows:
         if row.over:
-            ratios = (
-                f"{ratio.median:.2f}x {name} ({ratio.low:.2f}-{ratio.high:.2f})"
-                for name, ratio in row.over.items()
-            )
-            lines[row.name] = f"{row.name}: {', '.join(ratios)}"  # the same with each trainer
+            ratios = ", ".join(f"{ratio:.2f} times {name}" for name, ratio in row.over.items())
+            lines[row.name] = f"{row.name}: {ratios}"  # the same with each trainer
     return list(lines.values())
 
 
@@ -225,24 +238,17 @@ def next_step(result: Result) -> str:
     return ""
 
 
-def show(
-    result: Result,
-    *,
-    details: bool = False,
-    markdown: bool = False,
-    gpu_price: float | None = None,
-    asked: Collection[str] = (),
-    has_page: bool = False,
-) -> None:
+def show(result: Result, showing: Showing, *, asked: Collection[str] = (), has_page: bool = False) -> None:
     """Print the answer, the table, when it holds, and how to get the rest.
 
     Args:
         asked: backends that were asked for by name.
         has_page: whether a page is written, too.
     """
+    details = showing.details
     shown = table(result, details=details)
-    said = sentences(result, gpu_price)
-    if markdown:
+    said = sentences(result, showing.gpu_price)
+    if showing.markdown:
         lines = [
             f"{line}." for line in (*conditions(result, details=details), legend(result, details=details))
         ]

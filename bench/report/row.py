@@ -35,7 +35,7 @@ ALL_BUSY = "All cores were busy"
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """What the machine did while something ran; `bench.measure.monitor` samples it.
+    """What the machine did while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
         time_s: of each sample, since the start.
@@ -43,8 +43,6 @@ class Watched:
             since the sample before.
         peak, mean: of each series.
         flags: limits that hurt, one sentence each.
-        missing: what could not be sampled, and why.
-        own_cpu_share: CPU time of the sampling itself, of one core.
     """
 
     time_s: tuple[float, ...] = ()
@@ -52,8 +50,6 @@ class Watched:
     peak: dict[str, float] = field(default_factory=dict)
     mean: dict[str, float] = field(default_factory=dict)
     flags: tuple[str, ...] = ()
-    missing: dict[str, str] = field(default_factory=dict)
-    own_cpu_share: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +69,7 @@ class Spikes:
 
 @dataclass(frozen=True, slots=True)
 class BatchTimes:
-    """What is uneven about a series of batches; `bench.report.batch_times` finds it.
+    """What is uneven about a series of batches; `bench.report.verdict` finds it.
 
     Attributes:
         wait_spikes, step_spikes: first batches of epochs are never among them.
@@ -93,15 +89,11 @@ class Change:
         what: as the subject of a sentence.
         images_per_s: with it, fed.
         measured: in the same run; else it is predicted.
-        size_bytes: what it takes on disk; 0 where nothing is converted.
-        cold: whether `images_per_s` are from a cold disk; else with the files in memory.
     """
 
     what: str
     images_per_s: Estimate
     measured: bool
-    size_bytes: int = 0
-    cold: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -227,13 +219,6 @@ class Row:
     def reads_cold(self) -> bool:
         """Whether a cold disk makes a difference that can be told."""
         return self.cold is not None and self.cold.high < self.loader.low
-
-    @property
-    def now(self) -> Estimate:
-        """Images/s that a change must beat: fed or alone, from a cold disk where that is slower."""
-        if self.cold is not None and self.reads_cold:
-            return min(self.rate, self.cold, key=lambda one: one.median)
-        return self.rate
 
     @property
     def batch_s(self) -> tuple[float, ...]:

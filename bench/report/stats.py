@@ -1,9 +1,15 @@
-"""Medians, percentiles and ratios with their spread. Pure."""
+"""Medians, percentiles and ratios with their spread, and when not to rely on them. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
+
+NEGLIGIBLE_SHARE = 0.02
+"""Less is not worth acting on, however well it can be told from nothing."""
+OTHER_CPU_LIMIT = 0.1
+"""Share of the CPUs: where other processes take more, rates are those of a part of the machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +19,10 @@ class Estimate:
     median: float
     low: float
     high: float
+
+    def __format__(self, form: str) -> str:
+        """`1.20 (1.15-1.25)`, each in the format of a number."""
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
@@ -34,7 +44,33 @@ def quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
     )
 
 
+def exceeds(one: Estimate, other: Estimate) -> bool:
+    """In every run, and by more than is worth nothing."""
+    return one.median >= other.median * (1 + NEGLIGIBLE_SHARE) and one.low > other.high
+
+
 def percentile(values: Sequence[float], share: float) -> float:
     """The smallest value that at least `share` (0 to 1) of `values` do not exceed (nearest rank)."""
     rank = max(1, math.ceil(share * len(values)))
     return sorted(values)[rank - 1]
+
+
+def other_cpu(settings: Mapping[str, Any]) -> float | None:
+    """What other processes took of the CPUs, 0 to 1, by a result's settings; None where it does not say."""
+    share: float | None = settings.get("other_cpu")
+    return share
+
+
+def is_disturbed(share: float | None) -> bool:
+    """Whether other processes took so much of the CPUs that no winner is named."""
+    return share is not None and share > OTHER_CPU_LIMIT
+
+
+def disturbance(share: float | None, then: str = ", so no winner is named") -> str:
+    """The sentence that says so, and what follows from it; empty where they did not."""
+    if share is None or not is_disturbed(share):
+        return ""
+    return (
+        f"Other processes took {share:.0%} of the CPUs while this was measured: the rates are too low, and "
+        f"not all by as much{then}. Measure again on a quiet machine."
+    )

@@ -15,10 +15,9 @@ import plotly.graph_objects as go
 from bench.report import page as pages
 from bench.report.page import COLOURS, figure, line, spread
 from bench.report.row import Row
-from bench.report.trust import disturbance, is_disturbed
+from bench.report.stats import NEGLIGIBLE_SHARE, disturbance, is_disturbed
 from bench.report.verdict import (
     KEEPS_UP,
-    NEGLIGIBLE_SHARE,
     NO_TRAINER,
     NOT_DISTINGUISHABLE,
     judge,
@@ -194,6 +193,12 @@ def tables(found: Found) -> list[Table]:
     return shown
 
 
+_LEGEND = (
+    "images/s of the trainer, fed by the loader; waits: how many fewer than alone; -: not measured, the file "
+    "says why."
+)
+
+
 def show(found: Found, conditions: str) -> None:
     """Print what to choose, the tables, and under which conditions they hold."""
     for text in answer(found):
@@ -202,38 +207,22 @@ def show(found: Found, conditions: str) -> None:
         click.echo()
         table.show()
     click.echo()
-    say(
-        "images/s of the trainer, fed by the loader; waits: how many fewer than alone; -: not measured, the "
-        "file says why."
-    )
+    say(_LEGEND)
     say(f"{conditions}.")
 
 
 def html(found: Found, conditions: str) -> str:
-    """The page: what to choose, throughput over each setting, every point."""
+    """The page: what to choose, and for each loader throughput over its settings as chart and table."""
     parts = []
-    for number, own in enumerate(_by_loader(found).values()):
-        drawn = {"Over workers: a flat line gains nothing from more": _chart(own)}
-        loader = next(iter(own)).loader
-        parts.append(f"<h2>{page.with_code(loader)}</h2>{pages.charts(drawn, f'chart-{number}')}")
-    note = "Images/s of the trainer fed by the loader, and its range; dotted: the trainer alone."
-    every = page.folded("Every trial", _every(found).html())
-    parts = [f'<p class="note">{note}</p>', *parts, every, page.paragraphs([conditions])]
+    charts = {next(iter(own)).loader: _chart(own) for own in _by_loader(found).values()}
+    for number, table in enumerate(tables(found)):
+        parts.append(f"<h2>{page.with_code(table.title)}</h2>")
+        if table.title in charts:
+            drawn = {"Over workers: a flat line gains nothing from more": charts[table.title]}
+            parts.append(pages.charts(drawn, f"chart-{number}"))
+        parts.append(table.html())
+    parts.append(page.paragraphs([f"{_LEGEND} Dotted: the trainer alone.", f"{conditions}."]))
     return pages.document("How many workers, which batch size?", answer(found), parts)
-
-
-def _every(found: Found) -> Table:
-    lines = []
-    for point in found.points:
-        row = found.measured.get(point)
-        note = f"not measured: {found.left_out.get(point, 'not yet')}" if row is None else ""
-        if row is not None and judge(row.ratio) == KEEPS_UP:
-            note = "does not wait"
-        rate = "" if row is None else f"{row.rate.median:,.0f}"
-        share = "" if row is None or row.ratio is None else f"{row.ratio.median:.0%}"
-        lines.append([point.loader, f"{point.batch_size:,}", str(point.workers), rate, share, note])
-    titles = ("backend and folder", "batch", "workers", "images/s", "of the trainer", "note")
-    return Table(titles, lines, words=("note",))
 
 
 def _chart(measured: Mapping[Point, Row]) -> go.Figure:

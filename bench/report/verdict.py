@@ -1,19 +1,34 @@
-"""What the rates of one loader mean: the bottleneck, what the trainer waits for, what would fix it. Pure."""
+"""What the rates of loaders mean, in one vocabulary. Pure.
 
+Of one loader: its bottleneck, what the trainer waits for, what would fix it. Of all that one trainer was fed
+from: what another loader, and converting, gain over what people have today, torchvision's ImageFolder in a
+DataLoader. The first advice is to change that line to `loaders.build`, which takes nothing; the second is to
+convert. Rows may be measured or predicted; a sentence names a winner only where the ranges of several runs
+lie apart.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
+import numpy as np
+import numpy.typing as npt
+
 from bench.report.row import (
     ALL_BUSY,
+    RAW_TREE,
     SYNTHETIC,
+    TODAY_BACKEND,
+    BatchTimes,
     Change,
+    Result,
     Row,
+    Spikes,
     more_workers_can_help,
 )
-from bench.report.stats import Estimate
-from bench.report.trust import miss
-from bench.report.words import percent
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, disturbance, exceeds, is_disturbed, other_cpu
+from bench.report.words import counted, duration, percent
 from precache.cli.commandline import human_bytes
 
 KEEPS_UP = "keeps up"
@@ -23,46 +38,21 @@ WITHIN_NOISE = "within noise"
 """How sentences say NOT_DISTINGUISHABLE, which files hold."""
 NO_TRAINER = "-"
 COLD_FETCH = "cold fetch"
-# Less is not worth acting on, however well it can be told from nothing.
-NEGLIGIBLE_SHARE = 0.02
 # Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
 _PROBE_ERROR = 0.2
 _SHOWN_S = 5e-5  # shorter waits are 0.0 ms
-_STALLS = {
-    "storage": "fetch",
-    "decode": "prep",
-    "collate": "prep",
-    "storage or decode": "fetch or prep",
-    "storage or collate": "fetch or prep",
-    "transfer": "transfer",
-}
-_WORDS = {
-    "storage": "storage",
-    "decode": "decoding",
-    "collate": "collating",
-    "storage or decode": "storage or decoding",
-    "storage or collate": "storage or collating",
-    "transfer": "the transfer",
-}
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
-    """What the advice for a loader depends on beside its row.
-
-    Attributes:
-        folder: as it is named in a sentence.
-        kind: of the data: `raw`, or the format of a converted folder.
-        file_bytes: of a converted folder.
-        workers: of the loader.
-        cpus: of this machine.
-    """
-
-    folder: str
-    kind: str
-    file_bytes: int
-    workers: int
-    cpus: int
+# Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
+_DEVIATIONS = 8.0
+_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal noise
+_SHORT_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
+_FEWEST_BATCHES = 8
+_REGULAR_SHARE = 0.75
+TODAY = "ImageFolder and DataLoader"
+"""The baseline, in sentences."""
+LINE = "`loaders.build`"
+"""What replaces it, in sentences."""
+_STALLS = {"storage": "fetch", "decode": "prep", "collate": "prep", "transfer": "transfer"}
+_WORDS = {"decode": "decoding", "collate": "collating", "transfer": "the transfer"}
 
 
 def judge(ratio: Estimate | None) -> str:
@@ -86,18 +76,20 @@ def lost_share(ratio: Estimate) -> float:
     return max(0.0, 1 - ratio.median)
 
 
-def explained(rows: Sequence[tuple[Row, Facts]], batch_size: int) -> list[Row]:
+def explained(rows: Sequence[Row], batch_size: int, workers: int, cpus: int) -> list[Row]:
     """Rows of one trainer, each with its stages, stalls, prediction, bottleneck and advice.
 
     Args:
-        rows: all that were measured beside one another, with what is known of each.
+        rows: all that were measured beside one another.
+        workers: of each loader.
+        cpus: of this machine.
     """
     found = []
-    for row, facts in rows:
+    for row in rows:
         if row.backend == SYNTHETIC:  # noise: nothing to advise
             found.append(replace(row, stages=stage_rates(row), predicted=predicted(row)))
             continue
-        changes = known_changes(row, facts, [pair for pair in rows if pair[0] is not row])
+        changes = known_changes(row, [other for other in rows if other is not row], workers, cpus)
         found.append(
             replace(
                 row,
@@ -184,53 +176,46 @@ def stalls(row: Row, batch_size: int) -> dict[str, float]:
     parts = stage_seconds(row, cold=False)
     total = sum(part.median for part in parts.values())
     for name, part in parts.items():
-        lost_s[_STALLS[name]] = lost_s.get(_STALLS[name], 0.0) + warm_s * part.median / total
+        stall = " or ".join(_STALLS[stage] for stage in name.split(" or "))
+        lost_s[stall] = lost_s.get(stall, 0.0) + warm_s * part.median / total
     if row.cold is not None and row.reads_cold:
         cold_s = batch_size / min(trainer, row.cold.median)
         lost_s[COLD_FETCH] = cold_s - batch_size / min(trainer, row.loader.median)
     return lost_s
 
 
-def known_changes(row: Row, facts: Facts, others: Sequence[tuple[Row, Facts]]) -> list[Change]:
-    """What one could do about the loader of `row`, measured beside it with the same trainer, or predicted."""
+def known_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> list[Change]:
+    """What one could do about the loader of `row`: what was measured beside it, and a worker per CPU."""
     found = []
-    for other, its in others:
-        if other.backend == SYNTHETIC:
-            continue
-        rate = (supply(other) if row.reads_cold else other.together) or other.loader
-        if row.reads_cold and other.trainer is not None and rate.median >= other.trainer.median:
-            rate = other.trainer
-        cold = row.reads_cold and other.cold is not None
-        if its.kind == "raw" or its.folder == facts.folder:
-            found.append(Change(f"Backend {other.backend} on {its.folder}", rate, True, cold=cold))
-        else:
-            found.append(Change(f"Converting to {its.kind}", rate, True, its.file_bytes, cold))
+    for other in others:
+        if other.backend != SYNTHETIC:
+            converts = other.data not in (RAW_TREE, row.data)
+            what = f"Converting to {other.data}" if converts else f"Backend {other.backend} on {other.data}"
+            found.append(Change(what, reached(other), True))
     cpu_share = row.monitor.mean.get("cpu_share") if row.monitor is not None else None
-    if more_workers_can_help(facts.workers, facts.cpus, cpu_share):
-        parts = [Estimate(*[row.loader.median * facts.cpus / facts.workers] * 3), row.trainer, row.transfer]
+    if more_workers_can_help(workers, cpus, cpu_share):
+        parts = [Estimate(*[row.loader.median * cpus / workers] * 3), row.trainer, row.transfer]
         scaled = min((part for part in parts if part is not None), key=lambda part: part.median)
-        found.append(Change(f"{facts.cpus} workers, one per CPU,", scaled, False))
+        found.append(Change(f"{cpus} workers, one per CPU,", scaled, False))
     return found
 
 
-def gains_over(change: Change, now: Estimate) -> bool:
-    """Whether the change gives more images/s than `now`, by more than is worth nothing and than noise."""
-    enough = change.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)
-    return enough and change.images_per_s.low > now.high
+def reached(row: Row) -> Estimate:
+    """Images/s of training, from a cold disk where that is slower."""
+    return min(row.rate, supply(row), key=lambda rate: rate.median) if row.reads_cold else row.rate
 
 
 def advise(row: Row, changes: Sequence[Change]) -> str:
-    """The bottleneck, and the change that gains most, in a few sentences."""
-    found = bottleneck(row)
-    sentences = [_finding(row, found)]
-    if found != "compute":
-        sentences.append(_gain(row, changes))
-    return " ".join(sentences)
-
-
-def files_are(*, cold: bool) -> str:
-    """From where the files of a rate were read, in words."""
-    return "from a cold disk" if cold else "with the files in memory"
+    """The bottleneck, and the change that gains most, by more than is worth nothing and than noise."""
+    found, now = bottleneck(row), reached(row)
+    if found == "compute":
+        return _finding(row, found)
+    gaining = [change for change in changes if exceeds(change.images_per_s, now)]
+    if not gaining:
+        return f"{_finding(row, found)} Nothing known here would be faster."
+    best = max(gaining, key=lambda change: (change.images_per_s.median, change.measured))
+    said = "gave" if best.measured else "is predicted to give"
+    return f"{_finding(row, found)} {best.what} {said} {best.images_per_s.median:,.0f}."
 
 
 def observations(row: Row) -> list[str]:
@@ -245,8 +230,6 @@ def observations(row: Row) -> list[str]:
         measured = row.together.median
         off = measured / row.predicted - 1
         said.append(f"Predicted {row.predicted:,.0f} images/s, measured {measured:,.0f} ({off:+.0%}).")
-        missed = miss(row.predicted, measured)
-        said += [f"{missed[0].upper()}{missed[1:]}."] if missed else []
     if row.first_step_s is not None and row.step_s:
         first, usual = _ms(row.first_step_s.median), _ms(median(row.step_s))
         said.append(f"The first step took {first}, the others {usual} (median).")
@@ -267,7 +250,9 @@ def observations(row: Row) -> list[str]:
 def _finding(row: Row, found: str | None) -> str:
     given = supply(row)
     against = f" against {row.trainer.median:,.0f} of the trainer" if row.trainer else ""
-    files = "" if row.cold is None else f" {files_are(cold=given is row.cold)}"
+    files = (
+        "" if row.cold is None else " from a cold disk" if given is row.cold else " with the files in memory"
+    )
     if found is None and row.trainer and given.low > row.trainer.high and judge(row.ratio) == LOADER_BINDS:
         return (
             f"no single stage is the bottleneck{files}: the loader alone reaches {given.median:,.0f} images/s"
@@ -284,30 +269,12 @@ def _finding(row: Row, found: str | None) -> str:
             f"loader could give {given.median:,.0f}{files}. Only a faster step would help."
         )
     slow = "is the bottleneck" if row.trainer else "takes most of the loader's time"
-    text = f"{_WORDS[found]} {slow}{files}: {given.median:,.0f} images/s{against}"
+    named = " or ".join(_WORDS.get(stage, stage) for stage in found.split(" or "))
+    text = f"{named} {slow}{files}: {given.median:,.0f} images/s{against}"
     if found.startswith("storage or "):
         without = " without --cold" if row.cold is None else ""
         text += f"; the files were not in memory before, so the two cannot be told apart{without}"
     return f"{text}."
-
-
-def _gain(row: Row, changes: Sequence[Change]) -> str:
-    now = row.rate
-    if row.reads_cold and supply(row).median < now.median:
-        now = supply(row)
-    gaining = [c for c in changes if c.images_per_s.median >= now.median * (1 + NEGLIGIBLE_SHARE)]
-    if not gaining:
-        return "Nothing known here would be faster."
-    most = max(change.images_per_s.median for change in gaining)
-    alike = [change for change in gaining if change.images_per_s.median >= most * (1 - NEGLIGIBLE_SHARE)]
-    # of those that are as good, one that was measured, then one for free
-    best = max(alike, key=lambda change: (change.measured, not change.size_bytes, change.images_per_s.median))
-    said = "gave" if best.measured else "is predicted to give"
-    files = f" {files_are(cold=best.cold)}" if row.cold is not None else ""
-    text = f"{best.what} {said} {best.images_per_s.median:,.0f}{files}"
-    if not gains_over(best, now):
-        return f"{text}, no more than that {WITHIN_NOISE}."
-    return f"{text}; it takes {human_bytes(best.size_bytes)}." if best.size_bytes else f"{text}."
 
 
 def _seconds(rate: Estimate) -> Estimate:
@@ -316,3 +283,294 @@ def _seconds(rate: Estimate) -> Estimate:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"
+
+
+def analyse(
+    wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
+) -> BatchTimes:
+    """Find spikes, their period, and waits for the first batches of epochs: averages hide them.
+
+    Args:
+        wait_s: float [n], how long the trainer waited for each batch, in seconds.
+        step_s: float [n], how long its step then took, in seconds.
+        epoch_starts: positions of batches that were the first of an epoch.
+        workers: of the loader.
+    """
+    waits, steps = np.asarray(wait_s, dtype=np.float64), np.asarray(step_s, dtype=np.float64)
+    starts = sorted(set(epoch_starts))
+    typical_s = float(np.median(waits + steps)) if len(waits) else 0.0
+    wait_spikes, step_spikes = _spikes(waits, starts, typical_s), _spikes(steps, starts, typical_s)
+    said = []
+    if wait_spikes.batches:
+        mean = _ms(float(waits[list(wait_spikes.batches)].mean()))
+        if wait_spikes.period is None:
+            said.append(f"{counted(len(wait_spikes.batches), 'batch', 'batches')} waited {mean} on average.")
+        else:
+            cause = f"not the number of workers ({workers}): look for what happens at that distance"
+            if wait_spikes.period == workers:
+                cause = "as many as the loader has workers: it cannot keep up"
+            said.append(f"Every {wait_spikes.period} batches the trainer waits {mean} on average, {cause}.")
+    if step_spikes.batches:
+        slow = counted(len(step_spikes.batches), "batch", "batches")
+        said.append(
+            f"{slow} had a step of more than {_ms(step_spikes.above_s or 0.0)}: not the loader's doing."
+        )
+    if starts:
+        others = np.delete(waits, starts)
+        usual_s = float(np.median(others)) if len(others) else 0.0
+        more_s = median(max(0.0, float(waits[start]) - usual_s) for start in starts)
+        if more_s >= _SHORT_SHARE * typical_s:
+            said.append(f"The first batch of an epoch waits {_ms(more_s)} more than others do (median).")
+    return BatchTimes(wait_spikes, step_spikes, tuple(said))
+
+
+def _spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
+    steady = np.setdiff1d(np.arange(len(series)), starts)
+    if len(steady) < _FEWEST_BATCHES:
+        return Spikes()
+    # Two workers that cannot keep up make every second batch a spike: the median of all would then lie
+    # between the spikes and the rest, and their deviation from it would be that of everything.
+    quicker = np.sort(series[steady])[: len(steady) // 2]
+    base = float(np.median(quicker))
+    deviation = _TO_SIGMA * float(np.median(np.abs(quicker - base)))
+    # Beside waits of 200 ms that come again and again, one of 20 ms is no spike.
+    halfway = (float(np.quantile(series[steady], 0.9)) - base) / 2
+    above_s = base + max(_DEVIATIONS * deviation, _SHORT_SHARE * typical_s, halfway)
+    batches = [int(batch) for batch in steady if series[batch] > above_s]
+    return Spikes(tuple(batches), above_s, _period(batches, starts, len(steady)))
+
+
+def _period(batches: list[int], starts: list[int], steady: int) -> int | None:
+    """The distance that most neighbouring spikes of one epoch have, if it explains the whole series."""
+    epochs = np.searchsorted(starts, batches, side="right")
+    distances = np.diff(batches)[np.diff(epochs) == 0]
+    if len(distances) < 3:
+        return None
+    period = int(median(distances.tolist()))
+    regular = np.mean(distances == period) >= _REGULAR_SHARE
+    throughout = len(batches) * period >= _REGULAR_SHARE * steady
+    return period if regular and throughout and period > 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What people have today, and what does better, fed to one trainer or alone.
+
+    Attributes:
+        today: ImageFolder in a DataLoader; None where it was not measured.
+        line: the fastest loader of ours on the tree as it is; None unless it is faster than today's.
+        converted: the fastest on converted data, and those that overlap with it, as far as they are faster
+            than today's and than `line`.
+    """
+
+    today: Row | None
+    line: Row | None
+    converted: tuple[Row, ...]
+
+    @property
+    def best(self) -> tuple[Row, ...]:
+        """What is fastest; empty where nothing can be told to be faster than today's."""
+        return self.converted or (() if self.line is None else (self.line,))
+
+
+def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
+    """Of rows with one trainer. Today's loader may be that of `--against`, where all were measured alone.
+
+    `today` stands for it where ImageFolder could not be measured.
+    """
+    ours = [row for row in rows if row.is_ours]
+    alone = all(row.ratio is None for row in ours)
+    today = next((row for row in (rows if alone else ours) if row.backend == TODAY_BACKEND), today)
+    if today is None:
+        return Gain(None, None, ())
+    others = sorted((row for row in ours if row is not today), key=lambda row: -row.rate.median)
+    line = next((row for row in others if row.data == RAW_TREE and exceeds(row.rate, today.rate)), None)
+    converted = [row for row in others if row.data != RAW_TREE]
+    alike = tuple(
+        row
+        for row in converted
+        if row.rate.high >= converted[0].rate.low and exceeds(row.rate, (line or today).rate)
+    )
+    return Gain(today, line, alike)
+
+
+def saved_share(row: Row, today: Row) -> float | None:
+    """Share, 0 to 1, of today's time of training that `row` saves; None where within noise."""
+    return 1 - today.rate.median / row.rate.median if row.rate.low > today.rate.high else None
+
+
+def best_rows(result: Result) -> list[Row]:
+    """Of each trainer what is faster than today's loader by most; beside other busy processes none is."""
+    if is_disturbed(other_cpu(result.settings)):
+        return []
+    names = dict.fromkeys(row.trainer_name for row in result.rows if row.is_ours)
+    by_trainer = ([row for row in result.rows if row.trainer_name == name] for name in names)
+    return [row for rows in by_trainer for row in find_gain(rows).best]
+
+
+def sentences(result: Result, gpu_price: float | None = None) -> list[str]:
+    """What the result says, a text for each trainer; `gpu_price` as for `answers`."""
+    return [" ".join(told) for told in answers(result, gpu_price)]
+
+
+def answers(result: Result, gpu_price: float | None = None) -> list[list[str]]:
+    """What the result says, a few sentences for each trainer.
+
+    Args:
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+    names = list(dict.fromkeys(row.trainer_name for row in result.rows if not row.peer))
+    said = []
+    for name in names:
+        rows = [row for row in result.rows if row.trainer_name == name]
+        ours = [row for row in rows if row.is_ours]
+        if not ours:
+            continue
+        told = answer(
+            rows,
+            accelerator=what_is_fed(result, ours[0]),
+            images=next((count for row in ours if (count := result.samples(row))), None),
+            repeats=result.settings["repeats"],
+            others=other_cpu(result.settings),
+            gpu_price=gpu_price,
+        )
+        told[0] = (f"{name}: " if len(names) > 1 else "") + told[0]
+        said.append(told)
+    return said
+
+
+def answer(
+    rows: Sequence[Row],
+    *,
+    accelerator: str,
+    images: int | None,
+    repeats: int,
+    others: float | None,
+    gpu_price: float | None = None,
+    today: Row | None = None,
+) -> list[str]:
+    """What to do, of rows with one trainer: what today's loader does, the other line, converting.
+
+    Args:
+        accelerator: what is fed, in words.
+        images: of an epoch; None where not known.
+        repeats: of which the ranges are.
+        others: what other processes took of the CPUs, see `bench.report.stats`.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+        today: see `find_gain`.
+    """
+    gain, ours = find_gain(rows, today), [row for row in rows if row.is_ours]
+    today = gain.today
+    if today is None:
+        best = max(ours, key=lambda row: row.rate.median)
+        share = best.busy
+        fed = "" if share is None else f" and keeps the accelerator busy {percent(share.median)} of the time"
+        return [
+            f"Backend `{best.backend}` delivers {best.loader.median:,.0f} images/s{fed}.",
+            f"What {TODAY} do was not measured: add the raw tree and backend imagefolder to compare.",
+        ]
+    if judge(today.ratio) == KEEPS_UP:  # noise can only lower that
+        already = does(today, accelerator, already=True)
+        return [f"{already}: neither another loader nor converting gains anything."]
+    why_none = _no_winner(gain, today, [row for row in ours if row is not today], repeats, others)
+    if why_none:
+        return [f"{does(today, accelerator)}.", why_none]
+    said = [f"{does(today, accelerator)}.", *what_to_do(gain, images)]
+    if not gain.converted and any(row.data != RAW_TREE for row in ours):
+        said.append("Converting gains no more.")
+    if gpu_price is not None and today.busy is not None:
+        speedup = gain.best[0].rate.median / today.rate.median
+        said.append(
+            f"At ${gpu_price:,.2f} an hour, what costs $100 today then costs ${100 / speedup:,.0f}: "
+            f"${gpu_price * (1 - 1 / speedup):,.2f} saved of every hour."
+        )
+    return said
+
+
+def _no_winner(gain: Gain, today: Row, other: Sequence[Row], repeats: int, others: float | None) -> str:
+    """Why nothing is said to be faster than today's; empty where something is."""
+    disturbed = disturbance(others)
+    if disturbed or not other:
+        return disturbed or "No other loader was measured."
+    if repeats < 2:
+        return "One run of each names no winner: use --repeats 2 or more."
+    if gain.best:
+        return ""
+    if all(row.rate.high < today.rate.low for row in other):
+        return "No other loader here is faster."
+    return f"The ranges of {repeats} runs overlap, so no loader wins."
+
+
+def does(today: Row, accelerator: str, *, already: bool = False) -> str:
+    """What the baseline does, without a full stop: the first words of every answer."""
+    several = today.backend == TODAY_BACKEND
+    name = way(today)
+    verb = ("already " if already else "") + ("deliver" if today.busy is None else "keep")
+    verb += "" if several else "s"
+    if today.busy is None:
+        return f"{name} {verb} {today.rate.median:,.0f} images/s"
+    return f"{name} {verb} {accelerator} busy {percent(today.busy.median)} of the time"
+
+
+def what_to_do(gain: Gain, images: int | None) -> list[str]:
+    """What to do instead of today's, a sentence for each step: the other line, then converting."""
+    today, line = gain.today, gain.line
+    assert today is not None
+    said = [] if line is None else [f"Change that line to {way(line)}: {_effect(line, today)}."]
+    if not gain.converted:
+        return said
+    best = gain.converted[0]
+    names = " or ".join(f"{way(row)} ({cost(row)})" for row in gain.converted)
+    said.append(f"Convert to {names}{', too' if line is not None else ''}: {_effect(best, today)}.")
+    if best.busy is not None and best.convert_s is not None and images is not None:
+        count = epochs_to_pay(best.convert_s, images, today.rate.median, best.rate.median)
+        pays = "does not pay" if count is None else f"pays after {counted(count, 'epoch')}"
+        said.append(f"Converting {pays}.")
+    return said
+
+
+def way(row: Row) -> str:
+    """How one trains from it, as sentences call it."""
+    if row.backend == TODAY_BACKEND:
+        return TODAY
+    if row.data == RAW_TREE:
+        return LINE if row.backend == "pytorch" else f"{LINE} with backend {row.backend}"
+    return row.data if row.data.startswith(row.backend) else f"{row.data} for backend {row.backend}"
+
+
+def cost(row: Row) -> str:
+    """What converted data takes once, as in '24.2 s, 286 MiB'."""
+    time = "time not measured" if row.convert_s is None else duration(row.convert_s)
+    return time if row.size_bytes is None else f"{time}, {human_bytes(row.size_bytes)}"
+
+
+def epochs_to_pay(conversion_s: float, images: int, today: float, then: float) -> int | None:
+    """After how many epochs of `images` converting has saved the time that it took; None if never.
+
+    Args:
+        today, then: images/s of training with the baseline, and with what was converted.
+    """
+    saved_s = images * (1 / today - 1 / then)  # an epoch
+    return max(1, math.ceil(conversion_s / saved_s)) if saved_s > 0 else None
+
+
+def times(speedup: float) -> str:
+    """'3.5 times', '12 times'."""
+    return f"{speedup:.1f} times" if speedup < 10 else f"{speedup:.0f} times"
+
+
+def _effect(row: Row, today: Row) -> str:
+    speedup = row.rate.median / today.rate.median
+    if row.busy is None:
+        return f"{row.rate.median:,.0f} images/s, {times(speedup)} as many"
+    # below 1.5 '1.1 times sooner' is read as more than it is
+    sooner = f"{1 - 1 / speedup:.0%}" if speedup < 1.5 else times(speedup)
+    return f"it is busy {percent(row.busy.median)}, and training ends {sooner} sooner than today"
+
+
+def what_is_fed(result: Result, row: Row) -> str:
+    """What the row's loader feeds, in words."""
+    if row.trainer_name.startswith("emulated") and row.trainer is not None:
+        return f"an emulated accelerator of {row.trainer.median:,.0f} images/s"
+    on_cpu = str(result.settings.get("device", "cpu")) == "cpu"
+    return f"{row.trainer_name} on this CPU" if on_cpu else "this accelerator"

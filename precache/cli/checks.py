@@ -1,6 +1,7 @@
 """Commands that answer a question: `precache verify`, `check` and `inspect`."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import precache
 from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
 from precache.cli.convert import RAW
 from precache.dataset.converted import ConvertedDataset, open_unchecked
-from precache.dataset.manifest import MANIFEST_NAME, count_reasons
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
@@ -25,6 +26,7 @@ _FIRST_CLASSES = 10
 @click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
 @click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
+@click.option("--mask", help="Where the masks lie now, a folder.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
 def verify_command(
     dst: Location,
@@ -32,6 +34,7 @@ def verify_command(
     deep: bool,
     across: bool,
     root: str | None,
+    mask: str | None,
     workers: int | None,
 ) -> None:
     """Compare every file of the dataset in DST with its manifest's checksums."""
@@ -59,7 +62,8 @@ def verify_command(
     _finish(problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written")
     if deep:
         with ProgressBar("verify", "image") as bar:
-            report = precache.verify_deep(dst, others[0], root=root, workers=workers, on_progress=bar)
+            moved = {"root": root, "mask": mask}
+            report = precache.verify_deep(dst, others[0], **moved, workers=workers, on_progress=bar)
         sentence = f"{dst}: {report.sentence(others[0])}"
         _finish(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
 
@@ -138,7 +142,7 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
         console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
-    for reason, count in count_reasons([reason for _, reason in manifest.ignored]).items():
+    for reason, count in Counter(reason for _, reason in manifest.ignored).most_common():
         console.print(printable(f"ignored {count:,}: {reason}"))
     console.print()
     table = Table(box=None, show_header=False)

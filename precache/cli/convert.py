@@ -19,7 +19,7 @@ from precache.cli.commandline import (
 from precache.cli.source_flags import SOURCE_FLAGS, source_options
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.errors import SettingError
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.reading import MAX_PIXELS

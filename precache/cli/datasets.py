@@ -94,7 +94,11 @@ def clean_command(place: Location, yes: bool) -> None:
         if not found:
             note(f"{place}: no leftovers of killed conversions")
             return
-        lines = [*found.shards, *found.others, *(f"unfinished upload of {one.name}" for one in found.uploads)]
+        lines = [
+            *found.shards,
+            *map(str, found.others),
+            *(f"unfinished upload of {one.name}" for one in found.uploads),
+        ]
         lines += [str(folder) for folder in found.folders]
         for line in lines[:_SHOWN]:
             click.echo(printable(f"  {line}"))

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 from tqdm import tqdm
 
-from precache.engines.workers import blocked
+from precache.engines.processes import blocked
 from precache.errors import printable
 
 _LINE_EVERY_S = 10.0

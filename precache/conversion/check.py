@@ -8,7 +8,7 @@ from pathlib import Path
 
 from precache import engines
 from precache.dataset.converted import is_converted
-from precache.dataset.left_out import Rejected
+from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
 from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from precache.conversion.destination import resolve
+from precache.conversion.destination import folders_beside, resolve
 from precache.conversion.journal import JOURNAL_NAME, own_names_in
-from precache.conversion.lock import Lock, hold_lock, lock_path
-from precache.conversion.url import remove_working_folder, unfinished_files, working_folder
+from precache.conversion.lock import hold_lock, lock_path
+from precache.conversion.url import is_plain_file, remove_if_empty, unfinished_files, working_folder
 from precache.dataset.converted import is_converted, open_unchecked
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
@@ -32,8 +32,8 @@ class Leftovers:
     Attributes:
         place: where they were looked for.
         finished: whether a finished dataset lies there, which stays.
-        shards: files of an unfinished conversion, or update, that is given up with them.
-        others: paths of files that nothing uses.
+        shards: names there of files of an unfinished conversion, or update, that is given up with them.
+        others: files on this machine that nothing else uses.
         uploads: parts of objects that were never finished.
         folders: folders, on this machine, of processes that are gone.
         bytes: that all of them take, but for what is in `uploads`.
@@ -42,7 +42,7 @@ class Leftovers:
     place: Location
     finished: bool
     shards: tuple[str, ...] = ()
-    others: tuple[str, ...] = ()
+    others: tuple[Path, ...] = ()
     uploads: tuple[UnfinishedUpload, ...] = ()
     folders: tuple[Path, ...] = ()
     bytes: int = field(default=0, compare=False)
@@ -52,17 +52,19 @@ class Leftovers:
 
     def remove(self) -> None:
         """Remove them; raises StorageError or OSError where one cannot be."""
+        files = list(self.others)
         if isinstance(self.place, Url):
             ObjectStore(self.place).delete(self.shards)
             unfinished_uploads.abort(self.place, self.uploads)
-            remove_working_folder(working_folder(self.place))
         else:
-            for name in (*self.shards, *self.others):
-                _at(self.place, name).unlink(missing_ok=True)
-            for name in {os.path.dirname(name) for name in self.others} - {"", ".."}:
-                _remove_empty(_at(self.place, name))  # of an unfinished --overwrite
-            if self.place.is_dir():
-                fsync_folder(self.place)
+            files[:0] = [self.place / name for name in self.shards]
+        for file in files:
+            file.unlink(missing_ok=True)
+        for folder in {file.parent for file in files}:
+            if folder != self.place:  # of an unfinished --overwrite, or of a conversion into a URL
+                remove_if_empty(folder)
+            elif folder.is_dir():
+                fsync_folder(folder)
         for folder in self.folders:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -80,11 +82,11 @@ def leftovers(place: Location) -> Iterator[Leftovers]:
     if isinstance(place, Url):
         with hold_lock(working_folder(place), shown=place):
             yield _of_url(place, staged)
-    elif any(
+    elif folders_beside(place, "new") or any(
         os.path.lexists(path) for path in (place / MANIFEST_NAME, place / JOURNAL_NAME, lock_path(place))
     ):
-        with hold_lock(place) as lock:
-            yield _of_folder(place, lock, staged)
+        with hold_lock(place):
+            yield _of_folder(place, staged)
     else:
         yield Leftovers(place, False, folders=staged)
 
@@ -96,34 +98,34 @@ def _of_url(url: Url, staged: tuple[Path, ...]) -> Leftovers:
     ours = _names(folder) - dataset_names
     there = {info.name: info.bytes for info in store.list()} if ours else {}
     shards = tuple(name for name in there if name in ours)
-    here = [*unfinished_files(folder), *(path for path in (folder / JOURNAL_NAME,) if os.path.lexists(path))]
+    here = _in_own_folder(folder)
     uploads = tuple(unfinished_uploads.find(url, ours | dataset_names)) if ours or finished else ()
     taken = sum(there[name] for name in shards) + _size_of(here) + _size_of(staged)
-    return Leftovers(url, finished, shards, tuple(map(str, here)), uploads, staged, taken)
+    return Leftovers(url, finished, shards, tuple(here), uploads, staged, taken)
 
 
-def _of_folder(folder: Path, lock: Lock, staged: tuple[Path, ...]) -> Leftovers:
+def _of_folder(folder: Path, staged: tuple[Path, ...]) -> Leftovers:
     finished = is_converted(folder)
     dataset_names = _dataset_names(folder) if finished else frozenset()
     ours = _names(folder)
     shards, others = [], []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name in ours - dataset_names and path.name != JOURNAL_NAME and _is_file(path):
+        if path.name in ours - dataset_names - {JOURNAL_NAME} and is_plain_file(path):
             shards.append(path.name)
-        elif (path.name == JOURNAL_NAME and ours and _is_file(path)) or is_leftover(
-            path, ours | dataset_names
+        elif is_leftover(path, ours | dataset_names) or (
+            path.name == JOURNAL_NAME and ours and is_plain_file(path)
         ):
-            others.append(path.name)
-    if lock.swap is not None and not os.path.lexists(folder.with_name(lock.swap.old)):
-        build = folder.with_name(lock.swap.build)
-        names = _names(build)
-        others += [
-            os.path.join("..", build.name, path.name)
-            for path in (sorted(build.iterdir()) if build.is_dir() else ())
-            if (path.name in names and _is_file(path)) or is_leftover(path, names)
-        ]
-    taken = _size_of(_at(folder, name) for name in (*shards, *others)) + _size_of(staged)
+            others.append(path)
+    for build in folders_beside(folder, "new"):
+        others += [] if is_converted(build) else _in_own_folder(build)
+    taken = _size_of(folder / name for name in shards) + _size_of((*others, *staged))
     return Leftovers(folder, finished, tuple(shards), tuple(others), (), staged, taken)
+
+
+def _in_own_folder(folder: Path) -> list[Path]:
+    """The files of an unfinished conversion in a folder that nothing else is in, its journal last."""
+    names, journal = _names(folder), folder / JOURNAL_NAME
+    return [*unfinished_files(folder), *([journal] if names else [])]
 
 
 def _dataset_names(place: Location) -> frozenset[str]:
@@ -145,21 +147,7 @@ def _names(folder: Path) -> frozenset[str]:
     return names
 
 
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
-
-
-def _at(folder: Path, name: str) -> Path:
-    """The path of a name that may begin with `..`, whether the folder exists or not."""
-    return Path(os.path.normpath(folder / name))
-
-
-def _remove_empty(folder: Path) -> None:
-    if folder.is_dir() and not any(folder.iterdir()):
-        folder.rmdir()
-
-
 def _size_of(paths: Iterable[Path]) -> int:
     """Bytes of files, and of all that is in folders."""
     files = (file for path in paths for file in (path.rglob("*") if path.is_dir() else (path,)))
-    return sum(file.lstat().st_size for file in files if _is_file(file))
+    return sum(file.lstat().st_size for file in files if is_plain_file(file))

@@ -1,20 +1,30 @@
 """The end of a conversion or an update: index, list of rejects, and the manifest, which makes it count."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from precache.conversion.finished import FinishedShard
+from precache.conversion.journal import SOURCE_CHECKSUMS, WrittenShard
 from precache.conversion.update import UpdatePlan
 from precache.dataset.columns import Column
-from precache.dataset.index import VALUE, Checksums, Ints, SampleIndex, Sizes, SourceState, write_index
-from precache.dataset.left_out import REJECTED_NAME, Rejected, left_out_arrays, write_rejected
+from precache.dataset.index import (
+    REJECTED_NAME,
+    VALUE,
+    Array,
+    Ints,
+    Rejected,
+    SampleIndex,
+    Sizes,
+    SourceState,
+    left_out_arrays,
+    write_index,
+    write_rejected,
+)
 from precache.dataset.manifest import Manifest, Update, write_manifest
-from precache.dataset.shard_table import ShardEntry, ShardTable
+from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
 from precache.errors import DatasetError
 from precache.formats import FORMATS
@@ -23,173 +33,140 @@ from precache.pictures.codecs import made_by
 from precache.plan import ConvertPlan
 from precache.recipe import Recipe
 from precache.sources import SourceOptions
-from precache.sources.base import Scan
+from precache.sources.base import Samples, Scan
 
 
 def commit(
     scan: Scan,
     plan: ConvertPlan,
     options: SourceOptions,
-    finished: Mapping[str, FinishedShard],
-    destination: Path,
+    written: Mapping[str, WrittenShard],
+    folder: Path,
+    update: UpdatePlan | None = None,
 ) -> Manifest:
-    """Check that the counts add up, then write the index and, last, the manifest.
+    """Check that the counts add up, then write the index and, last, the manifest; in place of the one before.
+
+    Args:
+        written: the shards of `plan` by name.
+        update: of the dataset in `folder`; None of a conversion.
 
     Raises:
-        DatasetError: they do not, or no picture could be converted.
+        DatasetError: the counts do not add up, or there is no picture.
     """
-    written = _Written.of(scan, plan, finished)
-    _check_counts(scan, len(written.index), written.rejected)
-    source_checksums = np.empty(len(scan.samples), np.uint64)
-    source_checksums[written.rows] = written.source_checksums
-    state = SourceState(scan.samples.file_bytes, scan.samples.modified_ns, source_checksums)
-    next_id = int(scan.samples.ids.max()) + 1  # a converted dataset that was updated has ids of its own
-    ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    described = _write_index(
-        destination, written.shards, written.index, state, (written.rejected, ignored), plan.recipe
+    samples, shards = scan.samples, [written[shard.name] for shard in plan.shards]
+    rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in plan.shards)])
+    columns = {
+        name: np.concatenate([shard.columns[name] for shard in shards])
+        for name in (shards[0].columns if shards else ())
+    }
+    rejected = list(chain.from_iterable(shard.rejected for shard in shards))
+    index = _indexed(samples, rows, columns, rejected, plan.recipe)
+    entries = [shard.entry for shard in shards if shard.entry.samples]
+    statistics = statistics_by_split(
+        ((shard.entry.split, shard.sums) for shard in shards if shard.entry.samples), plan.recipe.dtype
     )
+    checksums = np.zeros(len(samples), np.uint64)
+    checksums[rows] = columns.get(SOURCE_CHECKSUMS, ())
+    before: Manifest | None = None
+    updates: tuple[Update, ...] = ()
+    next_id = int(samples.ids.max(initial=-1)) + 1
+    if update is not None:
+        before, difference = update.dataset.manifest, update.difference
+        checksums[difference.stays] = difference.state.checksums[difference.stay_as]
+        done, index = _after(update, index)
+        updates, next_id = (*before.updates, done), difference.next_id
+        rejected += update.rejected
+        statistics = _statistics_after(before, [shard.split for shard in entries], statistics)
+        entries = [*before.shards, *entries]
+    _check_counts(scan, int(index.served.sum()), rejected)
+    rejected.sort(key=lambda picture: picture.id)
+    by_id = np.argsort(samples.ids)
+    state = SourceState(samples.file_bytes[by_id], samples.modified_ns[by_id], checksums[by_id])
+    ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
+    table = ShardTable.of(entries, FORMATS[plan.recipe.format])
+    table = replace(table, largest=_largest(index, table))
+    others = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
+    splits_of_gone = np.repeat(table.splits, table.samples)[~index.served]
+    gone = np.bincount(splits_of_gone, minlength=len(table.split_names)).tolist()
     manifest = Manifest(
         recipe=plan.recipe,
-        made_by=made_by(),
+        made_by=made_by() if before is None else before.made_by,
         source_digest=scan.digest,
-        source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
+        source_bytes=int(samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
-        samples_per_class=_count_classes(scan, described["shards"], written.index),
-        **described,
+        samples_per_class=_count_classes(scan, table, index),
+        shards=table,
+        index=write_index(folder, index, table.samples, others, len(updates)),
         scanned=scan.scanned,
-        rejected=written.rejected,
+        rejected=tuple(rejected),
         ignored=ignored,
         source_options=options.given(),
         target=scan.target,
-        fields={name: column.kind for name, column in written.index.fields.items()},
-        statistics=written.statistics,
-        next_id=next_id if next_id > scan.scanned else 0,
-    )
-    write_rejected(destination, manifest.rejected)
-    write_manifest(destination, manifest)
-    return manifest
-
-
-def commit_update(update: UpdatePlan, finished: Mapping[str, FinishedShard]) -> Manifest:
-    """Check that the counts add up, then write the new index and, last, the manifest in place of the old one.
-
-    Raises:
-        DatasetError: they do not, or no picture is left.
-    """
-    before, difference = update.dataset.manifest, update.difference
-    folder, scan, known = update.dataset.path, difference.scan, difference.known
-    written = _Written.of(scan, update.plan, finished)
-    rejected = tuple(sorted((*update.rejected, *written.rejected), key=lambda picture: picture.id))
-    gone = known.rows[difference.gone]
-    removed = ~known.index.served
-    removed[gone[gone >= 0]] = True
-    index = known.index if not len(written.index) else known.index.join(written.index)
-    if removed.any():
-        flags = np.concatenate((removed, np.zeros(len(written.index), np.bool_)))
-        index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
-    _check_counts(scan, int(index.served.sum()), rejected)
-    ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    shards = (*before.shards, *written.shards)
-    state, left_out = _state_after(update, written), (rejected, ignored)
-    described = _write_index(folder, shards, index, state, left_out, update.plan.recipe, update.number)
-    table = described["shards"]
-    stored = np.repeat(table.splits, table.samples)
-    counts = np.bincount(stored[~index.served], minlength=len(table.split_names)).tolist()
-    done = Update(
-        added=len(written.index),
-        removed=int((gone >= 0).sum()),
-        made_by=update.target.made_by,
-    )
-    manifest = replace(
-        before,
-        recipe=update.plan.recipe,
-        source_digest=scan.digest,
-        source_bytes=int(scan.samples.file_bytes.clip(0).sum()),
-        classes=scan.classes,
-        samples_per_class=_count_classes(scan, table, index),
-        **described,
-        scanned=scan.scanned,
-        rejected=rejected,
-        ignored=ignored,
-        source_options=update.options.given(),
         fields={name: column.kind for name, column in index.fields.items()},
-        statistics=_statistics_after(before, written),
-        next_id=difference.next_id,
-        updates=(*before.updates, done),
-        removed={split: count for split, count in zip(table.split_names, counts, strict=True) if count},
+        statistics=statistics,
+        # a converted dataset that was updated has ids of its own
+        next_id=next_id if updates or next_id > scan.scanned else 0,
+        updates=updates,
+        removed={split: n for split, n in zip(table.split_names, gone, strict=True) if n},
     )
-    if before.rejected and not rejected:
+    if before is not None and before.rejected and not rejected:
         (folder / REJECTED_NAME).unlink(missing_ok=True)
-    write_rejected(folder, rejected)
+    write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)
     return manifest
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Written:
-    """The shards of a plan, put together.
-
-    Attributes:
-        shards: those with samples, in their order.
-        rows: int64 [m], of the scan's samples, rejected ones too.
-        source_checksums: uint64 [m], of these.
-        rejected: by their ids.
-        index: of the samples.
-        statistics: of each split, see the manifest.
-    """
-
-    shards: tuple[ShardEntry, ...]
-    rows: Ints
-    source_checksums: Checksums
-    rejected: tuple[Rejected, ...]
-    index: SampleIndex
-    statistics: dict[str, ChannelStatistics]
-
-    @classmethod
-    def of(cls, scan: Scan, plan: ConvertPlan, finished: Mapping[str, FinishedShard]) -> "_Written":
-        done = [finished[shard.name] for shard in plan.shards]
-        rejected = sorted((sample for shard in done for sample in shard.rejected), key=lambda r: r.id)
-        rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in plan.shards)])
-        kept = ~np.isin(scan.samples.ids[rows], [sample.id for sample in rejected])
-        checksums = _joined([shard.source_checksums for shard in done], np.uint64)
-        named = scan.samples.select(rows[kept])
-        sizes = _joined([shard.source_sizes for shard in done], np.int32).reshape(-1, 2)
-        columns = {
-            "ids": Column(named.ids),
-            "labels": Column(named.labels),
-            "source_sizes": Column(sizes),
-            "checksums": Column(_joined([shard.checksums for shard in done], np.uint64)),
-            "source_checksums": Column(checksums[kept]),
-            "paths": Column(np.frombuffer(named.paths, np.uint8), named.path_ends),
-            **{f"{VALUE}{name}": column for name, column in named.fields.items()},
-        }
-        if named.targets is not None:
-            columns["targets"] = named.targets
-        if plan.recipe.stored_size is None:
-            columns["shapes"] = Column(_stored_shapes(sizes, plan.recipe))
-        if any(len(shard.mask_checksums) for shard in done):
-            columns["mask_checksums"] = Column(_joined([shard.mask_checksums for shard in done], np.uint64))
-        index = SampleIndex(columns)
-        shards = tuple(shard.entry for shard in done if shard.entry.samples)
-        sums = ((shard.entry.split, shard.sums) for shard in done if shard.entry.samples)
-        statistics = statistics_by_split(sums, plan.recipe.dtype)
-        return cls(shards, rows, checksums, tuple(rejected), index, statistics)
+def _indexed(
+    samples: Samples, rows: Ints, columns: Mapping[str, Array], rejected: Sequence[Rejected], recipe: Recipe
+) -> SampleIndex:
+    """The samples at `rows` as indexed: what the scan knows of them, and the columns of what was written."""
+    kept = ~np.isin(samples.ids[rows], [picture.id for picture in rejected])
+    scanned = samples.select(rows[kept])
+    found = {
+        "ids": Column(scanned.ids),
+        "labels": Column(scanned.labels),
+        "paths": Column(np.frombuffer(scanned.paths, np.uint8), scanned.path_ends),
+        **{f"{VALUE}{name}": column for name, column in scanned.fields.items()},
+    }
+    if scanned.targets is not None:
+        found["targets"] = scanned.targets
+    if not columns:
+        return SampleIndex(found)
+    found |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
+    if recipe.stored_size is None:
+        found["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
+    if len(columns["mask_checksums"]):
+        found["mask_checksums"] = Column(columns["mask_checksums"])
+    return SampleIndex(found)
 
 
-def _write_index(
-    folder: Path,
-    shards: Sequence[ShardEntry],
-    index: SampleIndex,
-    state: SourceState,
-    left_out: tuple[tuple[Rejected, ...], tuple[tuple[str, str], ...]],
-    recipe: Recipe,
-    updates: int = 0,
-) -> dict[str, Any]:
-    """Write the index; what the manifest says of it, and the shards."""
-    table = ShardTable.of(shards, FORMATS[recipe.format])
-    table = replace(table, largest=_largest(index, table))
-    others = {**table.arrays(), **state.arrays(), **left_out_arrays(*left_out)}
-    return {"index": write_index(folder, index, table.samples, others, updates), "shards": table}
+def _after(update: UpdatePlan, added: SampleIndex) -> tuple[Update, SampleIndex]:
+    """What an update does that adds these samples, and the index of all samples after it."""
+    known = update.difference.known
+    gone = known.rows[update.difference.gone]
+    removed = ~known.index.served
+    removed[gone[gone >= 0]] = True
+    index = known.index if not len(added) else known.index.join(added)
+    if removed.any():
+        flags = np.concatenate((removed, np.zeros(len(added), np.bool_)))
+        index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
+    return Update(len(added), int((gone >= 0).sum()), update.target.made_by), index
+
+
+def _statistics_after(
+    before: Manifest, added: Sequence[str], statistics: Mapping[str, ChannelStatistics]
+) -> dict[str, ChannelStatistics]:
+    """Of each split after an update, which `added` shards to some; none of one that has pictures without."""
+    known = {**before.statistics}
+    for split in dict.fromkeys(added):
+        had, got = known.pop(split, None), statistics.get(split)
+        if got is not None and had is not None:
+            got = had.joined(got)
+        elif split in before.samples_per_class:
+            got = None
+        if got is not None:
+            known[split] = got
+    return known
 
 
 def _largest(index: SampleIndex, table: ShardTable) -> Sizes | None:
@@ -198,10 +175,6 @@ def _largest(index: SampleIndex, table: ShardTable) -> Sizes | None:
         return None
     starts = np.cumsum(table.samples) - table.samples
     return np.maximum.reduceat(index.shapes, starts, axis=0)
-
-
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: type) -> npt.NDArray[Any]:
-    return np.concatenate(parts) if parts else np.empty(0, dtype)
 
 
 def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> None:
@@ -222,31 +195,6 @@ def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes:
     how = recipe.rendering
     fitted = [images.fitted_size(width, height, how) for width, height in source_sizes.tolist()]
     return np.array(fitted, np.int32).reshape(-1, 2)[:, ::-1]
-
-
-def _state_after(update: UpdatePlan, written: _Written) -> SourceState:
-    """Of the source after an update."""
-    difference = update.difference
-    samples = difference.scan.samples
-    checksums = np.empty(len(samples), np.uint64)
-    checksums[difference.stays] = difference.state.checksums[difference.stay_as]
-    checksums[written.rows] = written.source_checksums
-    by_id = np.argsort(samples.ids)
-    return SourceState(samples.file_bytes[by_id], samples.modified_ns[by_id], checksums[by_id])
-
-
-def _statistics_after(before: Manifest, written: _Written) -> dict[str, ChannelStatistics]:
-    """Of each split after an update; none of one that got or has pictures without them."""
-    known = {**before.statistics}
-    for split in dict.fromkeys(shard.split for shard in written.shards):
-        had, got = known.pop(split, None), written.statistics.get(split)
-        if got is not None and had is not None:
-            got = had.joined(got)
-        elif split in before.samples_per_class:
-            got = None
-        if got is not None:
-            known[split] = got
-    return known
 
 
 def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[str, tuple[int, ...]]:

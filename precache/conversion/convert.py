@@ -15,20 +15,28 @@ from pathlib import Path
 from typing import Any
 
 from precache import engines
-from precache.conversion.commit import commit, commit_update
+from precache.conversion.commit import commit
 from precache.conversion.destination import (
+    build_folder,
     check_files,
     check_finished,
     check_may_be_replaced,
+    finish_swap,
     resolve,
+    swap_in,
     tidy,
     too_many_rejected,
+    warn_of_build,
 )
-from precache.conversion.estimate import check_disk_space
 from precache.conversion.journal import JOURNAL_NAME, Journal, Target, check_empty
-from precache.conversion.lock import Lock, hold_lock, lock_path
-from precache.conversion.shard_writer import ShardTask, finish_shard, read_first, write_shard
-from precache.conversion.swap import build_folder, finish_swap, swap_in, warn_of_build
+from precache.conversion.lock import hold_lock, lock_path
+from precache.conversion.shard_writer import (
+    ShardTask,
+    check_disk_space,
+    finish_shard,
+    read_first,
+    write_shard,
+)
 from precache.conversion.update import plan as plan_update
 from precache.conversion.url import (
     ShardsAtUrl,
@@ -40,7 +48,7 @@ from precache.conversion.url import (
 )
 from precache.dataset import boxes
 from precache.dataset.converted import is_converted, open_dataset
-from precache.dataset.left_out import Rejected
+from precache.dataset.index import Rejected
 from precache.dataset.manifest import Manifest
 from precache.errors import (
     DatasetError,
@@ -166,8 +174,8 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
                 if not lock_path(destination).exists():
                     # first, so that no lock file is put beside a folder that is not ours
                     check_empty(destination)
-                with hold_lock(destination) as lock:
-                    manifest, converted = _convert(job, lock, overwrite, update)
+                with hold_lock(destination):
+                    manifest, converted = _convert(job, destination, overwrite, update)
     for gap in gaps(scan, manifest) if converted is not None else ():
         warn(f"{destination}: {gap}")
     elapsed_s = time.perf_counter() - start_s
@@ -183,7 +191,8 @@ def _scanned(
     """The opened source and its scan, with the recipe and options completed by them."""
     opened = open_source(source, options)
     scan, options = prepared(opened.scan(), recipe, options)
-    boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+    if options.boxes or scan.samples.fields:
+        boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     if split_list is not None:
@@ -230,31 +239,39 @@ class _Job:
     nodes: dict[str, float] = field(default_factory=dict)
 
 
-def _convert(job: _Job, lock: Lock, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
+def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
     """The dataset in the locked destination, and how many pictures were converted; None if it was there."""
-    finish_swap(lock)
-    destination = folder = lock.destination
+    finish_swap(destination)
+    folder, plan, names = destination, None, frozenset[str]()
     finished = is_converted(destination)
     if finished:
         tidy(destination)
     if finished and overwrite:
         check_may_be_replaced(destination)
-        folder = build_folder(lock)
+        folder = build_folder(destination)
     else:
-        warn_of_build(lock)
+        warn_of_build(destination)
     if finished and update:
-        return _update(job, destination)
-    if finished and not overwrite:
+        dataset = open_dataset(destination)
+        check_files(dataset)
+        plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
+        if plan is None:
+            return dataset.manifest, None
+        scan, rejected, names = plan.difference.scan, plan.rejected, dataset.manifest.own_names
+        job = replace(job, scan=scan, plan=plan.plan, target=plan.target, rejected=rejected)
+    elif finished and not overwrite:
         return check_finished(destination, job.scan, job.target, job.options, job.limit), None
     with (
-        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
+        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite, dataset_names=names) as journal,
         _tells_of_faults(folder, journal.how_much_is_kept),
     ):
+        for name in plan.dataset.manifest.replaced_files if plan else ():  # by an earlier update
+            (destination / name).unlink(missing_ok=True)
         converted = _write_shards(job, journal)
-        manifest = commit(job.scan, job.plan, job.options, journal.finished, folder)
+        manifest = commit(job.scan, job.plan, job.options, journal.finished, folder, plan)
         journal.remove()
-    if finished:
-        swap_in(lock)
+    if folder != destination:
+        swap_in(destination, folder)
     return manifest, converted
 
 
@@ -287,27 +304,6 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
                 unfinished_uploads.abort(url, unfinished_uploads.find(url, names))
             except (StorageError, MissingDependencyError) as error:
                 warn(f"{error}; 'precache clean {url}' tries again")
-    return manifest, converted
-
-
-def _update(job: _Job, destination: Path) -> tuple[Manifest, int | None]:
-    """As `_convert`, of the finished dataset in `destination`."""
-    dataset = open_dataset(destination)
-    check_files(dataset)
-    plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
-    if plan is None:
-        return dataset.manifest, None
-    job = replace(job, scan=plan.difference.scan, plan=plan.plan, target=plan.target, rejected=plan.rejected)
-    names = dataset.manifest.own_names
-    with (
-        Journal(destination, job.target, job.plan, job.scan, dataset_names=names) as journal,
-        _tells_of_faults(destination, journal.how_much_is_kept),
-    ):
-        for name in dataset.manifest.replaced_files:  # replaced by an earlier update
-            (destination / name).unlink(missing_ok=True)
-        converted = _write_shards(job, journal)
-        manifest = commit_update(plan, journal.finished)
-        journal.remove()
     return manifest, converted
 
 

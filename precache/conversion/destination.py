@@ -1,19 +1,42 @@
-"""What DST may be, and whether a finished one holds what is asked for, and nothing else."""
+"""What DST may be, whether a finished one holds what is asked for, and how `--overwrite` replaces it.
+
+    .NAME.0123456789abcdef.new.precache    beside DST: the new dataset, until it is finished
+    .NAME.0123456789abcdef.old.precache    the old one, until it is removed
+
+As of temporary files, nobody else has such names. Of an old dataset only the files that its manifest lists
+are removed, one by one, index and manifest last. A swap that is killed is completed, or undone, by the next
+run:
+
+    old    DST    new         what was done                       what is left to do
+    -      old    unfinished  nothing                             go on converting, if asked to overwrite
+    -      old    finished    nothing                             move old away, move new to DST
+    old    -      finished    old was moved away                  move new to DST
+    old    -      -           old was moved away, new is gone     move old back
+    old    new    -           both were moved                     remove old
+"""
 
 import os
+import re
+import secrets
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from precache.conversion.difference import compare
-from precache.conversion.journal import JOURNAL_NAME, Target, read_header, unfinished_names
+from precache.conversion.journal import (
+    JOURNAL_NAME,
+    Target,
+    own_names,
+    read_header,
+    unfinished_names,
+)
 from precache.conversion.lock import is_mount_point
-from precache.dataset.converted import ConvertedDataset, open_dataset, open_unchecked
+from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset, open_unchecked
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
-from precache.reporting import counted, some
+from precache.reporting import counted, some, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan
 from precache.sources.source_state import changed_pictures
@@ -97,17 +120,16 @@ def tidy(folder: Path) -> None:
         return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
     header = read_header(folder / JOURNAL_NAME)
-    if header is not None and _was_of(header, manifest):
+    if own_names(header) and header and header["update"] == len(manifest.updates):
         (folder / JOURNAL_NAME).unlink()
         fsync_folder(folder)
 
 
-def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
-    """The names of the finished dataset's files, which `--overwrite` may remove.
+def check_may_be_replaced(destination: Path) -> None:
+    """Raise DatasetError unless `--overwrite` may replace the finished dataset.
 
-    Raises:
-        DatasetError: the folder holds files that are not ours, is a mount point or the working folder, or
-            its manifest is damaged.
+    It may not where the folder holds files that are not ours, is a mount point or the working folder, or
+    where the manifest is damaged.
     """
     if is_mount_point(destination):
         raise DatasetError(
@@ -125,12 +147,6 @@ def check_may_be_replaced(destination: Path) -> tuple[str, ...]:
     except DatasetError as error:
         raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
     ours = (*_own_names(manifest), *unfinished_names(destination))
-    check_nothing_else(destination, ours)
-    return ours
-
-
-def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
-    """Raise DatasetError if the folder holds anything but the files of the names `ours`."""
     others = sorted(
         path.name
         for path in destination.iterdir()
@@ -141,6 +157,105 @@ def check_nothing_else(destination: Path, ours: tuple[str, ...]) -> None:
             f"{destination}: holds files that are not part of the dataset ({some(others)}); "
             f"move them elsewhere, then convert with --overwrite again"
         )
+
+
+def build_folder(destination: Path) -> Path:
+    """Folder in which the dataset is built that will replace the finished one; one that was begun goes on."""
+    begun = folders_beside(destination, "new")
+    name = f".{destination.name}.{secrets.token_hex(8)}.new.precache"
+    return begun[0] if begun else destination.with_name(name)
+
+
+def folders_beside(destination: Path, kind: str) -> list[Path]:
+    """The folders beside DST that are `new` or `old` ones of a swap."""
+    ours = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.{kind}\.precache")
+    try:
+        names = sorted(filter(ours.fullmatch, os.listdir(destination.parent)))
+    except (FileNotFoundError, PermissionError):  # without one, or where none of ours can be made
+        return []
+    found = (destination.with_name(name) for name in names)
+    return [path for path in found if path.is_dir() and not path.is_symlink()]
+
+
+def swap_in(destination: Path, new: Path) -> None:
+    """Replace DST by the finished dataset in the folder `new` beside it."""
+    old = _twin(new, "old")
+    if destination.is_dir() and any(destination.iterdir()):
+        check_may_be_replaced(destination)
+        os.rename(destination, old)
+    try:
+        os.rename(new, destination)
+    except BaseException:
+        if not os.path.lexists(destination) and old.exists():
+            os.rename(old, destination)
+        raise
+    fsync_folder(destination.parent)
+    _remove_old(destination, old)
+
+
+def finish_swap(destination: Path) -> None:
+    """Complete, or undo, a `swap_in` that was killed: afterwards DST is the old dataset or the new one.
+
+    Raises:
+        DatasetError: another folder has taken the place of DST meanwhile.
+    """
+    for old in folders_beside(destination, "old"):
+        new = _twin(old, "new")
+        whole = [folder for folder in (new, old) if is_converted(folder)]
+        if whole and not destination.exists():
+            os.rename(whole[0], destination)
+            fsync_folder(destination.parent)
+        elif new.exists():
+            raise DatasetError(
+                f"{destination}: was created while --overwrite was about to put {new} there; the old "
+                f"dataset is now {old}; move {destination} elsewhere, then run the same command again"
+            )
+        _remove_old(destination, old)
+    for new in folders_beside(destination, "new"):
+        if is_converted(new):
+            tidy(new)
+            swap_in(destination, new)
+
+
+def warn_of_build(destination: Path) -> None:
+    """Warn that an unfinished `--overwrite` takes space, where it is not continued."""
+    for new in folders_beside(destination, "new"):
+        warn(
+            f"{destination}: an unfinished --overwrite takes space in {new}; finish it by the same command "
+            f"with --overwrite, or remove that folder"
+        )
+
+
+def _remove_old(destination: Path, old: Path) -> None:
+    """Remove the old dataset's files, and its folder; warn of what stays, which the next run tries again."""
+    if not old.is_dir():
+        return
+    ours, last = set[str](), [MANIFEST_NAME]
+    try:
+        manifest = open_unchecked(old)[0].manifest
+        last = [manifest.index.name, MANIFEST_NAME]  # without them nobody knows the others
+        ours = {*_own_names(manifest), *unfinished_names(old)} - {*last}
+    except DatasetError:  # its index is removed already, or cannot be read now
+        last = [] if any(old.glob("*.index")) else last
+    for names in (ours, last[:-1], last[-1:]):
+        for name in names:
+            with suppress(OSError):
+                (old / name).unlink()
+        if any(os.path.lexists(old / name) for name in names):
+            break
+    with suppress(OSError):
+        old.rmdir()
+    if os.path.lexists(old):
+        left = sorted(path.name for path in old.iterdir())
+        warn(
+            f"{destination}: the new dataset is in place, but the old one could not be removed completely "
+            f"({some(left) if left else 'the folder itself'}); the rest is in {old}"
+        )
+
+
+def _twin(folder: Path, kind: str) -> Path:
+    """The `new` folder of the swap that has an `old` one, or the other way round."""
+    return folder.with_suffix("").with_suffix(f".{kind}.precache")
 
 
 def too_many_rejected(number: int, limit: int) -> str:
@@ -159,14 +274,6 @@ def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
     if len(state) != len(rows):
         return []
     return list(changed_pictures(scan, rows, state.modified_ns, state.checksums))
-
-
-def _was_of(header: dict[str, Any], manifest: Manifest) -> bool:
-    """Whether the journal that begins so ended with this manifest."""
-    update = header.get("update", 0)
-    made = (header.get("recipe"), header.get("source_digest"))
-    same = made == (manifest.recipe.to_json(), manifest.source_digest)
-    return bool(update == len(manifest.updates) and (update or same))
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -32,6 +33,7 @@ from precache.dataset.boxes import moved
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.index import VALUE, SampleIndex
 from precache.dataset.manifest import Manifest
+from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, SettingError, check_choice, check_range, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
@@ -107,13 +109,13 @@ def export(
     splits = _split_of(manifest, stored)
     names, depth = _names(manifest, index, splits, _SUFFIXES[file_format])
     report = engines.counted(on_progress, manifest.samples)
-    write = partial(_write_shard, file_format, quality)
+    write = partial(_write_shard, dataset, file_format, quality)
     try:
         if tree.exists():
             tree.rmdir()  # so that the new one takes its place in one step
         with atomic_folder(tree) as folder:
             _make_folders(folder, names, masked=index.mask_checksums is not None)
-            tasks = _tasks(dataset, stored, names, folder)
+            tasks = _tasks(dataset, names, folder)
             with closing(engines.run(write, tasks, min(workers, len(manifest.shards)), report)) as done:
                 for _ in done:
                     pass
@@ -167,8 +169,9 @@ def _check_place(source: Path, tree: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _ExportTask:
-    dataset: ConvertedDataset
-    number: int
+    """One shard, and the file of each of its samples that is served."""
+
+    shard: ShardEntry
     index: SampleIndex
     folder: Path
     files: tuple[str, ...]
@@ -176,43 +179,31 @@ class _ExportTask:
     @property
     def name(self) -> str:
         """The name for error messages."""
-        return self.dataset.manifest.shards[self.number].name
+        return self.shard.name
 
 
-def _tasks(
-    dataset: ConvertedDataset, stored: SampleIndex, names: Sequence[str], folder: Path
-) -> Iterator[_ExportTask]:
+def _tasks(dataset: ConvertedDataset, names: Sequence[str], folder: Path) -> Iterator[_ExportTask]:
     """One for each shard; `names` are of the samples that are served."""
     named = iter(names)
-    file_of = [next(named) if served else "" for served in stored.served.tolist()]
-    shards = dataset.manifest.shards
-    shard_of = np.repeat(np.arange(len(shards)), [shard.samples for shard in shards])
-    for number in range(len(shards)):
-        rows = shard_of == number
-        files = tuple(file_of[row] for row in np.flatnonzero(rows).tolist())
-        yield _ExportTask(dataset, number, stored.select(rows), folder, files)
+    for shard, index in dataset.by_shard():
+        files = tuple(islice(named, int(index.served.sum())))
+        yield _ExportTask(shard, index, folder, files)
 
 
-def _write_shard(file_format: str, quality: int, task: _ExportTask, tick: engines.Ticks) -> None:
-    path = task.dataset.shard_path(task.dataset.manifest.shards[task.number])
-    channels = CHANNELS[task.dataset.manifest.recipe.channels]
-    samples = 0
-    for row, sample in enumerate(FORMATS[task.dataset.manifest.recipe.format].read_shard(path)):
-        if row >= len(task.files) or (not sample.damage and sample.id != task.index.ids[row]):
-            raise DatasetError(f"{path}: holds sample {sample.id}, which the dataset's index does not")
-        samples += 1
-        if not task.files[row]:
-            continue  # it is removed
-        task.index.check(row, sample.data, str(path), sample.damage)
-        with open(task.folder / task.files[row], "wb") as file:  # again, where a worker died over it
-            file.write(_encoded(sample, file_format, quality, str(path), channels))
+def _write_shard(
+    dataset: ConvertedDataset, file_format: str, quality: int, task: _ExportTask, tick: engines.Ticks
+) -> None:
+    path = str(dataset.path / task.shard.file_name)
+    channels = CHANNELS[dataset.manifest.recipe.channels]
+    stored = dataset.read_shard(task.shard, task.index)
+    for name, (row, sample) in zip(task.files, stored, strict=True):
+        task.index.check(row, sample.data, path, sample.damage)
+        with open(task.folder / name, "wb") as file:  # again, where a worker died over it
+            file.write(_encoded(sample, file_format, quality, path, channels))
         if sample.mask is not None:
-            stored = sample.mask if isinstance(sample.mask, bytes) else masks.encode(sample.mask)
-            name = PurePosixPath(MASKS_NAME, task.files[row]).with_suffix(".png")
-            (task.folder / name).write_bytes(stored)
+            mask = sample.mask if isinstance(sample.mask, bytes) else masks.encode(sample.mask)
+            (task.folder / PurePosixPath(MASKS_NAME, name).with_suffix(".png")).write_bytes(mask)
         tick()
-    if samples != len(task.files):
-        raise DatasetError(f"{path}: expected {len(task.files):,} samples, got {samples:,}")
 
 
 def _encoded(sample: StoredSample, file_format: str, quality: int, path: str, channels: int) -> bytes:

@@ -1,32 +1,33 @@
 """`journal.jsonl`: what an unfinished conversion makes, and which of its shards are finished.
 
-The first record (see `precache.storage.records`) says what is being made, of how many shards, under which
-names; each further one is a finished shard with its checksums. A folder with a journal is an unfinished
-conversion of ours; the same command continues it. What does not fit the plan is not believed.
+The first record (see `precache.storage.records`) says what is made, and the numbers of its shards: they give
+the names of all files. Each further record is a finished shard, see `WrittenShard`. A folder with a journal
+is an unfinished conversion of ours; the same command continues it. What does not fit the plan is not used.
 """
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from precache.conversion.finished import FinishedShard, decode, encode
+import numpy as np
+
 from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
-from precache.dataset.files import check_file, first_problem
-from precache.dataset.index import index_name
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.files import FileEntry, check_file, first_problem
+from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.dataset.shard_table import file_names, shard_name
-from precache.errors import DatasetError
-from precache.formats import FORMATS
-from precache.plan import ConvertPlan
-from precache.recipe import FORMAT_NAMES, SPLIT_NAME, Recipe
+from precache.dataset.shard_table import ShardEntry, file_names, shard_name
+from precache.dataset.statistics import PixelSums
+from precache.errors import DatasetError, SettingError
+from precache.formats import FORMATS, Format
+from precache.plan import ConvertPlan, ShardPlan
+from precache.recipe import Recipe
 from precache.reporting import counted, some, warn
-from precache.sources.base import Scan
+from precache.sources.base import Samples, Scan
 from precache.sources.source_state import changed_pictures
 from precache.storage import (
     atomic_write,
@@ -39,14 +40,24 @@ from precache.storage import (
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
+if TYPE_CHECKING:
+    from precache.conversion.url import ShardsAtUrl
+
 JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
 _VERSION = 2
 _MAX_SHARDS = 10**7
 _ANOTHER_SOURCE = "another source tree, or one that changed since"
-_REPLACED_BY_UPDATES = frozenset(
-    (REJECTED_NAME, MANIFEST_NAME)
-)  # under these names the dataset has files, too
+_REPLACED_BY_UPDATES = frozenset((REJECTED_NAME, MANIFEST_NAME))
+MODIFIED_NS, SOURCE_CHECKSUMS = f"{SOURCE}modified_ns", f"{SOURCE}checksums"
+COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
+    "source_sizes": (np.int32, (2,)),
+    "checksums": (np.uint64, ()),
+    "mask_checksums": (np.uint64, ()),
+    MODIFIED_NS: (np.int64, ()),
+    SOURCE_CHECKSUMS: (np.uint64, ()),
+}
+"""What is found out of a shard's pictures: dtype, and shape of a row, by the names that the index has."""
 NOTHING_ELSE_MAY_WRITE = "nothing else may write there during a conversion: run the same command again"
 
 
@@ -65,12 +76,7 @@ class Target:
 
     def differences(self, found: dict[str, Any]) -> list[str]:
         """How `found`, another target as JSON, differs from this one; one phrase each."""
-        recipe = found.get("recipe", {})
-        phrases = [
-            f"{name} {_in_words(recipe.get(name))}, asked for {_in_words(value)}"
-            for name, value in self.recipe.to_json().items()
-            if recipe.get(name) != value
-        ]
+        phrases = recipe_differences(found.get("recipe", {}), self.recipe)
         if found.get("source_digest") != self.source_digest:
             phrases.append(_ANOTHER_SOURCE)
         if found.get("update", 0) != self.update:
@@ -94,20 +100,72 @@ class Target:
             )
 
 
-class ShardFiles(Protocol):
-    """Where the files of finished shards lie."""
+@dataclass(frozen=True, slots=True, eq=False)
+class WrittenShard:
+    """A shard that is written; without files if every picture of it was rejected.
 
-    def check_free(self, names: frozenset[str]) -> None:
-        """Raise DatasetError if what lies there is not ours, or in the way of files of these names."""
+    Attributes:
+        entry: the shard, as the dataset's index has it.
+        rejected: the pictures that it lacks.
+        columns: by the names that the index has for them. Of its samples, in stored order: `source_sizes`,
+            `checksums` and `mask_checksums`, empty where there are no masks. Of all pictures that the plan
+            has in the shard, in its order, rejected ones too: `source:modified_ns` and `source:checksums`.
+        sums: of the pixels of its samples.
+        etags: of its files in an object storage, as it answered when they were uploaded; none on disk.
+    """
 
-    def problem_of(self, shard: FinishedShard) -> str | None:
-        """How its files differ from what was written, in one phrase; None if they do not."""
+    entry: ShardEntry
+    rejected: tuple[Rejected, ...]
+    columns: Mapping[str, Array]
+    sums: PixelSums
+    etags: tuple[str, ...] = ()
 
-    def remove(self, names: frozenset[str]) -> None:
-        """Remove those of these files that are there."""
+    def to_json(self) -> dict[str, Any]:
+        """As a record of the journal; what the plan says of the shard is left out."""
+        return {
+            "shard": self.entry.name,
+            "files": [[file.bytes, file.crc32c] for file in self.entry.files],
+            "rejected": [[picture.id, picture.reason] for picture in self.rejected],
+            "columns": {name: column.tolist() for name, column in self.columns.items()},
+            "sums": [self.sums.pixels, self.sums.sums, self.sums.squares],
+            "etags": list(self.etags),
+        }
 
-    def check_whole(self, shards: Iterable[FinishedShard]) -> None:
-        """Raise DatasetError unless the files of these shards are there, with their sizes."""
+    @classmethod
+    def from_json(
+        cls, content: Mapping[str, Any], plans: Mapping[str, ShardPlan], samples: Samples, form: Format
+    ) -> "WrittenShard | None":
+        """What `to_json` gave; None if it is no shard that these plans make."""
+        try:
+            plan = plans[content["shard"]]
+            row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
+            rejected = tuple(
+                Rejected(samples[row_of.pop(number)].path, _text(reason), number)
+                for number, reason in content["rejected"]
+            )
+            columns = {name: column_of(name, content["columns"][name]) for name in COLUMNS}
+            for name, column in columns.items():
+                count = len(plan.rows if name.startswith(SOURCE) else row_of)
+                if len(column) != count and (len(column) or name != "mask_checksums"):
+                    raise ValueError(f"{name} of another number of pictures")
+            names = file_names(plan.name, form) if row_of else ()
+            files = zip(names, content["files"], strict=True)
+            pixels, sums, squares = content["sums"]
+            return cls(
+                ShardEntry(plan.name, plan.split, len(row_of), tuple(FileEntry(n, *of) for n, of in files)),
+                rejected,
+                columns,
+                PixelSums(int(pixels), tuple(map(int, sums)), tuple(map(int, squares))),
+                tuple(map(_text, content["etags"])),
+            )
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
+            return None
+
+
+def column_of(name: str, values: Sequence[Any]) -> Array:
+    """A column of `COLUMNS`; ValueError, TypeError or OverflowError if it has no such values."""
+    dtype, row_shape = COLUMNS[name]
+    return np.array(values, dtype).reshape(-1, *row_shape)
 
 
 class Journal:
@@ -138,13 +196,13 @@ class Journal:
         overwrite: bool = False,
         dataset_names: frozenset[str] = frozenset(),
         place: Location | None = None,
-        shard_files: ShardFiles | None = None,
+        shard_files: "FilesInFolder | ShardsAtUrl | None" = None,
     ) -> None:
         self.folder = folder
         self.place = place or folder
-        self.finished: dict[str, FinishedShard] = {}
+        self.finished: dict[str, WrittenShard] = {}
         self._dataset_names = dataset_names
-        self._shard_files = shard_files or _FilesInFolder(folder, dataset_names)
+        self._shard_files = shard_files or FilesInFolder(folder, dataset_names)
         self._path = folder / JOURNAL_NAME
         self._header = _header_of(target, plan)
         self._names = own_names(self._header)
@@ -162,9 +220,9 @@ class Journal:
         remove_leftovers(folder, self._names | _REPLACED_BY_UPDATES)
         self._records = self._rewrite()
 
-    def record(self, shard: FinishedShard) -> None:
+    def record(self, shard: WrittenShard) -> None:
         """Note that `shard` is finished; durable when this returns."""
-        self._records.append(encode(shard))
+        self._records.append(shard.to_json())
         self.finished[shard.entry.name] = shard
 
     def how_much_is_kept(self) -> str:
@@ -175,8 +233,8 @@ class Journal:
         of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
         where = "" if self.place == self.folder else f" on this machine, whose journal is in {self.folder}"
         return (
-            f"after {done:,} of {of} were finished; these are kept, and the same command goes on from "
-            f"there{where}"
+            f"after {done:,} of {of} were finished; these are kept, and the same command continues with the "
+            f"rest{where}"
         )
 
     def check_whole(self) -> None:
@@ -206,7 +264,7 @@ class Journal:
         header = next(lines, None)
         if header is None:
             self._believe_nothing()
-        elif not is_of_this_release(header):
+        elif not own_names(header):
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
             self._discard(own_names(header))
@@ -246,7 +304,7 @@ class Journal:
         """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
         lost: list[str] = []
         for line in lines:
-            shard = decode(line, self._plans, self._scan.samples, self._form)
+            shard = WrittenShard.from_json(line, self._plans, self._scan.samples, self._form)
             if shard is None:
                 records.damaged = True
                 records.count -= 1
@@ -255,9 +313,8 @@ class Journal:
             if problem := self._why_not_kept(shard):
                 lost.append(problem)
                 continue
-            rows = self._plans[shard.entry.name].rows
-            now = replace(shard, source_modified_ns=self._scan.samples.modified_ns[rows])
-            self.finished[shard.entry.name] = now
+            times = self._scan.samples.modified_ns[self._plans[shard.entry.name].rows]
+            self.finished[shard.entry.name] = replace(shard, columns={**shard.columns, MODIFIED_NS: times})
         if records.damaged:
             warn(
                 f"{self._path}: line {records.count + 1} is damaged or cut off; its shard and those "
@@ -266,10 +323,10 @@ class Journal:
         if lost:
             warn(f"{lost[0]}; {counted(len(lost), 'finished shard')} must be converted again")
 
-    def _why_not_kept(self, shard: FinishedShard) -> str | None:
+    def _why_not_kept(self, shard: WrittenShard) -> str | None:
         """What is wrong with the shard's files, or which of its pictures changed; one phrase."""
-        rows = self._plans[shard.entry.name].rows
-        for path in changed_pictures(self._scan, rows, shard.source_modified_ns, shard.source_checksums):
+        rows, columns = self._plans[shard.entry.name].rows, shard.columns
+        for path in changed_pictures(self._scan, rows, columns[MODIFIED_NS], columns[SOURCE_CHECKSUMS]):
             return f"{path}: has changed since it was converted"
         return self._shard_files.problem_of(shard)
 
@@ -279,21 +336,21 @@ class Journal:
             records = RecordFile(file.fileno())
             records.append(self._header, durable=False)
             for shard in self.finished.values():
-                records.append(encode(shard), durable=False)
+                records.append(shard.to_json(), durable=False)
         records = RecordFile(open_append(self._path))
         for _ in records.read():
             pass
         return records
 
 
-class _FilesInFolder:
-    """`ShardFiles` of a conversion into a folder, or of an update of the dataset that has `dataset_names`."""
+class FilesInFolder:
+    """The files of a conversion into a folder, or of an update of the dataset that has `dataset_names`."""
 
     def __init__(self, folder: Path, dataset_names: frozenset[str]) -> None:
         self._folder, self._dataset_names = folder, dataset_names
 
     def check_free(self, names: frozenset[str]) -> None:
-        """See `ShardFiles`."""
+        """Raise DatasetError if what lies there is not ours, or in the way of files of these names."""
         names -= {JOURNAL_NAME} | (self._dataset_names & _REPLACED_BY_UPDATES)
         taken = sorted(name for name in names if os.path.lexists(self._folder / name))
         if self._dataset_names and taken:
@@ -302,17 +359,17 @@ class _FilesInFolder:
                 f"needs ({some(taken)}); move them elsewhere, then run the same command again"
             )
 
-    def problem_of(self, shard: FinishedShard) -> str | None:
-        """See `ShardFiles`."""
+    def problem_of(self, shard: WrittenShard) -> str | None:
+        """How the files of a shard differ from what was written, in one phrase; None if they do not."""
         return next(filter(None, (check_file(self._folder, file) for file in shard.entry.files)), None)
 
     def remove(self, names: frozenset[str]) -> None:
-        """See `ShardFiles`."""
+        """Remove those of these files that are there."""
         for name in names:
             (self._folder / name).unlink(missing_ok=True)
 
-    def check_whole(self, shards: Iterable[FinishedShard]) -> None:
-        """See `ShardFiles`."""
+    def check_whole(self, shards: Iterable[WrittenShard]) -> None:
+        """Raise DatasetError unless the files of these shards are there, with their sizes."""
         files = (file for shard in shards for file in shard.entry.files)
         if problem := first_problem(self._folder, files):
             raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
@@ -328,45 +385,33 @@ def check_empty(folder: Path) -> None:
         )
 
 
-def own_names(header: Mapping[str, Any]) -> frozenset[str]:
-    """The names of all files that the conversion, or the update, of this journal makes."""
-    form, update = FORMATS[header["recipe"]["format"]], header.get("update", 0)
-    names = {JOURNAL_NAME, REJECTED_NAME, index_name(update)}
-    names |= frozenset() if update else {MANIFEST_NAME}
-    for split, count in header["shards"].items():
-        first = header["first"][split] if update else 0
-        for index in range(first, first + min(count, _MAX_SHARDS)):
-            names.update(file_names(shard_name(split, index), form))
+def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
+    """The names of all files that the conversion, or the update, of this journal makes.
+
+    Empty where there is no header, or one that no journal of this release begins with.
+    """
+    try:
+        if header is None or header[_KEY] != _VERSION or not header["made_by"].keys():
+            return frozenset()
+        update, form = int(header["update"]), FORMATS[header["recipe"]["format"]]
+        names = {JOURNAL_NAME, REJECTED_NAME, index_name(update), *([] if update else [MANIFEST_NAME])}
+        for split, (first, count) in header["shards"].items():
+            for number in range(first, first + min(count, _MAX_SHARDS)):
+                names.update(file_names(shard_name(split, number), form))
+    except (LookupError, TypeError, ValueError, AttributeError, SettingError):
+        return frozenset()
     return frozenset(names)
 
 
 def own_names_in(folder: Path) -> frozenset[str]:
-    """As `own_names`, of the journal in `folder`; none without a journal that this release can read."""
-    header = read_header(folder / JOURNAL_NAME)
-    return own_names(header) if header is not None and is_of_this_release(header) else frozenset()
+    """As `own_names`, of the journal in `folder`."""
+    return own_names(read_header(folder / JOURNAL_NAME))
 
 
 def unfinished_names(folder: Path) -> frozenset[str]:
     """The names of the files that an unfinished update has left, or may have, in the dataset in `folder`."""
     header = read_header(folder / JOURNAL_NAME)
-    return own_names_in(folder) if header is not None and header.get("update", 0) else frozenset()
-
-
-def is_of_this_release(header: dict[str, Any]) -> bool:
-    """Whether a journal with this first record is one that this release can go on with."""
-    recipe, shards = header.get("recipe"), header.get("shards")
-    update, first = header.get("update", 0), header.get("first")
-    return (
-        header.get(_KEY) == _VERSION
-        and isinstance(recipe, dict)
-        and recipe.get("format") in FORMAT_NAMES
-        and isinstance(header.get("made_by"), dict)
-        and isinstance(shards, dict)
-        and all(SPLIT_NAME.fullmatch(split) and type(count) is int for split, count in shards.items())
-        and type(update) is int
-        and (not update or (isinstance(first, dict) and first.keys() == shards.keys()))
-        and all(type(number) is int for number in (first or {}).values())
-    )
+    return own_names(header) if header is not None and header.get("update") else frozenset()
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
@@ -381,15 +426,26 @@ def read_header(path: Path) -> dict[str, Any] | None:
 
 def _header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
     """The first record of the journal of this target and plan, as it is read again."""
-    counts: dict[str, int] = {}
-    first: dict[str, int] = {}
+    shards: dict[str, list[int]] = {}  # split -> number of the first, and how many
     for shard in plan.shards:
-        counts[shard.split] = counts.get(shard.split, 0) + 1
-        first.setdefault(shard.split, shard.number)
-    updating = {"first": first} if target.update else {}
-    header = {_KEY: _VERSION, **asdict(target), "shards": counts, **updating}
-    as_read: dict[str, Any] = json.loads(json.dumps(header))
+        shards.setdefault(shard.split, [shard.number, 0])[1] += 1
+    as_read: dict[str, Any] = json.loads(json.dumps({_KEY: _VERSION, **asdict(target), "shards": shards}))
     return as_read
+
+
+def recipe_differences(found: Mapping[str, Any], asked: Recipe) -> list[str]:
+    """How `found`, a recipe as JSON, differs from the one that is asked for; one phrase each."""
+    return [
+        f"{name} {_in_words(found.get(name))}, asked for {_in_words(value)}"
+        for name, value in asked.to_json().items()
+        if found.get(name) != value
+    ]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.99} is not text")
+    return value
 
 
 def _in_words(value: object) -> object:

@@ -1,111 +1,33 @@
-"""A lock: one process at a time converts into a destination; and the record of a swap of two datasets.
+"""A lock: one process at a time converts into a destination.
 
     .NAME.precache-lock    beside DST; `.precache-lock` in it where DST is a mount point, since there only
                            what is in it is shared with other machines and containers
 
 The system keeps the lock (flock), so that it ends with its process, however that ends. The holder removes
 the file at the end; whoever has opened that file meanwhile sees that its name is gone, and opens the next. So
-a file stays only after a kill, or as long as a swap is not complete: inside are records (see
-`precache.storage.records`) of who holds the lock, for the message alone, and of a swap under way. File
-systems that lock for one machine only (some of FUSE) keep the processes of that machine apart, no others; one
-without locks is refused.
+a file stays only after a kill. Inside is who holds the lock, for the message alone. File systems that lock
+for one machine only (some of FUSE) keep the processes of that machine apart, no others; one without locks is
+refused.
 """
 
 import errno
+import json
 import os
 import re
-import secrets
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from precache.errors import DatasetError
-from precache.reporting import some, warn
-from precache.storage import fsync_folder, open_append
-from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
+from precache.storage import open_append
+from precache.storage.records import PROBED_BYTES, may_be_records
 from precache.storage.urls import Location
 
 LOCK_SUFFIX = ".precache-lock"
 _PATIENCE_S = 1.0  # a process that was killed may be outlived, for a moment, by its workers
 _POLL_S = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """A dataset that is about to replace another.
-
-    Attributes:
-        build: name, beside DST, of the folder in which the new one is made.
-        old: name, beside DST, that the old one gets before it is removed.
-        files: names of the old one's files; none as long as nothing was renamed.
-    """
-
-    build: str
-    old: str
-    files: tuple[str, ...] = ()
-
-
-class Lock:
-    """A lock that is held.
-
-    Attributes:
-        destination: the folder that it is for.
-        swap: the one under way, or None.
-    """
-
-    def __init__(self, destination: Path, path: Path, descriptor: int) -> None:
-        self.destination = destination
-        self._path = path
-        self._descriptor = descriptor
-        self._records = records = RecordFile(descriptor)
-        swaps = [record["swap"] for record in records.read() if "swap" in record]
-        self.swap = _decode(swaps[-1], destination) if swaps and swaps[-1] is not None else None
-        if self.swap is None:
-            if records.damaged:
-                self._warn_of_folders()
-            records.clear()
-        with suppress(OSError):  # the disk may be full: this record is for the message alone
-            records.append({"lock": "precache", "host": socket.gethostname(), "pid": os.getpid()})
-
-    def note(self, swap: Swap | None) -> None:
-        """Record the swap under way, durable when this returns; None: no swap, recorded if possible."""
-        if swap is None:
-            with suppress(OSError):  # the next run sees that nothing is left to do
-                self._records.append({"swap": None})
-        else:
-            self._records.append({"swap": asdict(swap)})
-            fsync_folder(self._path.parent)
-        self.swap = swap
-
-    def new_swap(self) -> Swap:
-        """Record a swap under new names that nobody can guess."""
-        build, old = (f".{self.destination.name}.{secrets.token_hex(8)}.precache" for _ in range(2))
-        self.note(Swap(build, old))
-        assert self.swap is not None
-        return self.swap
-
-    def _warn_of_folders(self) -> None:
-        ours = _folder_names(self.destination)
-        if left := sorted(p.name for p in self.destination.parent.iterdir() if ours.fullmatch(p.name)):
-            warn(
-                f"{self._path}: is damaged, so the folders of an earlier --overwrite are left alone: look "
-                f"into {some(left)} in {self.destination.parent}, and remove what you do not need"
-            )
-
-    def release(self) -> None:
-        """Release the lock, and remove its file unless a swap is on record."""
-        import fcntl
-
-        with suppress(OSError):
-            if self.swap is None and _is_at(self._descriptor, self._path):
-                self._path.unlink()
-        with suppress(OSError):  # at once, though a process that was forked meanwhile may have it open, too
-            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        self._records.close()
 
 
 def lock_path(destination: Path) -> Path:
@@ -129,7 +51,7 @@ def is_mount_point(folder: Path) -> bool:
 
 
 @contextmanager
-def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[Lock]:
+def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None]:
     """Keep other conversions out of `destination` for the duration of the block.
 
     Args:
@@ -139,25 +61,33 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[Lock
         DatasetError: another process holds the lock, a file that is not ours has its name, or the file
             system has no locks.
     """
+    import fcntl  # missing on Windows: without a lock nothing is converted
+
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open_locked(path, shown or destination)
     try:
         if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
             raise _foreign(path, "is not a lock file of this project")
-        lock = Lock(destination, path, descriptor)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    try:
-        yield lock
+        os.ftruncate(descriptor, 0)
+        with suppress(OSError):  # the disk may be full
+            holder = {"lock": "precache", "host": socket.gethostname(), "pid": os.getpid()}
+            os.write(descriptor, f"{json.dumps(holder)}\n".encode())
+        try:
+            yield
+        finally:
+            with suppress(OSError):
+                if _is_at(descriptor, path):
+                    path.unlink()
+            with suppress(OSError):  # at once, though a process that was forked meanwhile may have it open
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
-        lock.release()
+        os.close(descriptor)
 
 
 def _open_locked(path: Path, destination: Location) -> int:
     """A descriptor of the lock file, which this process has locked."""
-    import fcntl  # missing on Windows: without a lock nothing is converted
+    import fcntl
 
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
@@ -207,25 +137,11 @@ def _is_at(descriptor: int, path: Path) -> bool:
 
 def _holder(descriptor: int) -> str:
     """Who holds the lock, as the file says; its holder may not have written it yet."""
-    holders = [record for record in RecordFile(descriptor).read() if "pid" in record]
-    return f"process {holders[-1]['pid']} on {holders[-1].get('host')}" if holders else "another process"
-
-
-def _decode(content: Any, destination: Path) -> Swap:
-    """The swap of a record; DatasetError if it names what this project does not make."""
-    ours = _folder_names(destination)
     try:
-        swap = Swap(content["build"], content["old"], tuple(content["files"]))
-        folders = {name for name in (swap.build, swap.old) if ours.fullmatch(name)}
-        if len(folders) == 2 and all(n not in ("", ".", "..") and "/" not in n for n in swap.files):
-            return swap
-    except (KeyError, TypeError):
-        pass
-    raise _foreign(lock_path(destination), "names files that precache does not make")
-
-
-def _folder_names(destination: Path) -> "re.Pattern[str]":
-    return re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.precache")
+        holder = json.loads(os.pread(descriptor, PROBED_BYTES, 0))
+        return f"process {holder['pid']} on {holder['host']}"
+    except (ValueError, LookupError, TypeError):
+        return "another process"
 
 
 def _octal(match: "re.Match[bytes]") -> bytes:

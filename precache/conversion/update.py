@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from precache.conversion.difference import AGAIN, Difference, compare
-from precache.conversion.journal import Target
+from precache.conversion.journal import Target, recipe_differences
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.left_out import Rejected
+from precache.dataset.index import Rejected
 from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError
 from precache.pictures.codecs import made_by
@@ -49,11 +49,6 @@ class UpdatePlan:
     target: Target
     options: SourceOptions
     rejected: tuple[Rejected, ...]
-
-    @property
-    def number(self) -> int:
-        """Of the update, from 1."""
-        return self.target.update
 
 
 def plan(dataset: ConvertedDataset, scan: Scan, recipe: Recipe, options: SourceOptions) -> UpdatePlan | None:
@@ -106,19 +101,16 @@ def _check_asked(dataset: ConvertedDataset, recipe: Recipe, options: SourceOptio
     was, asked = manifest.recipe, recipe
     if was.listed and asked.listed:  # a list names the pictures that there are: it grows with them
         asked = replace(asked, splits=was.splits)
-    pairs = [(name, was.to_json().get(name), value) for name, value in asked.to_json().items()]
+    phrases = recipe_differences(was.to_json(), asked)
     made_with, given = manifest.source_options, options.given()
-    names = sorted({*made_with, *given})
-    pairs += [
-        (name, made_with.get(name), given.get(name))
-        for name in names
-        if name not in _PLACES or (name in made_with) != (name in given)
-    ]
-    phrases = [f"{name} {before}, asked for {now}" for name, before, now in pairs if before != now]
+    for name in sorted({*made_with, *given}):
+        before, now = made_with.get(name), given.get(name)
+        if before != now and (name not in _PLACES or before is None or now is None):
+            phrases.append(f"{name} {before}, asked for {now}")
     if phrases:
         raise DatasetError(
-            f"{dataset.path}: was converted otherwise ({'; '.join(phrases)}), and an update keeps to that; "
-            f"leave these options as they were, or {AGAIN}"
+            f"{dataset.path}: was converted with other settings ({'; '.join(phrases)}), and an update must "
+            f"use the same; leave these options as they were, or {AGAIN}"
         )
 
 

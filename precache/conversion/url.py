@@ -22,23 +22,23 @@ import multiprocessing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
-from precache.conversion.finished import FinishedShard
 from precache.conversion.journal import (
     JOURNAL_NAME,
     NOTHING_ELSE_MAY_WRITE,
     Target,
-    is_of_this_release,
+    WrittenShard,
+    own_names,
     own_names_in,
     read_header,
 )
 from precache.conversion.lock import hold_lock
+from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.reporting import counted, some, warn
+from precache.reporting import counted, warn
 from precache.storage import crc32c_file, is_leftover, read_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.output import OutputFile
@@ -68,16 +68,15 @@ def locked_working_folder(url: Url) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            _remove_if_empty(folder)
+            remove_if_empty(folder)
 
 
 class ShardsAtUrl:
-    """`precache.conversion.journal.ShardFiles` of a conversion into `url`."""
+    """The files of a conversion into `url`, as `precache.conversion.journal.FilesInFolder` has them."""
 
     def __init__(self, url: Url) -> None:
         self._url = url
         self._store = ObjectStore(url)
-        self._found: dict[str, ObjectInfo] | None = None
 
     def check_free(self, names: frozenset[str]) -> None:
         """Raise DatasetError if something lies there, unless another machine started this very conversion.
@@ -85,20 +84,19 @@ class ShardsAtUrl:
         Such files are recognised by name, and by the checksum that precache puts beside each object.
         """
         names -= {JOURNAL_NAME, MANIFEST_NAME}
-        first = [info.name for info in self._store.first(_PROBED)]
-        others = [name for name in first if name not in names]
-        there = [] if others else [info.name for info in self._store.list()]
-        others += [name for name in there if name not in names]
-        if not others:
+        first = (info.name for info in self._store.first(_PROBED))
+        others, there = [name for name in first if name not in names], []
+        if not others:  # else it may be a bucket of millions
+            there = [info.name for info in self._store.list()]
             with ThreadPoolExecutor(_AT_A_TIME) as pool:
-                checksums = pool.map(self._store.crc32c_of, there)
-                others = [name for name, crc32c in zip(there, checksums, strict=True) if crc32c is None]
+                checksums = [*pool.map(self._store.crc32c_of, there)]
+            found = zip(there, checksums, strict=True)
+            others = [name for name, crc32c in found if name not in names or crc32c is None]
         if others:
-            all_are_known = bool(there) or len(first) < _PROBED
-            shown = some(others) if all_are_known else f"{', '.join(others[:3])} and others"
+            more = " and others" if len(others) > 3 else ""
             raise DatasetError(
                 f"{self._url}: is not empty, and holds files that no conversion on this machine wrote "
-                f"({shown}); choose another DST, or remove them yourself"
+                f"({', '.join(others[:3])}{more}); choose another DST, or remove them yourself"
             )
         if there:
             warn(
@@ -106,27 +104,29 @@ class ShardsAtUrl:
                 f"this machine, so it starts over; only the machine where it began can continue it"
             )
 
-    def problem_of(self, shard: FinishedShard) -> str | None:
-        """See `ShardFiles`; of many shards, objects are listed once."""
-        if self._found is None:
-            self._found = self._listed()
-        return self._why_not_whole(shard, self._found)
+    def problem_of(self, shard: WrittenShard) -> str | None:
+        """See `FilesInFolder`; of many shards, objects are listed once."""
+        return self._why_not_whole(shard, self._there_at_first)
 
     def remove(self, names: frozenset[str]) -> None:
-        """See `ShardFiles`."""
+        """See `FilesInFolder`."""
         self._store.delete([name for name in self._listed() if name in names])
 
-    def check_whole(self, shards: Iterable[FinishedShard]) -> None:
+    def check_whole(self, shards: Iterable[WrittenShard]) -> None:
         """Raise DatasetError unless the storage holds what was pushed."""
         found = self._listed()
         for shard in shards:
             if problem := self._why_not_whole(shard, found):
                 raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
 
+    @cached_property
+    def _there_at_first(self) -> dict[str, ObjectInfo]:
+        return self._listed()
+
     def _listed(self) -> dict[str, ObjectInfo]:
         return {info.name: info for info in self._store.list()}
 
-    def _why_not_whole(self, shard: FinishedShard, found: Mapping[str, ObjectInfo]) -> str | None:
+    def _why_not_whole(self, shard: WrittenShard, found: Mapping[str, ObjectInfo]) -> str | None:
         if len(shard.etags) != len(shard.entry.files):
             return f"{self._url}: the journal does not say that {shard.entry.name} was pushed"
         for file, etag in zip(shard.entry.files, shard.etags, strict=True):
@@ -142,8 +142,8 @@ class ShardsAtUrl:
         return None
 
 
-def push_shard(url: Url, files: Sequence[OutputFile], shard: FinishedShard) -> FinishedShard:
-    """Push the written files of a shard, none of one without samples, and remove them here; with their etags.
+def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntry]) -> tuple[str, ...]:
+    """Push the written files of a shard, as far as they are `files`, and remove them here; their etags.
 
     Raises:
         DatasetError: another process has finished a dataset there.
@@ -151,16 +151,15 @@ def push_shard(url: Url, files: Sequence[OutputFile], shard: FinishedShard) -> F
     """
     store, check = _store(url), partial(_check_parent, url)
     try:
-        if shard.entry.samples:
+        if files:  # else every picture was rejected
             _check_unfinished(store)
-        etags = tuple(
-            store.upload(file.temporary, name, crc32c=file.crc32c, check=check) or ""
-            for file, name in zip(files, (file.name for file in shard.entry.files), strict=False)
+        return tuple(
+            store.upload(file.temporary, entry.name, crc32c=entry.crc32c, check=check) or ""
+            for file, entry in zip(written, files, strict=False)
         )
     finally:
-        for file in files:
+        for file in written:
             file.temporary.unlink(missing_ok=True)
-    return replace(shard, etags=etags)
 
 
 def publish(url: Url, folder: Path) -> None:
@@ -201,24 +200,30 @@ def remove_working_folder(folder: Path) -> None:
         path.unlink(missing_ok=True)
     if names:
         (folder / JOURNAL_NAME).unlink()
-    _remove_if_empty(folder)
+    remove_if_empty(folder)
 
 
 def remove_if_same(folder: Path, target: Target) -> None:
     """Remove the working folder of a conversion to `target` that was killed after its manifest was put."""
     header = read_header(folder / JOURNAL_NAME)
-    if header is not None and is_of_this_release(header) and not target.differences(header):
+    if header is not None and own_names(header) and not target.differences(header):
         remove_working_folder(folder)
 
 
 def unfinished_files(folder: Path) -> list[Path]:
     """The files in a working folder that its journal names, but for the journal."""
     names = own_names_in(folder) - {JOURNAL_NAME}
-    found = sorted(folder.iterdir()) if folder.is_dir() else []
+    found = filter(is_plain_file, sorted(folder.iterdir()) if folder.is_dir() else ())
     return [path for path in found if path.name in names or is_leftover(path, names | {JOURNAL_NAME})]
 
 
-def _remove_if_empty(folder: Path) -> None:
+def is_plain_file(path: Path) -> bool:
+    """Whether it is a file, and no link to one."""
+    return path.is_file() and not path.is_symlink()
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove a folder if nothing lies in it."""
     with suppress(OSError):  # it is not there, or holds something
         folder.rmdir()
 

@@ -1,4 +1,4 @@
-"""What is known of every sample beside its picture, a column each: numbers, lists of them, text.
+"""Columns: each holds one thing that is known of every sample, a number, a list of numbers, or text.
 
     int      int64 [n]                      one integer each
     float    float64 [n]                    one number each
@@ -6,7 +6,16 @@
     ragged   int64 or float64 [sum, ...]    any number of them each, or of rows of k, such as boxes
     text     uint8 [sum]                    UTF-8, one behind the other
 
-The last two have `ends`, int64 [n]: where each sample's values end.
+The last two come with `ends`, int64 [n]: where the values of each sample end.
+
+What samples are labelled with is one of TARGETS:
+
+    class     one class: its index is the label
+    classes   any number of classes: their indices, `ragged`
+    number    a number or a vector of them, to be predicted: `float` or `vector`
+    none      nothing
+
+Samples of the last three have label -1.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +28,7 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 KINDS = ("int", "float", "vector", "ragged", "text")
+TARGETS = ("class", "classes", "number", "none")
 _NUMBERS = (np.dtype(np.int64), np.dtype(np.float64))
 _TEXT = np.dtype(np.uint8)
 _GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte
@@ -68,8 +78,9 @@ class Pieces:
 class Column:
     """A value for each of n samples: in memory, or in pieces that are read when a value is asked for.
 
-    Where each sample has one value, or k, a column can be indexed like an array, and gives arrays. As a
-    whole, by `values`, `ends` or `np.asarray`, one in pieces takes the memory of all samples.
+    Where each sample has one value, or k, a column can be indexed and compared like an array, and gives
+    arrays; `same` compares any two. As a whole, by `values`, `ends` or `np.asarray`, one in pieces takes the
+    memory of all samples.
 
     Args:
         values, ends: see the module; of a column in pieces an empty one of its kind.
@@ -124,7 +135,7 @@ class Column:
             encoded = [value.encode() for value in values]
         except UnicodeEncodeError:
             row = next(row for row, value in enumerate(values) if not _is_unicode(value))
-            raise ValueOfRowError(row, "is no text that UTF-8 can hold") from None
+            raise ValueOfRowError(row, "cannot be written as UTF-8") from None
         ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
@@ -152,7 +163,7 @@ class Column:
             try:
                 rows.append(_numbers(value))
             except (ValueError, TypeError, OverflowError):
-                raise ValueOfRowError(row, f"{_shown(value)} is no list of numbers") from None
+                raise ValueOfRowError(row, f"{_shown(value)} is not a list of numbers") from None
         filled = [array for array in rows if array.size]
         depth = max((array.ndim for array in filled), default=1)
         width = next((array.shape[1:] for array in filled), ())
@@ -221,6 +232,14 @@ class Column:
             if positions.ndim == 0:
                 return self.select(positions[None])._values[0]
         return self.select(positions)._values
+
+    def __eq__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]  # as arrays do
+        return np.asarray(self[:] == (other[:] if isinstance(other, Column) else other))
+
+    def __ne__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]
+        return ~(self == other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[Any]:
         for _, block in self.blocks():
@@ -314,10 +333,6 @@ class Column:
         )
         empty = self.ends is not None and not (len(self.values) and len(other.values))
         return mine[:2] != its[:2] or (mine[2] != its[2] and not empty)
-
-    def join(self, other: "Column") -> "Column":
-        """Its values, then those of `other`, which does not differ in kind."""
-        return Column.concatenate((self, other))
 
     @classmethod
     def concatenate(cls, columns: "Sequence[Column]") -> "Column":

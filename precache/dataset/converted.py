@@ -17,13 +17,13 @@ from precache.dataset.index import (
     IndexFileError,
     SampleIndex,
     ShardRows,
-    Sizes,
     SourceState,
     read_source_state,
 )
 from precache.dataset.manifest import EDITED, MANIFEST_NAME, Manifest, parse_manifest
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, did_you_mean, shell_command
+from precache.formats import FORMATS, StoredSample
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
@@ -76,6 +76,32 @@ class ConvertedDataset:
         with self.held(*shard.files):
             return self.path / shard.file_name
 
+    def by_shard(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
+        """Each shard, and what the index has of its samples, removed ones too; raises as `read_index`."""
+        index, start = self.read_index(removed=True), 0
+        for shard in self.manifest.shards:
+            yield shard, index.select(np.arange(start, start + shard.samples))
+            start += shard.samples
+
+    def read_shard(self, shard: ShardEntry, index: SampleIndex) -> Iterator[tuple[int, StoredSample]]:
+        """The samples of a shard that are served, each with its row in `index`, which is of this shard alone.
+
+        Raises:
+            DatasetError: the shard is damaged, or holds other samples.
+        """
+        path, rows, served = self.path / shard.file_name, 0, index.served
+        with self.held(*shard.files):
+            for row, sample in enumerate(FORMATS[self.manifest.recipe.format].read_shard(path)):
+                if row >= len(index) or (not sample.damage and sample.id != index.ids[row]):
+                    raise DatasetError(
+                        f"{path}: holds sample {sample.id}, which the dataset's index does not"
+                    )
+                rows += 1
+                if served[row]:
+                    yield row, sample
+        if rows != len(index):
+            raise DatasetError(f"{path}: expected {len(index):,} samples, got {rows:,}")
+
     def read_index(self, split: str | None = None, *, removed: bool = False) -> SampleIndex:
         """Ids, labels, checksums and more of the split's samples, or of all, in written order.
 
@@ -116,10 +142,6 @@ class ConvertedDataset:
         if not _kinds_fit(found, manifest) or gone != manifest.removed.get(split, 0):
             raise _unfit(self.path / manifest.index.name, manifest)
         return found if gone else found.without_removed()
-
-    def read_source_sizes(self) -> Sizes:
-        """int32 [samples, 2]: width and height of all source pictures, in written order."""
-        return self.read_index().source_sizes
 
     def read_source_state(self) -> SourceState:
         """Sizes, times and checksums of all pictures of the source, in scan order."""

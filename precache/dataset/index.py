@@ -1,8 +1,8 @@
-"""`dataset.index`: what is known of samples, shards and source without opening a shard.
+"""`dataset.index`: what is known of samples, shards and the source, so that no shard is opened for it.
 
-Any safetensors reader opens it (https://huggingface.co/docs/safetensors); its name ends otherwise, so that
-`*.safetensors` finds shards alone: 8 bytes, the length of the header; the header, JSON, which says of each
-array its dtype, its shape and where it lies; the arrays, one behind the other.
+It is a safetensors file (https://huggingface.co/docs/safetensors) under another suffix, so that a pattern
+`*.safetensors` finds shards alone. 8 bytes have the length of the header; the header is JSON, and has dtype,
+shape and place of each array; the arrays follow, one behind the other.
 
 Of the n samples, in written order:
 
@@ -10,7 +10,6 @@ Of the n samples, in written order:
     labels            int64  [n]     indices of the manifest's classes
     source_sizes      int32  [n, 2]  width and height of the upright source picture, in pixels
     checksums         uint64 [n]     XXH3-64 of what is stored: the pixels of `shards`, else the JPEG
-    source_checksums  uint64 [n]     XXH3-64 of the source file
     paths             text           paths in the source
     value:NAME        see `precache.dataset.columns`: the field of this name
     targets           likewise, where the samples are not labelled with one class each
@@ -24,38 +23,45 @@ Of the s shards, see `precache.dataset.shard_table`:
     shard:...         with shard:checksums, uint64 [s, c]: XXH3-64 of its rows of each of the c columns of the
                       samples, by the columns' names
 
-Of all pictures of the source, rejected ones too, by their ids. It tells whether a source is still what it
-was, and is no part of a dataset's identity: a copy of a tree has other times.
+Of all pictures of the source, rejected ones too, by their ids, to tell whether it is still what it was:
 
     source:bytes        int64  [m]   sizes of the files
     source:modified_ns  int64  [m]   when they were last written, as the file system counts
     source:checksums    uint64 [m]   XXH3-64 of the files
 
-What is left out, see `precache.dataset.left_out`:
+These times belong to the source: where they differ, as in a copy of a tree, so do the bytes of this file, and
+its checksum in the manifest. Nothing else that is written depends on them, and a dataset's digest leaves them
+out: both conversions are the same dataset.
 
-    rejected:...      pictures that cannot be decoded
-    ignored:...       what is no sample
+Of r pictures that cannot be decoded, and i paths that are no pictures, where there are any; they are read
+when they are asked for:
 
-Where samples have any number of values, as text has of bytes, uint8, `ends:COLUMN`, int64 [n], says where
-those of each sample end. The rows of a shard are one range of each column: who needs those of a few shards
-reads no more, and compares them with shard:checksums. The manifest has checksums of the header and of all
-other columns.
+    rejected:ids                       int64 [r]   of the samples that they would be
+    rejected:paths, rejected:reasons   text
+    ignored:paths, ignored:reasons     text
 
-An update (see `precache.conversion.update`) writes another, with its number in its name, since somebody may
-be reading the one before: `dataset-00001.index`. Nothing is mapped: a file that somebody cuts off is an
+A column whose samples have any number of values, such as text, which is uint8, comes with `ends:COLUMN`,
+int64 [n]: where the values of each sample end. The rows of a shard are one range of each column. Who needs a
+few shards reads these ranges alone, and compares them with shard:checksums. The manifest has checksums of the
+header and of all other columns.
+
+An update (see `precache.conversion.update`) writes a new index, `dataset-00001.index` and so on, because
+others may still read the one before. The file is read, not mapped: if somebody truncates it, that is an
 error, not a signal that ends the process.
 """
 
+import csv
+import io
 import json
 import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -75,6 +81,9 @@ Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
+REJECTED_NAME = "rejected.csv"
+_TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
+T = TypeVar("T")
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # what the stock reader takes
 _FIRST_BYTES = 1 << 16  # hold the header of any usual index
@@ -93,7 +102,6 @@ _NEEDED: dict[str, tuple[type, tuple[int, ...]]] = {
     "labels": (np.int64, ()),
     "source_sizes": (np.int32, (2,)),
     "checksums": (np.uint64, ()),
-    "source_checksums": (np.uint64, ()),
     "paths": (np.uint8, ()),
 }
 _OPTIONAL: dict[str, tuple[type, tuple[int, ...]]] = {
@@ -196,11 +204,6 @@ class SampleIndex:
         return self.columns["checksums"].values
 
     @property
-    def source_checksums(self) -> Checksums:
-        """Of the source files."""
-        return self.columns["source_checksums"].values
-
-    @property
     def shapes(self) -> Sizes | None:
         """Height and width of what is stored; None: all are of one size."""
         return self.columns["shapes"].values if "shapes" in self.columns else None
@@ -245,7 +248,8 @@ class SampleIndex:
     def join(self, other: "SampleIndex") -> "SampleIndex":
         """Its samples, then those of `other`, which has the same columns; without what is removed."""
         mine = self.without_removed().columns
-        return SampleIndex({name: column.join(other.columns[name]) for name, column in mine.items()})
+        pairs = ((name, (column, other.columns[name])) for name, column in mine.items())
+        return SampleIndex({name: Column.concatenate(pair) for name, pair in pairs})
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
         """Compare what was read of the sample at `row`, from the shard `file`, with what was written.
@@ -402,7 +406,7 @@ class IndexFile:
             raise damaged(self.path, f"column {name} is missing or of another shape")
         content = self.read_rows(name, 0, place.shape[0])
         if f"{checksum_of(content):016x}" != self._entry.columns.get(name):
-            raise damaged(self.path, f"the checksum of its column {name} is another")
+            raise damaged(self.path, f"column {name} does not match its checksum")
         return np.frombuffer(content, place.dtype).reshape(place.shape)
 
     def read_text(self, name: str) -> Column:
@@ -519,7 +523,7 @@ class ShardRows:
         written = self._checksums[first : first + len(found), self._number_of[name]]
         if len(wrong := np.flatnonzero(found != written)):
             shard = first + int(wrong[0])
-            raise self._damaged(shard, shard + 1, f"the checksum of its {name} is another")
+            raise self._damaged(shard, shard + 1, f"their {name} do not match their checksum")
         return np.frombuffer(content, place.dtype).reshape(-1, *place.shape[1:])
 
     def _piece(self, name: str, shards: Ints, number: int) -> Column:
@@ -557,6 +561,111 @@ def read_source_state(file: IndexFile) -> SourceState:
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A picture that cannot be decoded, so that it is left out.
+
+    Attributes:
+        path: relative to the source tree, with forward slashes.
+        reason: what is wrong with it.
+        id: of the sample that it would be; -1 if it was read from the list that `precache check` writes.
+        bytes: size of the file when it was tried; -1 if it comes from a conversion, which has no such record.
+        modified_ns: when the file had last been written then, as the file system counts; or -1, likewise.
+    """
+
+    path: str
+    reason: str
+    id: int = field(default=-1, compare=False)
+    bytes: int = -1
+    modified_ns: int = -1
+
+
+class Listed(Sequence[T]):
+    """So many of something, read when one of them is asked for; equal to any sequence of the same."""
+
+    def __init__(self, count: int, read: Callable[[], tuple[T, ...]]) -> None:
+        self._count, self._read = count, read
+        self._known: tuple[T, ...] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        if self._known is None:
+            self._known = self._read() if self._count else ()
+        return self._known[number]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def left_out_arrays(rejected: Sequence[Rejected], ignored: Sequence[tuple[str, str]]) -> dict[str, Array]:
+    """Both as columns of the index."""
+    arrays: dict[str, Array] = {}
+    if rejected:
+        arrays["rejected:ids"] = np.array([picture.id for picture in rejected], np.int64)
+        arrays |= _texts("rejected", [(picture.path, picture.reason) for picture in rejected])
+    return arrays | (_texts("ignored", ignored) if ignored else {})
+
+
+def listed_rejected(file: IndexFile, count: int) -> Sequence[Rejected]:
+    """The pictures that were rejected.
+
+    Raises, when one is asked for:
+        IndexFileError: they cannot be read, or are not as they were written.
+    """
+    return Listed(count, partial(_read_rejected, file, count))
+
+
+def listed_ignored(file: IndexFile, count: int) -> Sequence[tuple[str, str]]:
+    """As `listed_rejected`: (path, reason) of what was ignored."""
+    return Listed(count, partial(_read_texts, file, "ignored", count))
+
+
+def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
+    """Write `rejected.csv` into `folder`, for people; the dataset has the same. None if none is."""
+    if not rejected:
+        return
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("id", "path", "reason"))
+    writer.writerows((sample.id, sample.path, sample.reason) for sample in rejected)
+    with atomic_write(folder / REJECTED_NAME) as file:
+        file.write(text.getvalue().encode(errors="backslashreplace"))
+
+
+def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
+    columns = {}
+    for name, texts in zip(("paths", "reasons"), zip(*pairs, strict=True), strict=True):
+        encoded = [text.encode(errors=_TEXT_ERRORS) for text in texts]
+        ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
+        columns[f"{section}:{name}"] = Column(np.frombuffer(b"".join(encoded), np.uint8), ends)
+    return columns_of(columns)
+
+
+def _read_rejected(file: IndexFile, count: int) -> tuple[Rejected, ...]:
+    texts, ids = _read_texts(file, "rejected", count), file.read("rejected:ids", np.int64)
+    if len(ids) != count:
+        raise damaged(file.path, f"it has {len(ids):,} ids of {count:,} rejected pictures")
+    return tuple(Rejected(*text, number) for text, number in zip(texts, ids.tolist(), strict=True))
+
+
+def _read_texts(file: IndexFile, section: str, count: int) -> tuple[tuple[str, str], ...]:
+    columns = [file.read_text(f"{section}:{name}") for name in ("paths", "reasons")]
+    if any(len(column) != count for column in columns):
+        raise damaged(file.path, f"its columns {section} are not of {count:,} rows")
+    try:
+        paths, reasons = (
+            [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(count)]
+            for column in columns
+        )
+    except UnicodeDecodeError as error:
+        raise damaged(file.path, f"its columns {section} are not valid text") from error
+    return tuple(zip(paths, reasons, strict=True))
+
+
 def parse_header(header: bytes, file_bytes: int) -> dict[str, _Place]:
     """Where the header of a file of so many bytes says arrays lie; ValueError: it is no header."""
     try:
@@ -589,7 +698,7 @@ def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
         raise damaged(path, "it has no header")
     header = start[:header_bytes] if header_bytes <= len(start) else _read_part(path, 0, header_bytes)
     if f"{checksum_of(header):016x}" != entry.header:
-        raise damaged(path, "the checksum of its header is another")
+        raise damaged(path, "its header does not match its checksum")
     try:
         return parse_header(header, found_bytes)
     except ValueError as error:

@@ -63,11 +63,12 @@ def summary(manifest: Manifest) -> dict[str, Any]:
         },
         "statistics": {split: asdict(found) for split, found in manifest.statistics.items()},
         "shards": len(manifest.shards),
+        "source": {"digest": manifest.source_digest, "options": manifest.source_options},
         "updates": [{"added": update.added, "removed": update.removed} for update in manifest.updates],
         "removed": manifest.removed,
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
-        "rejected": [rejected.to_json() for rejected in manifest.rejected],
+        "rejected": [{"id": one.id, "path": one.path, "reason": one.reason} for one in manifest.rejected],
         "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
     }
 
@@ -126,6 +127,8 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
         **({"masks": masks} if masks else {}),
         "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
         "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}",
+        # its path is not on record: the same source may lie anywhere
+        "source digest": f"{manifest.source_digest} (SHA-256 of its paths, sizes and labels)",
         **_updates(manifest),
         "stored as": _stored_as(manifest.recipe),
         **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},

@@ -7,7 +7,6 @@ and checksums of this file.
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as fields_of
@@ -15,13 +14,22 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from precache.dataset.columns import KINDS
+from precache.dataset.columns import KINDS, TARGETS
 from precache.dataset.files import FileEntry, Held
-from precache.dataset.index import ENDS, SOURCE, IndexEntry, IndexFile, IndexFileError, index_name
-from precache.dataset.left_out import REJECTED_NAME, Rejected, listed_ignored, listed_rejected
+from precache.dataset.index import (
+    ENDS,
+    REJECTED_NAME,
+    SOURCE,
+    IndexEntry,
+    IndexFile,
+    IndexFileError,
+    Rejected,
+    index_name,
+    listed_ignored,
+    listed_rejected,
+)
 from precache.dataset.shard_table import ShardTable, read_table
 from precache.dataset.statistics import ChannelStatistics
-from precache.dataset.targets import TARGETS
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.recipe import SPLIT_NAME, Recipe, as_flags
@@ -76,7 +84,7 @@ class Manifest:
         statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
             of samples that are removed, too.
         source_options: what was said of the source, as `precache.SourceOptions.given` has it.
-        target: what the samples are labelled with, one of `precache.dataset.targets.TARGETS`.
+        target: what the samples are labelled with, one of `precache.dataset.columns.TARGETS`.
         fields: what else the index knows of each sample: name -> kind, see `precache.dataset.columns`.
         next_id: above all ids that were ever used, where that is not `scanned`; else 0.
         updates: what became of it since it was converted, one after the other.
@@ -156,11 +164,6 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `dataset.json` into `folder`: the commit of a conversion."""
     with atomic_write(folder / MANIFEST_NAME) as file:
         file.write(_encode(manifest))
-
-
-def count_reasons(reasons: list[str]) -> dict[str, int]:
-    """Reasons and how often each occurs, most frequent first."""
-    return dict(Counter(reasons).most_common())
 
 
 def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, str, bool]:

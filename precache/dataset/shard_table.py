@@ -59,7 +59,7 @@ def shard_name(split: str, index: int) -> str:
         SettingError: that is no name of a split, and might lead out of the dataset's folder.
     """
     if not isinstance(split, str) or not SPLIT_NAME.fullmatch(split):
-        raise SettingError(f"{split!r:.99} is no name of a split; write letters and digits, such as train")
+        raise SettingError(f"{split!r:.99} is not a name for a split; use letters and digits, such as train")
     return f"{split}-{index:05d}"
 
 
@@ -100,18 +100,10 @@ class ShardTable(Sequence[ShardEntry]):
         form: Format,
         largest: Sizes | None = None,
     ) -> "ShardTable":
-        """The table of these shards.
-
-        Raises:
-            ValueError: one of them has names that no conversion gives, or other files.
-        """
+        """The table of these shards."""
         listed = list(entries)
         split_names = tuple(dict.fromkeys(shard.split for shard in listed))
         number_of = {split: number for number, split in enumerate(split_names)}
-        for shard in listed:
-            names = tuple(file.name for file in shard.files)
-            if not _is_as_made(shard) or names != file_names(shard.name, form):
-                raise ValueError(f"files of the shard {shard.name!r}: not as this project names them")
         files = [shard.files for shard in listed]
         count = len(suffixes_of(form))
         return cls(
@@ -218,12 +210,6 @@ def _problem(table: ShardTable) -> str:
     names = table.numbers * len(table.split_names) + table.splits
     names.sort()
     return "a shard is named twice" if (names[1:] == names[:-1]).any() else ""
-
-
-def _is_as_made(shard: ShardEntry) -> bool:
-    """Whether a conversion gives the shard this name."""
-    number = str(shard.name).removeprefix(f"{shard.split}-")
-    return number.isdecimal() and len(number) < 19 and shard.name == shard_name(shard.split, int(number))
 
 
 def _number(shard: ShardEntry) -> int:

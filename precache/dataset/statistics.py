@@ -13,7 +13,6 @@ import numpy as np
 
 from precache.pictures.jpeg import Pixels
 
-_MOST = np.iinfo(np.uint16).max
 _BLOCK_ROWS = 64  # at a time: their squares stay in the CPU's cache
 
 
@@ -45,20 +44,6 @@ class PixelSums:
             squares += np.add.reduce(np.square(block, dtype=square), axis=0, dtype=total)
         by_channel = (column.reshape(width, channels).sum(axis=0).tolist() for column in (sums, squares))
         return cls(height * width, *map(tuple, by_channel))
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "PixelSums":
-        """The inverse of `dataclasses.asdict`; TypeError or ValueError for anything else."""
-        found = cls(content["pixels"], tuple(content["sums"]), tuple(content["squares"]))
-        numbers = (found.pixels, *found.sums, *found.squares)
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("sums of pixels are integers")
-        for total, square in zip(found.sums, found.squares, strict=True):
-            if not total**2 / max(1, found.pixels) <= square <= total * _MOST:
-                raise ValueError("no pixels have these sums")
-        if bool(found.pixels) != bool(found.sums):
-            raise ValueError("there are pixels without channels, or channels without pixels")
-        return found
 
     def __add__(self, other: "PixelSums") -> "PixelSums":
         if not (self.pixels and other.pixels):
@@ -100,7 +85,7 @@ class ChannelStatistics:
         count, scale = total.pixels, total.pixels * brightest
         mean = tuple(value / scale for value in total.sums)
         std = tuple(
-            math.sqrt(count * square - value**2) / scale
+            math.sqrt(max(0, count * square - value**2)) / scale
             for value, square in zip(total.sums, total.squares, strict=True)
         )
         return cls(mean, std, count)

@@ -9,10 +9,20 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from precache.engines import processes, ray
-from precache.engines.attempts import KILLED, Ticks
-from precache.engines.nodes import Nodes, nodes_of
-from precache.engines.processes import available_cpus, counted, is_of_caller, of_caller, run, worker_count
+from precache.engines.processes import (
+    KILLED,
+    Nodes,
+    Ticks,
+    available_cpus,
+    counted,
+    is_of_caller,
+    no_check,
+    of_caller,
+    run,
+    worker_count,
+)
 from precache.errors import SettingError, check_choice
+from precache.storage.urls import Location
 
 __all__ = [
     "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
@@ -35,3 +45,10 @@ def connected(engine: str, address: str | None = None) -> AbstractContextManager
     if address is not None:
         raise SettingError(f"address {address!r} is for the engine ray; this one is {engine!r}")
     return nullcontext()
+
+
+def nodes_of(
+    engine: str, folder: Location, name: str, read: Callable[[], object]
+) -> AbstractContextManager[Nodes]:
+    """The nodes of an engine that writes into `folder`, see `precache.engines.ray.nodes_of`."""
+    return nullcontext(Nodes(no_check)) if engine == "local" else ray.nodes_of(folder, name, read)

@@ -7,6 +7,10 @@ itself retries nothing. What becomes of a task depends on what happened:
                                which finds out over which picture the process dies
     memory was short           Ray's monitor killed the worker: the task is tried again once, then an error
                                names task and node
+
+Every node must have the versions and the folders of this machine: bytes would differ where libraries do, and
+what is written into a folder that is not shared is lost. So each node is checked before the first task; a
+worker on a node that joins later checks it itself.
 """
 
 import logging
@@ -18,18 +22,41 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from precache.engines import ray_worker
-from precache.engines.attempts import Advanced, Attempt, Event, Finished, Loss, Lost, Ticks, run_all
-from precache.engines.nodes import Nodes, no_check
-from precache.engines.processes import Task, unchanged
-from precache.engines.workers import cannot_be_sent
-from precache.errors import MissingDependencyError, SettingError, WorkerError
+from precache.engines.processes import (
+    Advanced,
+    Attempt,
+    Event,
+    Finished,
+    Loss,
+    Lost,
+    Nodes,
+    Task,
+    Ticks,
+    cannot_be_sent,
+    no_check,
+    run_all,
+    unchanged,
+)
+from precache.errors import (
+    DatasetError,
+    MissingDependencyError,
+    PrecacheError,
+    SettingError,
+    SourceError,
+    WorkerError,
+)
 from precache.packages import install_extra
 from precache.reporting import warn
+from precache.storage import open_new, read_regular, temporary_path
+from precache.storage.urls import Location, Url
 
+_MOUNT = "mount it on every node at the same path"
 _CPUS = 1  # of a task: decoding, resizing and encoding use one
 _TASKS_PER_CPU = 2  # in flight: the next one waits on the node while the last one runs
 _WAIT_S = 0.2
@@ -297,3 +324,77 @@ def _on(ray: Any, node: str) -> Any:
 def _last_line(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()[:300]
+
+
+@contextmanager
+def nodes_of(folder: Location, name: str, read: Callable[[], object]) -> Iterator[Nodes]:
+    """The nodes of a cluster that writes into `folder`, where a small file shows them that it is shared.
+
+    At a URL there is no such file: the first shard shows whether a node can write there.
+
+    Args:
+        name: of a file in `folder`; the small file is named as a leftover of writing it.
+        read: reads a sample; raises a SourceError where the source cannot be read.
+    """
+    if isinstance(folder, Url):
+        yield Nodes(partial(_check_node, versions(), None, read))
+        return
+    probe = temporary_path(Path(os.path.abspath(folder)) / name)
+    with open(open_new(probe), "wb") as file:
+        file.write(probe.name.encode())
+    try:
+        yield Nodes(partial(_check_node, versions(), probe, read))
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def versions() -> dict[str, str]:
+    """What must be the same on every node, since bytes depend on it."""
+    import precache  # which imports this
+    from precache.pictures.codecs import made_by  # which needs PIL, and `precache doctor` runs without
+
+    return {"precache": precache.__version__, **made_by()}
+
+
+def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[], object], node: str) -> None:
+    """Raise what is wrong with this machine, whose name in messages is `node`.
+
+    Args:
+        expected: versions of the machine that plans.
+        probe: a file in the folder that is written to, which holds its own name; None at a URL.
+        read: as of `nodes_of`.
+
+    Raises:
+        SettingError: versions differ.
+        DatasetError: the folder that is written to is another one here, or cannot be written to.
+        SourceError: a sample cannot be read here.
+    """
+    found = versions()
+    for name in sorted({*expected, *found}):
+        if expected.get(name) != found.get(name):
+            raise SettingError(
+                f"{node}: {name} is {found.get(name, 'missing')} there but {expected.get(name, 'missing')} "
+                f"where the command runs, so bytes would differ; install the same on every node"
+            )
+    if probe is not None:
+        _check_folder(node, probe)
+    try:
+        read()
+    except PrecacheError as error:
+        raise SourceError(f"{node}: {error}; if it is not mounted there, {_MOUNT}") from error
+
+
+def _check_folder(node: str, probe: Path) -> None:
+    folder, written = probe.parent, temporary_path(probe)
+    try:
+        is_shared = read_regular(probe) == probe.name.encode()
+        os.close(open_new(written))
+        written.unlink()
+    except FileNotFoundError:
+        is_shared = False
+    except OSError as error:
+        raise DatasetError(
+            f"{node}: cannot read and write in {folder} ({error.strerror}); {_MOUNT}, for the same user"
+        ) from error
+    if not is_shared:
+        raise DatasetError(f"{node}: {folder} is missing there, or another folder; {_MOUNT}")

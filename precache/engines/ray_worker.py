@@ -11,9 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from precache.engines.attempts import Ticks
-from precache.engines.processes import run
-from precache.engines.workers import sendable
+from precache.engines.processes import Ticks, run, sendable
 from precache.pictures import turns
 
 

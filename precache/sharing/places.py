@@ -55,7 +55,7 @@ class RemotePlace(Protocol):
 
     def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
         """Names of those of `files`, which lie in `folder`, that are there with the same bytes, and of those
-        that are there with others, unless this project sent them."""
+        that are there with others, unless a push that may be replaced sent them."""
 
     def begin(self) -> None:
         """Note that the dataset is pushed, and keep pushes of others out.
@@ -113,6 +113,7 @@ class Prefix:
         self._digest = ""
         self._manifest: ObjectInfo | None = None
         self._note: ObjectInfo | None = None
+        self._may_replace = False
         self._etags: dict[str, str | None] = {}
 
     def read(self, name: str) -> bytes | None:
@@ -132,6 +133,8 @@ class Prefix:
                 f"{self._url}: a push of another dataset, by {process}, is under way or was stopped; choose "
                 f"another URL, or pass --overwrite to take its place"
             )
+        # without a note, what has our checksum is of a conversion, which may be going on
+        self._may_replace = overwrite or self._note is not None
         return found
 
     def compare(self, files: Sequence[FileEntry], folder: Path) -> tuple[set[str], set[str]]:
@@ -140,11 +143,11 @@ class Prefix:
         for file in files:
             if file.name in found:
                 crc32c = self._store.crc32c_of(file.name)
-                if crc32c is None:
-                    others.add(file.name)
-                elif (found[file.name].bytes, crc32c) == (file.bytes, file.crc32c):
+                if (found[file.name].bytes, crc32c) == (file.bytes, file.crc32c):
                     same.add(file.name)
                     self._etags[file.name] = found[file.name].etag
+                elif crc32c is None or not self._may_replace:
+                    others.add(file.name)
         return same, others
 
     def begin(self) -> None:

@@ -24,7 +24,7 @@ from threading import Event, Lock, Thread
 from precache.conversion.lock import hold_lock, is_mount_point, lock_path
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.engines import is_of_caller, of_caller
 from precache.errors import DatasetError, shell_command
@@ -78,8 +78,9 @@ def push(
     """Copy the converted dataset in `folder` to the URL `destination`.
 
     Args:
-        overwrite: although there is another dataset. Its manifest is removed first, and then its files, so
-            that no new reader gets half of either; one that is already reading may miss a file.
+        overwrite: although there is another dataset, or what an unfinished conversion has written. The
+            manifest is removed first, and then the dataset's files, so that no new reader gets half of
+            either; one that is already reading may miss a file.
         public: make a new repository of `hf://` public; else it is private.
         on_progress: called with (bytes that are there, bytes in all).
 
@@ -105,8 +106,9 @@ def push(
     holding, others = place.compare(files, dataset.path)
     if others - own:
         raise DatasetError(
-            f"{destination}: holds files that are not part of a dataset, under names that this one needs "
-            f"({some(sorted(others - own))}); move them elsewhere, or choose another URL"
+            f"{destination}: holds files that are not part of a dataset, or of one that is not finished, "
+            f"under names that this one needs ({some(sorted(others - own))}); finish the conversion that "
+            f"wrote them, move them elsewhere, or choose another URL"
         )
     if there == raw and len(holding) == len(files):
         return _Count(files, holding, on_progress).result()

@@ -220,7 +220,7 @@ class Scan:
             apart without reading pictures.
         warnings: one line each: classes without pictures, files
             left out that look like pictures, one folder under two names.
-        target: one of `precache.dataset.targets.TARGETS`.
+        target: one of `precache.dataset.columns.TARGETS`.
         own_ids: whether the ids come from the source and are kept, rather than being ranks in the scan.
     """
 

@@ -39,7 +39,7 @@ class Labelled:
     """What rows are labelled with.
 
     Attributes:
-        target: one of `precache.dataset.targets.TARGETS`.
+        target: one of `precache.dataset.columns.TARGETS`.
         classes: names; `labels` and `targets` index them.
         labels: int64 [n]; -1 where the target is not one class.
         targets: see `precache.sources.base.Samples`.

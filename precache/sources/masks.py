@@ -71,8 +71,8 @@ class MaskTree:
         """Of the pictures; its digest is that of paths and sizes of the masks, too."""
         if not self.folder.is_dir():
             raise SourceError(
-                f"{os.path.abspath(self.folder)}: no folder of masks; expected one with a picture for each "
-                f"picture (a path that is not absolute begins in the folder where the command runs)"
+                f"{os.path.abspath(self.folder)}: no folder of masks; name it with --mask (a path that is "
+                f"not absolute begins in the folder where the command runs)"
             )
         if os.path.realpath(self.folder) == os.path.realpath(str(self.source.root)):
             raise SourceError(f"{self.folder}: is the folder of the pictures; name that of their masks")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from precache.dataset.targets import TARGETS
+from precache.dataset.columns import TARGETS
 from precache.errors import SettingError, check_choice, check_range
 from precache.recipe import flag_of
 from precache.storage.urls import locate

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from precache.dataset.columns import Ints
-from precache.dataset.left_out import Rejected
+from precache.dataset.index import Rejected
 from precache.errors import SettingError, SourceError
 from precache.sources.base import Samples
 from precache.storage import atomic_write, read_regular

@@ -67,11 +67,6 @@ class RecordFile:
         self._previous = checksum
         self._end += len(line)
 
-    def clear(self) -> None:
-        """Drop all records."""
-        os.ftruncate(self._descriptor, 0)
-        self.count, self.damaged, self._previous, self._end = 0, False, b"", 0
-
     def close(self) -> None:
         """Close the file; idempotent."""
         if self._descriptor >= 0:

@@ -1,14 +1,15 @@
 """A machine whose loaders give the rates that a test says: what follows from them is the same everywhere."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from bench.measure.recommend import Recommendation, train_images
-from bench.measure.sample import Sampling
 from bench.measure.settings import Settings
 from bench.report import forecast
 from bench.report.forecast import AS_IT_IS, Inputs, Loaded, Profile
 from bench.report.row import RAW_TREE, TODAY_BACKEND
-from precache.conversion.estimate import predict_bytes
+from precache.conversion.shard_writer import predict_bytes
+from precache.recipe import Recipe
 from precache.sources.base import Scan
 
 TRAINER = 2000.0
@@ -40,10 +41,12 @@ class Machine:
     def recommend(
         self,
         scan: Scan,
-        sampling: Sampling,
+        recipe: Recipe,
         settings: Settings,
         *,
         formats: tuple[str, ...],
+        pictures: int = 0,
+        limit_s: float = 0.0,
         on_progress: object = None,
     ) -> Recommendation:
         """Instead of `bench.measure.recommend.recommend`."""
@@ -60,26 +63,26 @@ class Machine:
         )
         machine = {"cpu": "a CPU", "memory": "16 GiB", "accelerator": "none", "date": "2026-11-21"}
         written = {
-            "source": scan.root.name, "stored_size": sampling.stored_size, "quality": sampling.quality,
+            "source": scan.root.name, "stored_size": recipe.size, "quality": recipe.quality,
             "size": settings.size, "batch_size": settings.batch_size, "workers": 2, "augment": "train",
             "trainer": "emulated:2000", "repeats": 1, "sample_pictures": 16, "other_cpu": self.other_cpu,
         }  # fmt: skip
-        profiles = self._profiles(scan, sampling, formats)
+        profiles = self._profiles(scan, recipe, formats)
         return Recommendation(written, machine, inputs, profiles, forecast.predict(profiles, inputs), {})
 
     def serve(self, path: Path, name: str, settings: Settings, *, first_epoch: bool = True) -> Loaded:
-        """Instead of `bench.measure.sample.serve`."""
+        """Instead of `bench.measure.recommend.serve`."""
         self.first_epochs.add(first_epoch)
         rate = {**self.rates, **self.after}[name]
         return Loaded(rate, TRAINER, min(rate, TRAINER), 1e-6)
 
     def share(self) -> float:
-        """Of the CPUs, as `bench.machine.others.OtherProcesses` says it."""
+        """Of the CPUs, as `bench.machine.monitor.OtherProcesses` says it."""
         return self.other_cpu
 
-    def _profiles(self, scan: Scan, sampling: Sampling, formats: tuple[str, ...]) -> list[Profile]:
+    def _profiles(self, scan: Scan, recipe: Recipe, formats: tuple[str, ...]) -> list[Profile]:
         def image_bytes(name: str) -> float:
-            return predict_bytes(scan, sampling.recipe(name)) / len(scan.samples)
+            return predict_bytes(scan, replace(recipe, format=name)) / len(scan.samples)
 
         def run(rate: float) -> Loaded:
             return Loaded(rate, TRAINER, min(rate, TRAINER), 1e-6)

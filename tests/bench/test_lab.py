@@ -11,7 +11,6 @@ from click.testing import CliRunner
 from bench.lab import stored_sizes
 from bench.lab.harness import Column, Turns
 from bench.lab.object_storage import serving
-from bench.report.words import Table
 from tests.command import check_bad_input, run
 
 
@@ -34,13 +33,6 @@ def test_runs_take_turns_and_each_is_set_beside_the_same_turn_of_another() -> No
         ["slow", "20 (10-40)", "1.0 (1.0-1.0)", "-"],
         ["fast", "40 (30-200)", "3.0 (2.0-5.0)", "-"],
     ]
-
-
-def test_a_table_has_settings_turns_machine_and_versions_below_it(capsys: pytest.CaptureFixture[str]) -> None:
-    Turns({"one": lambda: {"rate": 1.0}}, 2).show(Table(("run",), [["one"]]), "size 16")
-    shown = capsys.readouterr().out
-    assert shown.startswith("| run |\n| --- |\n| one |\n\nsize 16; medians (ranges) of 2 turns; ")
-    assert all(part in shown for part in ("CPUs", "GiB", "torch ", "python "))
 
 
 def rows(printed: str) -> dict[str, list[str]]:

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench.notebook import NOTEBOOK, command
-from precache.cli import commandline
+from bench.notebook import NOTEBOOK
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, check_bad_input, run
 from tests.test_guides import RECORD, command_of
@@ -186,49 +184,5 @@ def test_a_cell_that_fails_leaves_the_notebook_as_it_was(tmp_path: Path) -> None
     kernel()
     path = notebook(tmp_path / "broken.ipynb", "1", "%%bash\necho no room on the disk >&2\nexit 2")
     before = path.read_bytes()
-    check_bad_input(
-        run("bench.notebook", path, cwd=tmp_path), "broken.ipynb: cell 1 failed: no room on the disk"
-    )
+    check_bad_input(run("bench.notebook", path, cwd=tmp_path), "broken.ipynb: a cell failed")
     assert path.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_a_signal_ends_the_kernel_too_and_leaves_the_notebook_as_it_was(tmp_path: Path) -> None:
-    kernel()
-    psutil = pytest.importorskip("psutil")
-    text = "import os, pathlib, time\npathlib.Path('pid').write_text(str(os.getpid()))\ntime.sleep(300)"
-    path = notebook(tmp_path / "long.ipynb", text)
-    before = path.read_bytes()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.notebook", path, "--home", tmp_path],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    while not (pid := tmp_path / "pid").exists() or not pid.read_text():
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.terminate()
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, len(errors.splitlines())) == (143, 1), errors
-    assert not psutil.pid_exists(int(pid.read_text()))
-    assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (("text.ipynb",), "text.ipynb: is not a notebook"),
-        (("none.ipynb",), "none.ipynb"),
-        (("--home", "missing"), "missing"),
-    ],
-)
-def test_what_is_no_notebook_is_named(
-    arguments: tuple[str, ...], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    kernel()
-    monkeypatch.chdir(tmp_path)
-    Path("text.ipynb").write_text("{")
-    code = commandline.run(command, "bench.notebook", list(arguments))
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), said)

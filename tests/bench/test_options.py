@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bench.cli import COMMANDS, main
-from bench.commands.options import SHARED, option, parse_numbers, run_options
+from bench.commands.options import SHARED, option, run_options
 from bench.measure.settings import Settings
 from precache.errors import SettingError
 from tests.command import ROOT
@@ -21,7 +21,7 @@ OWN = {
     "profile": {"trainer", "batch_size"},
     "quickstart": {"batches", "repeats"},
     "recommend": {"batch_size", "workers"},
-    "simulate": {"trainer", "json_path"},
+    "simulate": {"json_path"},
     "sweep": {"batch_size", "workers", "batches", "repeats", "html_path"},
 }
 """Commands whose option of that name has another default or help, as it means something else there."""
@@ -91,9 +91,3 @@ def test_options_make_settings_and_those_left_out_take_what_is_usual() -> None:
     usual = Settings(trainer="emulated:100", workers=3, size=32, device=torch.device("cpu"))
     assert settings == usual
     assert (usual.batch_size, usual.warmup, usual.batches) == (64, 4, 40)
-
-
-def test_lists_of_numbers() -> None:
-    assert parse_numbers("--workers", "4, 0,2,2") == (0, 2, 4)
-    with pytest.raises(SettingError, match="--workers must be numbers as in 1,2,4, got 'many'"):
-        parse_numbers("--workers", "many")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from bench.report.gain import sentences
 from bench.report.row import Result
+from bench.report.verdict import sentences
 from tests.command import run_here
 
 ROW_KEYS = {

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.sample import Sampling, make_trees
+from bench.measure.recommend import make_trees
+from precache.recipe import Recipe
 from precache.sources.objects import ObjectTree
 from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
@@ -44,9 +45,8 @@ def test_of_a_raw_tree_at_a_url_a_sample_is_taken_and_no_more(
     check_bad_input(done, remote, "precache convert")
     done = run_here("bench", "recommend", remote, "--convert", tmp_path / "out", cwd=tmp_path)
     check_bad_input(done, f"{remote}: precache auto measures on a disk", "'bench recommend URL' advises")
-    sampling = Sampling(stored_size=48, quality=95, pictures=20)
     scan = ObjectTree(bucket / "photos").scan()
-    trees = make_trees(scan, sampling, quick(), tmp_path)
+    trees = make_trees(scan, Recipe(format="shards", size=48), quick(), tmp_path, 20)
     assert (trees.pictures, trees.small_images) == (20, 20)
     originals = {(raw_tree / ref.path).read_bytes() for ref in scan_tree(raw_tree).samples}
     assert {path.read_bytes() for path in trees.small.glob("*/*")} <= originals

@@ -1,4 +1,4 @@
-"""Datasets of this machine put into a bucket, as `precache push` leaves them."""
+"""Datasets of this machine put into a bucket, as `precache push` leaves them; and what lies there."""
 
 from pathlib import Path
 
@@ -13,3 +13,9 @@ def upload(folder: Path, url: Url) -> Url:
     for path in sorted(folder.iterdir(), key=lambda path: path.name == MANIFEST_NAME):
         store.upload(path, path.name)
     return url
+
+
+def objects(url: Url) -> dict[str, bytes]:
+    """All that lies below a URL."""
+    store = ObjectStore(url)
+    return {info.name: store.get(info.name) for info in store.list()}

@@ -18,7 +18,7 @@ from typing import Any
 
 from precache import PrecacheError, convert, open_dataset, verify
 from precache.dataset import inspection
-from precache.dataset.left_out import REJECTED_NAME
+from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.recipe import Recipe
 from tests.building import build_loader
@@ -239,7 +239,7 @@ def _open(world: World, data: Path, name: str, path: Path) -> Outcome | None:
     for split in ("train", "val"):
         if _index(dataset, split) != _index(before, split):
             return Outcome("wrong", f"other ids or labels of {split}")
-    if dataset.read_source_sizes().tolist() != before.read_source_sizes().tolist():
+    if dataset.read_index().source_sizes.tolist() != before.read_index().source_sizes.tolist():
         return Outcome("wrong", "other source sizes")
     return None
 

@@ -26,7 +26,6 @@ _COLUMNS = {
     "ids": ("I64", 8, ()),
     "labels": ("I64", 8, ()),
     "paths": ("U8", 0, ()),
-    "source_checksums": ("U64", 8, ()),
     "source_sizes": ("I32", 8, (2,)),
 }
 """Name -> dtype, bytes of a row, and its shape; paths are empty."""

@@ -181,21 +181,8 @@ def test_floats_are_normalised(any_arm: Arm) -> None:
         contract.check_floats_are_normalised(any_arm.build)
 
 
-def test_a_state_gives_the_rest_of_the_epoch(arm: Arm) -> None:
-    contract.check_resume(arm.build)
-
-
 def test_ranks_share_each_epoch(arm: Arm, raw_tree: Path) -> None:
     contract.check_ranks_share_each_epoch(arm.build, [sample.id for sample in scan_tree(raw_tree).samples])
-
-
-@pytest.mark.parametrize("served", [1, 4])
-def test_a_state_goes_on_with_other_ranks(arm: Arm, served: int) -> None:
-    contract.check_a_state_goes_on_with_other_ranks(arm.build, served)
-
-
-def test_an_iteration_after_a_break_is_the_next_epoch(arm: Arm) -> None:
-    contract.check_an_iteration_after_a_break_is_the_next_epoch(arm.build)
 
 
 def test_two_iterations_take_turns(arm: Arm) -> None:
@@ -235,14 +222,6 @@ def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
 @pytest.mark.parametrize("cache", ["ram", "device"])
 def test_a_cache_changes_nothing_but_the_reading(arm: Arm, cache: str) -> None:
     contract.check_a_cache_changes_nothing_but_the_reading(arm.build, cache)
-
-
-def test_abandoned_iterators_leave_nothing(arm: Arm) -> None:
-    contract.check_abandoned_iterators_leave_nothing(arm.build)
-
-
-def test_an_exception_in_the_loop_leaves_nothing(arm: Arm) -> None:
-    contract.check_an_exception_in_the_loop_leaves_nothing(arm.build)
 
 
 def served_ids(path: Path, **settings: object) -> list[int]:

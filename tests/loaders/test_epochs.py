@@ -1,7 +1,6 @@
 """Which epoch an iteration serves, and what a state says of it; see test_backends.py for every backend."""
 
 import logging
-import random
 import sys
 from collections.abc import Iterator
 from itertools import chain
@@ -41,34 +40,12 @@ def place(loader: loaders.Loader) -> tuple[int, int]:
     return state["epoch"], state["served_batches"]
 
 
-def test_who_limits_batches_trains_on_other_ones_each_time(loader: Any, epochs: Any) -> None:
-    for expected in epochs:
-        for number, batch in enumerate(loader):
-            assert batch.ids.tolist() == expected[number]
-            if number == 2:
-                break
-
-
-def test_a_look_at_one_batch_takes_an_epoch(loader: Any, epochs: Any) -> None:
-    """As with torch's DataLoader, whose next iteration draws anew."""
-    assert some(iter(loader), 1) == epochs[0][:1]
-    assert ids_of(loader) == list(chain(*epochs[1]))
-
-
 def test_an_iterator_that_is_never_asked_takes_none(loader: Any, epochs: Any) -> None:
     iter(loader)
     unused = iter(loader)
     assert place(loader) == (0, 0)
     assert ids_of(loader) == list(chain(*epochs[0]))
     assert some(unused, 1) == epochs[1][:1], "it begins when it is asked"
-
-
-def test_set_epoch_serves_an_epoch_that_was_left_from_its_start(loader: Any, epochs: Any) -> None:
-    some(iter(loader), 2)
-    loader.set_epoch(0)
-    assert place(loader) == (0, 0)
-    assert [batch.ids.tolist() for batch in loader] == epochs[0]
-    assert ids_of(loader) == list(chain(*epochs[1]))
 
 
 def test_set_epoch_after_iter_holds_for_that_iteration(loader: Any, epochs: Any) -> None:
@@ -88,23 +65,6 @@ def test_set_epoch_of_the_epoch_that_runs_leaves_its_state_alone(loader: Any, ep
     del iterator
     assert place(loader) == (0, 0)
     assert ids_of(loader) == list(chain(*epochs[0]))
-
-
-def test_a_state_of_an_iteration_that_was_left_says_how_far_it_came(
-    loader: Any, epochs: Any, converted: dict[str, Path]
-) -> None:
-    """So that a program that was interrupted goes on there; in the same process the next epoch comes."""
-    for _ in loader:
-        break
-    state = loader.state_dict()
-    assert place(loader) == (0, 1)
-    assert some(iter(loader), 1) == epochs[1][:1]
-    with build_loader(converted["shards"], batch_size=16) as resumed:
-        resumed.load_state_dict(state)
-        resumed.set_epoch(0)
-        assert place(resumed) == (0, 1)
-        assert [batch.ids.tolist() for batch in resumed] == epochs[0][1:]
-        assert ids_of(resumed) == list(chain(*epochs[1]))
 
 
 def test_a_state_that_is_loaded_while_an_iteration_runs_holds_for_the_next(loader: Any, epochs: Any) -> None:
@@ -127,16 +87,6 @@ def test_an_epoch_served_to_its_last_batch_is_over(loader: Any, epochs: Any) -> 
     assert next(iterator, None) is None
 
 
-def test_an_iteration_in_the_midst_of_another_disturbs_it_not(loader: Any, epochs: Any) -> None:
-    """Validation in the middle of an epoch, with the loader that trains."""
-    for number, batch in enumerate(loader):
-        assert batch.ids.tolist() == epochs[0][number]
-        if number == 2:
-            loader.set_epoch(0)
-            assert [inner.ids.tolist() for inner in loader] == epochs[0]
-    assert ids_of(loader) == list(chain(*epochs[1]))
-
-
 def test_iterations_side_by_side_both_get_their_epoch_and_a_warning_what_it_costs(
     loader: Any, epochs: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -155,41 +105,6 @@ def test_an_iterator_of_a_closed_loader_says_so(loader: Any) -> None:
         next(iterator)
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_any_mix_of_iterations_states_and_epochs_serves_what_was_asked(
-    seed: int, loader: Any, epochs: Any
-) -> None:
-    """Against a model of it: where each iterator stands, and where the next one starts."""
-    rng = random.Random(seed)
-    coming, asked, loaded = 0, None, False
-    iterators: list[tuple[Any, list[tuple[int, int]]]] = []  # with the place of its next batch, once begun
-    for _ in range(40):
-        action = rng.choice(["start", "next", "next", "next", "drop", "set_epoch", "load"])
-        if action == "start":
-            iterators.append((iter(loader), []))
-        elif action == "next" and iterators:
-            iterator, begun = rng.choice(iterators)
-            if not begun:
-                begun.append(asked or (coming, 0))
-                coming, asked, loaded = begun[0][0] + 1, None, False
-            epoch, number = begun.pop()
-            if epoch == len(epochs):
-                return
-            served = next(iterator, None)
-            assert (None if served is None else [served.ids.tolist()]) == (epochs[epoch][number:][:1] or None)
-            begun.append((epoch, number + 1))
-        elif action == "drop" and iterators:
-            iterators.pop(rng.randrange(len(iterators)))
-        elif action == "set_epoch":
-            epoch = rng.randrange(len(epochs))
-            loader.set_epoch(epoch)
-            if not (loaded and asked and asked[0] == epoch):
-                asked, loaded = (epoch, 0), False
-        elif action == "load":
-            loader.load_state_dict(loader.state_dict())
-            asked, loaded = place(loader), True
-
-
 def test_throwing_an_iterator_away_runs_no_python(loader: Any) -> None:
     """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
     iterator = iter(loader)
@@ -203,14 +118,6 @@ def test_throwing_an_iterator_away_runs_no_python(loader: Any) -> None:
     assert called == []
 
 
-def test_what_was_read_ahead_of_an_iteration_that_was_left_is_not_served(loader: Any, epochs: Any) -> None:
-    for epoch in range(3):
-        for batch in loader:
-            assert batch.ids.tolist() == epochs[epoch][0]
-            break
-    assert [batch.ids.tolist() for batch in loader] == epochs[3]
-
-
 def test_a_size_that_cannot_be_served_changes_nothing(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], workers=1, batch_size=16) as loader:
         assert "size" not in loader.state_dict(), "a state of a loader that keeps its size says none"
@@ -221,18 +128,3 @@ def test_a_size_that_cannot_be_served_changes_nothing(converted: dict[str, Path]
         assert len(ids_of(loader)) == IMAGES
     with pytest.raises(SettingError, match="is closed"):
         loader.set_size(16)
-
-
-def test_a_size_is_set_after_a_break_and_beside_no_other_iteration(converted: dict[str, Path]) -> None:
-    with build_loader(converted["shards"], workers=1, batch_size=16, augment="train") as loader:
-        for _ in loader:
-            break
-        loader.set_size(32)
-        first, second = iter(loader), iter(loader)
-        next(first)
-        assert len(list(second)) == len(loader)
-        with pytest.raises(SettingError, match="in the middle of an epoch"):
-            loader.set_size(16)
-        list(first)
-        loader.set_size(16)
-        assert next(iter(loader)).images.shape == (16, 3, 16, 16)

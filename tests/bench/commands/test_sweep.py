@@ -163,28 +163,6 @@ def test_a_second_folder_adds_its_trials_to_the_file_of_the_first(
     assert sweep(raw_tree, *SETTINGS, *GRID, "--out", path).returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("typed", "mention"),
-    [
-        ("--backend dalli", "unknown backend 'dalli'"),
-        ("--workers two", "--workers must be numbers"),
-        ("--batch-size 4,71", "batch_size 71 is more than the 70 pictures of an epoch"),
-        ("--repeats 0", "repeats must be"),
-        ("--amp yes", "unknown amp 'yes'; choose from: auto, bf16, fp16, off"),
-        ("--workers=-1", "workers must be an integer of at least 0, got -1"),
-        ("--trainer emulated --compile", "compile is for trainers that compute"),
-        ("--html . --batch-size 4", "is a folder"),
-        ("--out . --batch-size 4", "is a folder"),
-    ],
-)
-def test_bad_input_is_one_line_and_nothing_is_written(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sweep: Sweep, typed: str, mention: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    check_bad_input(sweep(raw_tree, *typed.split()), mention)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_a_loader_that_cannot_be_built_is_refused_before_another_is_measured(
     raw_tree: Path, tmp_path: Path, sweep: Sweep
 ) -> None:

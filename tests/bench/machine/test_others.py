@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from bench.machine.others import OtherProcesses, _tree_seconds
+from bench.machine.monitor import OtherProcesses, _tree_seconds
 from precache.engines import available_cpus
 
 SPIN = "import time\nend = time.process_time() + {seconds}\nwhile time.process_time() < end: pass"

@@ -52,18 +52,6 @@ def test_dropped_pages_leave_and_reading_brings_them_back(folder: Path) -> None:
     assert all(file.read_bytes() == content for file, content in before)
 
 
-def test_half_a_file_is_half_resident(tmp_path: Path) -> None:
-    if not on_a_disk(tmp_path):
-        pytest.skip("the folder for temporary files is in memory")
-    file = tmp_path / "file"
-    file.write_bytes(bytes(64 * 2**20))
-    page_cache.drop(file)
-    with open(file, "rb", buffering=0) as opened:
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead
-        opened.read(32 * 2**20)
-    assert page_cache.resident_share(file) == pytest.approx(0.5, abs=0.05)
-
-
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no tmpfs at /dev/shm")
 def test_a_file_system_in_memory_is_found_out() -> None:
     folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))

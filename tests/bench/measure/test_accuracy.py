@@ -13,8 +13,6 @@ from bench.measure.accuracy import Feed, Pictures, Source, find_pictures, open_s
 from bench.measure.training import Recipe
 from bench.report.accuracy import SAME, WORSE, compare
 from loaders.batch import Batch
-from precache import Recipe as Conversion
-from precache import SourceOptions, convert
 from precache.errors import DatasetError, SettingError
 from precache.reporting import unseen
 from tests.bench.measure.squares import TINY, TRAIN, VAL, Squares
@@ -83,20 +81,6 @@ def without_val(squares: Squares, folder: Path) -> list[str]:
     return [str(squares.convert("no_val", folder / "train.csv"))]
 
 
-def relabel_first(squares: Squares, folder: Path) -> list[str]:
-    rows = ["path,class"]
-    for row in squares.listed.read_text().splitlines()[1:]:
-        path = row.split(",")[0]
-        rows.append(f"{path},{'green' if len(rows) == 1 else path.split('/')[0]}")
-    tree = shutil.copytree(squares.tree, folder / "tree")
-    (tree / "labels.csv").write_text("\n".join(rows))
-    recipe, options = Conversion(format="shards", size=24, fit="crop"), SourceOptions(label="class")
-    convert(
-        tree / "labels.csv", folder / "out", recipe, workers=0, options=options, split_list=squares.listed
-    )
-    return [str(folder / "out")]
-
-
 @pytest.mark.parametrize(
     ("sources", "error", "told"),
     [
@@ -106,11 +90,6 @@ def relabel_first(squares: Squares, folder: Path) -> list[str]:
             r"blue/00\.png is in only one of them; convert both with the same --splits",
         ),
         (without_val, DatasetError, r"no_val: .*convert with --splits FILE"),
-        (
-            relabel_first,
-            DatasetError,
-            r"out: has blue/00\.png in class 'green', .*tree does not; name the tree",
-        ),
         (["imagefolder", "pytorch"], SettingError, "add a folder that was converted with --splits"),
         (["same=shards", "same=pytorch"], SettingError, "two sources are called 'same'"),
     ],

@@ -88,14 +88,13 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
 ) -> None:
     opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])])
     with same_pictures(opened) as served:
-        assert (served.candidates, served.linked, served.notes) == (opened, {}, []), "all of it, as it is"
+        assert served == (opened, []), "all of it, as it is"
     opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", part)])
-    with same_pictures(opened) as served:
-        tree, shards = served.candidates
+    with same_pictures(opened) as ((tree, shards), _):
         linked = {Path(file).resolve() for file in tree.data.files}
         folder = tree.reads
         assert {Path(file).resolve() for file in open_split(folder, "train").files} == linked
-        assert served.linked == {raw_tree: folder}
+        assert tree.linked == folder
     held = {shards.data.path_of(sample_id) for sample_id in shards.data.ids.tolist()}
     assert linked == {(raw_tree / path).resolve() for path in held}
     assert isinstance(folder, Path)

@@ -13,7 +13,6 @@ from bench.measure.comparison import check_served, compare
 from bench.measure.trial import Served
 from bench.report.result import conditions
 from bench.report.row import Result
-from bench.report.verdict import LOADER_BINDS, judge
 from loaders.dataset import open_split
 from precache.errors import DatasetError, SettingError
 from precache.example_data.sample_tree import make_sample
@@ -84,19 +83,6 @@ def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> N
         assert len(row.monitor.time_s) == len(row.monitor.series["cpu_share"]) > 0
         assert row.stages.keys() >= {"compute", "transfer"}
         assert (row.advice == "") == (row.changes == ()) == (row.backend == "synthetic")
-
-
-def test_a_trainer_faster_than_any_decoder_waits_and_a_slow_one_does_not(
-    raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    (row,) = compare([Candidate("pytorch", raw_tree)], quick(trainer="emulated:1e6", size=224)).rows
-    assert judge(row.ratio) == LOADER_BINDS
-    assert row.ratio is not None
-    assert row.ratio.high < 0.5
-    slow = quick(trainer="emulated:20", repeats=2, batches=3, warmup=2)
-    (row,) = compare([Candidate("shards", converted["shards"])], slow).rows
-    assert row.ratio is not None
-    assert row.ratio.high > 0.8
 
 
 def test_a_loader_that_fails_is_skipped_with_its_reason(

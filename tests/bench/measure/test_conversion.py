@@ -1,21 +1,17 @@
 """`bench convert` on a small tree: its structure and relations, never how fast anything is."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.cli import main
-from bench.commands.convert import answer, show
-from bench.measure.conversion import OURS, ConversionResult, WriterRates, measure
+from bench.measure.conversion import OURS, measure
 from bench.measure.fresh import run_watched
 from bench.report.stats import Estimate
-from precache.cli import commandline
-from precache.errors import MissingDependencyError, SettingError, WorkerError
-from tests.command import check_bad_input, run
+from precache.errors import WorkerError
+from tests.command import run
 from tests.conftest import IMAGES, small_recipe
 
 
@@ -41,69 +37,17 @@ def test_stages_and_whole_conversions_are_measured(name: str, raw_tree: Path, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_limits_and_the_answer_follow_from_the_stages(capsys: pytest.CaptureFixture[str]) -> None:
-    machine = {
-        "cpu": "EPYC", "memory": "1 GiB", "accelerator": "none", "pillow_flavour": "pillow", "python": "3",
-        "date": "today",
-    }  # fmt: skip
-    settings = {
-        "source": "photos", "images": 3, "source_bytes": 1, "recipe": {"format": "shards"}, "workers": 2,
-        "peers": {}, "page_cache": "warm", "repeats": 1,
-    }  # fmt: skip
-    stages = {"decode": Estimate(300, 300, 300), "resize": Estimate(100, 90, 110)}
-    ours, other = (WriterRates(name, Estimate(99, 99, 99), Estimate(1, 1, 1)) for name in (OURS, "npy"))
-    result = ConversionResult(machine, settings, stages, (ours,))
-    assert result.limit("decode") == 600
-    assert result.limit("decode", "resize") == pytest.approx(150)
-    assert answer(result) == (
-        "Converting reaches 99 images/s, start-up included. Resize takes 75% of the stages' time: "
-        "Pillow-SIMD resizes faster ('precache doctor' prints how to install it)."
-    )
-    for wholes, compared in (((ours,), False), ((ours, other), True)):
-        show(ConversionResult(machine, settings, stages, wholes))
-        assert ("precache is" in capsys.readouterr().out) == compared
-
-
-@pytest.mark.parametrize(
-    ("changes", "mention"),
-    [
-        ({"against": ("tfds",)}, "unknown writer 'tfds'; choose from: ffcv"),
-        ({"scratch": Path("gone")}, "gone: no such folder"),
-        ({"against": ("npy",), "peer_python": "/no/python"}, "/no/python: cannot be run; .*--peer-python"),
-    ],
-)
-def test_bad_settings_are_named(
-    changes: dict[str, Any], mention: str, raw_tree: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(SettingError, match=mention):
-        measure(raw_tree, small_recipe("shards"), **options(tmp_path, **changes))
-
-
-def test_a_missing_peer_comes_with_its_install_command(raw_tree: Path, tmp_path: Path) -> None:
-    try:
-        import ffcv  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingDependencyError, match="-m pip install ffcv pillow"):
-            measure(raw_tree, small_recipe("shards"), **options(tmp_path, against=("ffcv-jpeg",)))
-    else:
-        pytest.skip("ffcv is installed")
-
-
-def test_the_command_works_as_typed(
-    raw_tree: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_works_as_typed(raw_tree: Path, tmp_path: Path) -> None:
     pytest.importorskip("webdataset")
     (tmp_path / "data").mkdir()
     (tmp_path / "data/raw").symlink_to(raw_tree)
     quick = ("--repeats", 1, "--pictures", 10, "--size", 32, "--json", "r.json", "--scratch", ".")
-    unequal = run("bench", "convert", "--against", "webdataset", *quick, cwd=tmp_path)
-    check_bad_input(unequal, "writer webdataset stores squares, unlike fit keep; give --fit crop")
     result = run("bench", "convert", "--against", "webdataset", "--fit", "crop", *quick, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0].startswith("Converting reaches "), "the answer comes first"
     assert all(len(line.rstrip()) <= 100 for line in lines)
-    assert re.search(r"^webdataset +\d+ +\d+-\d+ +[\d.]+x \(", result.stdout, re.MULTILINE)
+    assert re.search(r"^webdataset +\d+ \(\d+-\d+\) +[\d.]+ \(", result.stdout, re.MULTILINE)
     for mention in (
         f"{IMAGES} pictures",
         "median of 1 run",
@@ -112,13 +56,11 @@ def test_the_command_works_as_typed(
     ):
         assert mention in " ".join(lines)
     assert (tmp_path / "r.json").stat().st_size > 500
-    code = commandline.run(main, "bench", ["convert", str(raw_tree), "--workers", "0"])
-    check_bad_input(subprocess.CompletedProcess([], code, *capfd.readouterr()), "workers must be", "got 0")
 
 
 def test_a_watched_process_is_timed_and_its_failure_named() -> None:
-    held = run_watched([sys.executable, "-c", "import time; time.sleep(0.5); print('done')"])
-    assert held.wall_s >= 0.5
-    assert held.output == "done\n"
+    wall_s, printed = run_watched([sys.executable, "-c", "import time; time.sleep(0.5); print('done')"])
+    assert wall_s >= 0.5
+    assert printed == "done\n"
     with pytest.raises(WorkerError, match=r"exit code 3; the reason"):
         run_watched([sys.executable, "-c", "print('the reason'); raise SystemExit(3)"])

@@ -1,8 +1,6 @@
 """The loader that people have today, over real pictures: its recipe, its place, its honesty."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,6 @@ from bench.report.result import conditions
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, SettingError
 from tests.bench.settings import quick
-from tests.command import ROOT
 from tests.conftest import IMAGES
 
 # `torch._dynamo` is as large as torch, and torchvision imports it.
@@ -46,14 +43,6 @@ def trial(path: Path, **given: object) -> Settings:
     """Of an epoch."""
     epoch = {"workers": 0, "warmup": 0, "batches": IMAGES // 8 - 1}
     return quick(**{**epoch, **given}).of("imagefolder", path, 5)
-
-
-def test_torchvision_is_imported_where_it_is_used_and_before_the_first_batch_is_timed() -> None:
-    """Else each trial of each loader would take seconds longer, or this loader's first batch."""
-    found = subprocess.run(
-        [sys.executable, "-c", IMPORTS], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert found.stderr == "[False, False] [True, True]\n"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

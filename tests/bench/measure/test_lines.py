@@ -52,15 +52,6 @@ def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path, content
         Lines(tmp_path, "bench sweep")
 
 
-@pytest.mark.parametrize("content", ['{"name": "x"}', '{"name": "x"}\n{"name": "y"}'])
-def test_json_without_its_last_newline_is_not_cut_off_by_looking_at_it(tmp_path: Path, content: str) -> None:
-    """Whose file it is only its reader can say."""
-    path = tmp_path / "mine.jsonl"
-    path.write_text(content)
-    assert Lines(path, "bench sweep").found[0] == {"name": "x"}
-    assert path.read_text() == content
-
-
 def test_what_differs_is_named_but_for_the_date() -> None:
     machine = {"cpu": "EPYC", "date": "2026-11-21"}
     check_same("work", {"machine": machine, "sweep": 1}, {"machine": {**machine, "date": "2026-12-01"}})

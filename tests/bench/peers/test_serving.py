@@ -143,17 +143,6 @@ def test_data_is_written_once_and_only_from_the_same_tree(raw_tree: Path, tmp_pa
         write_data(replace(peer, source=tmp_path / "other"), 1)
 
 
-def test_tars_are_written_by_several_processes(raw_tree: Path, tmp_path: Path) -> None:
-    webdataset = pytest.importorskip("webdataset")
-    pictures = writing.Pictures(raw_tree, STORED_SIZE, 95)
-    writing.write_webdataset(pictures, tmp_path, 2)
-    tars = sorted(map(str, tmp_path.glob("*/*.tar")))
-    samples = list(webdataset.WebDataset(tars, shardshuffle=False).decode("rgb8").to_tuple("jpg", "cls"))
-    assert len(tars) == 2
-    assert Counter(label for _, label in samples) == Counter(pictures.labels)
-    assert {image.shape for image, _ in samples} == {(STORED_SIZE, STORED_SIZE, 3)}
-
-
 def test_bad_peers_are_named(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="unknown peer 'fcv'"):
         choose("fcv", [raw_tree], tmp_path)
@@ -164,19 +153,6 @@ def test_bad_peers_are_named(raw_tree: Path, converted: dict[str, Path], tmp_pat
     (limit,) = limits([converted["shards"], raw_tree])
     with pytest.raises(WorkerError, match=r"size 64 is more than .* stores \(48\)"):
         run_peer(limit, batches=1, **{**TRIAL, "size": 64})
-
-
-def test_a_peer_that_is_not_installed_says_how_to(converted: dict[str, Path], tmp_path: Path) -> None:
-    try:
-        import ffcv  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        pytest.skip("ffcv is installed")
-    (tmp_path / "ffcv-48").mkdir()
-    (peer,) = choose("ffcv-raw", [converted["shards"]], tmp_path)
-    with pytest.raises(WorkerError, match=r"lacks ffcv .*-m pip install ffcv"):
-        run_peer(peer, batches=1, **TRIAL)
 
 
 def test_peers_are_rows_and_what_ours_are_compared_with(folders: dict[str, Path], tmp_path: Path) -> None:

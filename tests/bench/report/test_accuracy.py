@@ -1,6 +1,5 @@
 """The statistics of trainings, the sentences that follow, the table and the page."""
 
-import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ from bench.report.accuracy import (
     answers,
     cdf,
     compare,
-    conditions,
     enough,
     holm,
     html,
@@ -40,7 +38,6 @@ def line(source: str, seed: int, top1: float, **more: Any) -> dict[str, Any]:
         "machine": machine,
         "curve": [[1, top1 / 2, 10.0], [2, top1, 20.0]],
         "train_s": 20.0,
-        "energy_j": None,
         "other_cpu": 0.01,
         "steps": 94,
         "classes": 102,
@@ -125,23 +122,6 @@ def test_as_many_seeds_as_would_do_do() -> None:
     assert enough([800.0, -800.0, 0.0], 1.0) is None
 
 
-def test_the_answer_says_by_how_much_and_how_surely() -> None:
-    assert sentence(beside([60.0, 60.2, 59.8], [60.1, 60.2, 59.9])) == (
-        "A model trained on crop is as good as on imagefolder, within ±0.21 points (+0.07 points, 95% "
-        "interval -0.08 to +0.21, 3 seeds)."
-    )
-    assert sentence(beside([60.0, 60.2, 59.8], [50.1, 50.2, 49.9])).startswith(
-        "A model trained on crop is worse than on imagefolder, by 9.93 points (-9.93 points, 95% interval"
-    )
-    assert sentence(beside([60.0, 61.0, 59.0], [61.0, 59.0, 60.0])).endswith(" would do.")
-    one = beside([60.0], [61.0])
-    assert (one.verdict, one.low, one.high, one.enough) == (CANNOT_TELL, -math.inf, math.inf, None)
-    assert sentence(one) == (
-        "Cannot tell with 1 seed whether a model trained on crop is as good as on imagefolder "
-        "(+1.00 points); train at least 3."
-    )
-
-
 def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
     rng = np.random.default_rng(0)
     trained = [line("imagefolder", seed, 60.0) for seed in range(5)]
@@ -153,19 +133,6 @@ def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
     assert (found.name, found.verdict, found.may_be_chance) == ("hardly", WORSE, True)
     assert "by chance in" in sentence(found)
     assert table(trained, 1.0).rows[-1][4] == "worse or chance"
-
-
-def test_the_table_has_a_row_for_each_source_and_energy_where_it_is_known() -> None:
-    shown = table(lines(), 1.0)
-    assert [*shown.rows] == [
-        ["imagefolder", "60.10% ± 0.10", "-", "-", "-", "50 s (1.00x)"],
-        ["crop", "60.10% ± 0.10", "+0.00", "-0.50 to +0.50", "same", "20 s (0.40x)"],
-    ]
-    known = table(lines(energy_j=2500.0), 1.0)
-    assert [known.titles[-1], *(row[-1] for row in known.rows)] == ["energy", "2.5 kJ", "2.5 kJ"]
-    for each in (shown, known):
-        assert {len(row) for row in each.rows} == {len(each.titles)}
-    assert conditions(lines(), 1.0)[0].startswith("resnet10, 64x64; 2 epochs of batches of 64; 94 steps")
 
 
 def test_models_that_learnt_nothing_and_times_beside_other_programs_are_not_relied_on() -> None:

@@ -1,11 +1,11 @@
-"""The analysis of batch times, on series made by hand and on those of a real DataLoader."""
+"""The analysis of batch times, on series made by hand."""
 
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
-from bench.report.batch_times import analyse
+from bench.report.verdict import analyse
 
 STEP_S = 0.010
 
@@ -15,7 +15,8 @@ def steady(batches: int, wait_s: float = 0.0005) -> np.ndarray:
     return wait_s * (1 + 0.1 * np.random.default_rng((1, batches)).standard_normal(batches))
 
 
-def test_steady_batches_have_no_spikes_and_nothing_to_explain() -> None:
+def test_steady_and_short_series_have_no_spikes_and_nothing_to_explain() -> None:
+    assert analyse([], [], [], 2).explanation == ()
     for wait_s in (0.00002, 0.0005, 0.02):
         found = analyse(steady(400, wait_s), np.full(400, STEP_S), [], 4)
         assert found.wait_spikes.batches == found.step_spikes.batches == found.explanation == ()
@@ -26,7 +27,7 @@ def test_steady_batches_have_no_spikes_and_nothing_to_explain() -> None:
     [
         *((120, count, range(count - 1, 120, count), 0.04, count, "as many as the loader has workers")
             for count in (2, 3, 4, 8)),
-        (160, 4, range(0, 160, 16), 0.1, 16, "which is not the number of workers (4)"),
+        (160, 4, range(0, 160, 16), 0.1, 16, "not the number of workers (4)"),
         (200, 4, (7, 11, 48, 90, 93, 151, 199), 0.05, None, "7 batches waited 50."),
         (400, 2, (10, 12, 14, 16, 18), 0.05, None, "5 batches waited 50."),  # no period: too few
     ],
@@ -41,7 +42,6 @@ def test_spikes_are_found_where_they_are_with_their_period_and_its_cause(
     assert found.wait_spikes.period == period
     (sentence,) = found.explanation
     assert said in sentence
-    assert "more workers" not in sentence  # whether they would help is not known here
 
 
 def test_an_excess_too_short_to_matter_is_no_spike_and_hides_none() -> None:
@@ -61,7 +61,6 @@ def test_a_slow_step_is_not_the_loaders_doing() -> None:
     steps[49::50] = 0.5
     found = analyse(steady(100), steps, [], 2)
     assert (found.wait_spikes.batches, found.step_spikes.batches) == ((), (49, 99))
-    assert found.explanation[0].startswith("2 batches had a step of more than")
     assert found.explanation[0].endswith("not the loader's doing.")
 
 
@@ -70,18 +69,8 @@ def test_first_batches_are_gaps_and_never_spikes() -> None:
     waits[[0, 30, 60]] = 0.8, 0.201, 0.301
     found = analyse(waits, np.full(90, STEP_S), [60, 0, 30], 2)
     assert found.wait_spikes.batches == ()
-    assert found.explanation == (
-        "3 epoch boundaries: the first batch waits 300.0 ms more than others do (median): "
-        "batch 0 800.0 ms, batch 30 201.0 ms, batch 60 301.0 ms.",
-    )
-
-
-def test_a_handful_of_epoch_boundaries_is_listed_and_the_others_are_counted() -> None:
-    waits = np.full(90, 0.001)
-    waits[::10] = 0.2
-    (sentence,) = analyse(waits, np.full(90, STEP_S), list(range(0, 90, 10)), 2).explanation
-    assert sentence.startswith("9 epoch boundaries: ")
-    assert sentence.endswith(", batch 40 200.0 ms and 4 more.")
+    (sentence,) = found.explanation
+    assert "first batch of an epoch waits 300 ms more" in sentence
 
 
 def test_a_period_holds_over_epochs_whose_length_it_does_not_divide() -> None:
@@ -91,19 +80,3 @@ def test_a_period_holds_over_epochs_whose_length_it_does_not_divide() -> None:
         waits[[start + 4, start + 8]] += 0.04
     found = analyse(waits, np.full(100, STEP_S), starts, 4)
     assert found.wait_spikes.period == 4
-
-
-def test_short_and_empty_series_are_analysed() -> None:
-    assert analyse([], [], [], 2).explanation == ()
-    found = analyse([0.5, 0.001], [0.1, 0.1], [0], 2)
-    assert found.explanation == (
-        "1 epoch boundary: the first batch waits 499.0 ms more than others do (median): batch 0 500.0 ms.",
-    )
-    assert found.wait_spikes.batches == ()
-
-
-def test_series_that_do_not_fit_together_are_refused() -> None:
-    with pytest.raises(ValueError, match="equally long"):
-        analyse([0.1], [0.1, 0.2], [], 2)
-    with pytest.raises(ValueError, match="outside of 2 batches"):
-        analyse([0.1, 0.1], [0.1, 0.2], [2], 2)

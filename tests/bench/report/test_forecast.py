@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from bench.report import forecast
-from bench.report.forecast import Inputs, Loaded, Profile, Stored, advised, predict
-from bench.report.gain import answer
+from bench.report.forecast import Inputs, Loaded, Profile, advised, predict
 from bench.report.row import Row
-from precache.recipe import DEFAULT_SIZE
+from precache.recipe import DEFAULT_SIZE, Recipe
 
 
 def run(rate: float, serial_s: float = 1e-5, overlap: float = 1.0) -> list[Loaded]:
@@ -32,15 +31,6 @@ INPUTS = Inputs(
 def predictions(*profiles: Profile, **changes: Any) -> dict[str, Row]:
     rows = predict(profiles or [RAW, SHARDS, TARS], replace(INPUTS, **changes))
     return {"imagefolder" if row.backend == "imagefolder" else row.data: row for row in rows}
-
-
-def said(*profiles: Profile, **changes: Any) -> str:
-    inputs = replace(INPUTS, **changes)
-    rows = predict(profiles or [TODAY, RAW, SHARDS, TARS], inputs)
-    accelerator, today = inputs.accelerator("trainer"), rows[0]
-    return " ".join(
-        answer(rows, accelerator=accelerator, images=inputs.train_images, repeats=3, others=None, today=today)
-    )
 
 
 @pytest.mark.parametrize(
@@ -96,36 +86,6 @@ def test_the_trainer_gets_what_the_slower_of_the_two_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    ("profiles", "changes", "text"),
-    [
-        (
-            (),
-            {},
-            "ImageFolder and DataLoader keep an accelerator of 2,000 images/s busy 30% of the time. Change "
-            "that line to `loaders.build`: it is busy 50%, and training ends 1.7 times sooner than today. "
-            "Convert to shards (7.00 s, 1.12 GiB) or webdataset (10.0 s, 143 MiB), too: it is busy 100%, and "
-            "training ends 3.3 times sooner than today. Converting pays after 1 epoch.",
-        ),
-        ((), {"gpus": 2}, "keep 2 accelerators of 2,000 images/s busy 15%"),
-        ((), {"trainer_images_per_s": 500}, "neither another loader nor converting gains anything."),
-        ((), {"trainer_images_per_s": 1000}, "it is busy 100%, and training ends 1.7 times sooner than "
-            "today. Converting gains no more."),
-        ((TODAY, TODAY), {}, "The ranges of 3 runs overlap, so no loader wins."),
-        ((RAW, SHARDS), {}, "`loaders.build` keeps an accelerator of 2,000 images/s busy 50% of the time. "
-            "Convert to shards (7.00 s, 1.12 GiB): it is busy 100%, and training ends 2.0 times sooner than "
-            "today. Converting pays after 3 epochs."),
-        # an epoch takes 6 s from the raw tree and 3 s from tars: 10 s are back after 4
-        ((RAW, TARS), {}, "Converting pays after 4 epochs."),
-        ((RAW, SHARDS), {"train_images": 3000}, "Converting pays after 5 epochs."),
-    ],
-)  # fmt: skip
-def test_predictions_are_said_as_measurements_are(
-    profiles: tuple[Profile, ...], changes: dict[str, Any], text: str
-) -> None:
-    assert text in said(*profiles, **changes)
-
-
-@pytest.mark.parametrize(
     ("changes", "name"),
     [
         ({}, "shards"),  # both keep up: the quickest to have
@@ -162,8 +122,7 @@ def test_start_and_rate_are_recovered_from_two_conversions() -> None:
 def test_ways_to_store_go_from_what_keeps_most_of_a_picture_to_the_smallest() -> None:
     found = forecast.ways_to_store(224)
     assert forecast.stored_size(224) == DEFAULT_SIZE
-    assert (found[0], found[-1]) == (Stored(448, 95), Stored(256, 75))  # validation shows 224 of 256
-    assert all(one.size >= other.size and one.quality >= other.quality for one, other in pairwise(found))
-    assert found[0].words("shards") == "at most 448 px"
-    assert found[0].words("webdataset") == "at most 448 px, JPEG quality 95"
-    assert forecast.needed_bytes(100) == pytest.approx(110)
+    assert (found[0], found[-1]) == ((448, 95), (256, 75))  # validation shows 224 of 256
+    assert all(one >= other for pair in pairwise(found) for one, other in zip(*pair, strict=True))
+    assert forecast.stored_words(Recipe(format="shards", size=448)) == "at most 448 px"
+    assert forecast.stored_words(Recipe(format="dali", quality=90)).endswith("px, JPEG quality 90")

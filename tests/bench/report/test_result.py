@@ -1,15 +1,12 @@
 """A result made by hand, as the terminal shows it."""
 
-from dataclasses import replace
-
 import pytest
 
-from bench.report.result import COLUMNS, conditions, findings, legend, next_step, show, skipped, table
+from bench.report.result import COLUMNS, Showing, legend, next_step, show, table
 from bench.report.row import Result
-from bench.report.stats import Estimate
 from tests.bench.report.test_gain import ALONE, fed
 from tests.bench.report.test_gain import result as gain_result
-from tests.bench.rich_result import altered, around, peer, rich_result, row, waiting_row
+from tests.bench.rich_result import altered, around, peer, rich_result, row
 
 ROWS = (
     fed("shards", "shards", 0.99, cold=around(10_500)),
@@ -51,51 +48,12 @@ def test_details_have_every_row_and_column_that_was_measured() -> None:
     assert warm.titles == ["loader", "images/s", "accelerator busy", "first batch"]
 
 
-@pytest.mark.parametrize(
-    ("ratio", "said"),
-    [
-        (Estimate(0.56, 0.34, 1), "unclear"),
-        (Estimate(0.5, 0.49, 0.51), "50%"),
-        (Estimate(0.99, 0.98, 1), "no"),
-    ],
-)
-def test_whether_the_trainer_waits_is_unclear_where_the_runs_disagree(ratio: Estimate, said: str) -> None:
-    result = gain_result(altered(waiting_row(), ratio=ratio))
-    assert table(result, details=True).rows[0][-1] == said
-
-
 def test_every_column_that_is_shown_is_explained_and_no_other() -> None:
     for details in (True, False):
         for result in (rich_result(), quick_result(), gain_result(row("shards", "shards", 9, **ALONE))):
             said, titles = legend(result, details=details), table(result, details=details).titles
             for column in COLUMNS:
                 assert (f"{column.title}: {column.means}" in said) == (column.title in titles)
-
-
-def test_conditions_name_machine_data_and_what_is_not_usual() -> None:
-    path = {"shards on shards": {"samples": 768, "digest": "0", "path": "data/shards"}}
-    usual = conditions(quick_result(data=path))
-    assert usual[0] == "AMD EPYC, 8 CPUs, 24 GiB, NVIDIA H100, torch 2.15.0, pillow 13.0.0, 2026-11-21"
-    assert usual[1] == "data: data/shards (768 pictures)"
-    assert usual[2] == (
-        "trainer emulated:2480 (2,480 images/s), batch 64 of 224x224, 4 workers, page cache warm, medians of "
-        "5 runs, taking turns"
-    )
-    other = " ".join(
-        conditions(quick_result(shuffle="window", augment="train", repeats=1, notes=["half full"]))
-    )
-    assert "augment train, shuffle window" in other
-    assert "one run each" in other
-    assert other.endswith("half full")
-
-
-def test_nvjpeg_is_named_as_skipped_only_if_it_was_asked_for() -> None:
-    result = replace(quick_result(), skipped={"nvjpeg on photos": "no GPU", "dali on photos": "missing"})
-    assert skipped(result) == ["skipped dali on photos: missing"]
-    assert skipped(result, ["nvjpeg"]) == [
-        "skipped nvjpeg on photos: no GPU",
-        "skipped dali on photos: missing",
-    ]
 
 
 def test_what_to_do_next_is_the_line_that_gains_most_or_what_converting_would_bring() -> None:
@@ -115,28 +73,13 @@ def test_what_to_do_next_is_the_line_that_gains_most_or_what_converting_would_br
         assert next_step(nothing) == ""
 
 
-def test_findings_are_of_each_loader_that_has_some() -> None:
-    found = list(findings(rich_result()))
-    assert found[0].startswith("pytorch (ours, raw tree): decoding is the bottleneck: 1,150 images/s")
-    assert found[1:] == ["shards (ours): 1.20x ffcv-raw (1.15-1.25), 26.00x imagefolder (24.96-27.04)"]
-
-
 @pytest.mark.parametrize("details", [True, False])
 def test_it_is_shown_in_100_columns_the_answer_first(
     details: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    show(quick_result(), details=details, gpu_price=2.5)
+    show(quick_result(), Showing(details=details, gpu_price=2.5))
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= 100 for line in lines)
     assert lines[0].startswith("ImageFolder and DataLoader keep an emulated accelerator")
     assert lines.index("") < next(number for number, line in enumerate(lines) if line.startswith("loader "))
     assert ("everything else: --details, or a page with --html FILE" in lines) != details
-
-
-def test_markdown_has_the_sentence_and_the_same_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    show(quick_result(), markdown=True, gpu_price=2.5)
-    text = capsys.readouterr().out
-    assert text.startswith("ImageFolder and DataLoader keep")
-    assert "$2.50 an hour" in text
-    assert "| loader | images/s | accelerator busy | from a cold disk | first batch |" in text
-    assert "| shards (ours) | 20,000 | 99% | 10,500 | 0.40 s |" in text

@@ -71,27 +71,6 @@ def test_a_value_of_another_type_is_refused_in_one_line() -> None:
     Result.from_json(content)
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("{", "not JSON (Expecting property name"),
-        ("[]", "not a result of 'bench loaders'"),
-        ('{"machine": {}, "settings": {}, "rows": [], "skipped": {}}', "'accelerator', 'batch_size'"),
-        ("\xff", "not JSON ('utf-8' codec"),
-    ],
-)
-def test_what_is_no_result_is_refused_with_what_to_give(text: str, said: str, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(SettingError) as refused:
-        read_result(path)
-    assert str(refused.value).startswith(f"{path}: not ")
-    assert said in str(refused.value)
-    assert str(refused.value).endswith("; give a file of 'bench loaders --json'")
-    with pytest.raises(SettingError, match=r"missing\.json: cannot be read \(No such file"):
-        read_result(tmp_path / "missing.json")
-
-
 def test_rows_that_are_alike_are_told_apart_by_their_rank() -> None:
     row = waiting_row()
     keys = list(by_key([row, altered(row, trainer_name="resnet50"), row]))

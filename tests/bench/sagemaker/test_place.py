@@ -1,10 +1,9 @@
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bench.sagemaker.train import Job, Place, find_place, parse
+from bench.sagemaker.train import Job, Place, find_place
 from precache.errors import SettingError
 from tests.bench.sagemaker.files import write_job
 
@@ -84,24 +83,9 @@ def test_hyperparameters_are_options_of_the_training(tmp_path: Path) -> None:
     ]
 
 
-def test_options_go_before_what_the_service_says(tmp_path: Path) -> None:
-    several = job(tmp_path, channels=("one", "two"))
-    args, rest = parse(["--data", "c", "--epochs", "3", "--checkpoints", "d"], several)
-    assert (args.data, args.val, args.checkpoints, rest) == ("c", None, Path("d"), ["--epochs", "3"])
-
-
 @pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "expected a JSON object, got list")])
 def test_a_damaged_file_of_sagemaker_is_named(tmp_path: Path, text: str, said: str) -> None:
     path = write_job(tmp_path) / "input/config/hyperparameters.json"
     path.write_text(text)
     with pytest.raises(SettingError, match=f"hyperparameters.json: {said}"):
         Job.find(tmp_path)
-
-
-def test_what_is_left_out_of_the_files_is_empty(tmp_path: Path) -> None:
-    config = tmp_path / "input/config"
-    config.mkdir(parents=True)
-    (config / "resourceconfig.json").write_text(json.dumps({"hosts": ["a"], "current_host": "a"}))
-    found = Job.find(tmp_path)
-    assert found is not None
-    assert (found.data(), found.options()) == ((None, None), [])

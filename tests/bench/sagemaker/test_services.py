@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bench.sagemaker.train import Place, find_place, parse
-from precache import Recipe, __version__, convert
+from precache import Recipe, convert
 from tests.command import ROOT
 
 FOLDER = ROOT / "bench" / "sagemaker"
@@ -26,16 +26,6 @@ def check_training(options: list[str]) -> None:
     """That `loaders.examples.train` takes them."""
     common = pytest.importorskip("loaders.examples.common")
     common.parser("train", "").parse_args(["data", *options])
-
-
-def test_kubernetes_takes_the_job() -> None:
-    """By the schemas of Kubernetes itself, unknown fields refused."""
-    validator = pytest.importorskip("kubernetes_validate")
-    for document in documents():
-        validator.validate(document, "1.30", strict=True)
-    document["spec"]["completionMod"] = "Indexed"
-    with pytest.raises(validator.ValidationError):
-        validator.validate(document, "1.30", strict=True)
 
 
 def test_every_pod_of_the_job_finds_its_place_and_the_first_one() -> None:
@@ -71,21 +61,6 @@ def test_the_job_mounts_what_its_options_name() -> None:
     assert pods["terminationGracePeriodSeconds"] >= 120
 
 
-def test_files_name_this_release() -> None:
-    for name in ("job.yaml", "Dockerfile"):
-        assert set(re.findall(r"precache-train:([0-9.]+[0-9])", (FOLDER / name).read_text())) == {__version__}
-
-
-def test_the_dockerfile_installs_extras_that_there_are_and_starts_the_entry_point() -> None:
-    text = (FOLDER / "Dockerfile").read_text()
-    steps = re.findall(r"^([A-Z]+) (.*)$", text, re.MULTILINE)
-    assert [step for step, _ in steps] == ["FROM", "COPY", "RUN", "ENTRYPOINT"]
-    assert dict(steps)["ENTRYPOINT"] == '["python", "-m", "bench.sagemaker.train"]'
-    (extras,) = re.findall(r"whl\)\[([a-z,]+)\]", dict(steps)["RUN"])
-    project = (ROOT / "pyproject.toml").read_text()
-    assert all(f"\n{extra} = [" in project for extra in extras.split(","))
-
-
 def test_the_slurm_script_is_bash_that_stops_at_the_first_error() -> None:
     assert subprocess.run(["bash", "-n", SLURM], check=False).returncode == 0
     text = SLURM.read_text()
@@ -96,12 +71,6 @@ def test_the_slurm_script_is_bash_that_stops_at_the_first_error() -> None:
     assert os.access(SLURM, os.X_OK)
     (example,) = re.findall(r"sbatch --nodes=4 slurm.sh \S+ \S+ (.*)", text)
     check_training(example.split())
-
-
-def test_the_slurm_script_says_how_it_is_called() -> None:
-    ended = subprocess.run(["bash", SLURM, "DATA"], capture_output=True, text=True, check=False)
-    assert ended.returncode == 2
-    assert ended.stderr.startswith("usage: sbatch")
 
 
 SRUN = """#!/bin/bash

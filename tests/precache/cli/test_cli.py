@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import pytest
 
-from precache import Recipe, check, convert, verify_deep
+from precache import Recipe, convert
 from precache.cli.commandline import parse_bytes, parse_share
 from precache.cli.main import FIRST, OF_BENCH, main
 from precache.errors import DatasetError, SettingError, did_you_mean, shell_command
@@ -19,19 +19,6 @@ from tests.command import ROOT, check_bad_input, run, run_here
 from tests.conftest import small_recipe
 
 USUAL = "format size fit quality splits workers overwrite update help-all"
-
-
-def test_the_commands_work_as_typed_on_default_folders(tmp_path: Path) -> None:
-    assert run("precache", "sample", "--images", 20, "--classes", 2, cwd=tmp_path).returncode == 0
-    for name in ("shards", "webdataset", "dali"):
-        converted = run("precache", "convert", "--format", name, "--size", 32, cwd=tmp_path)
-        assert converted.returncode == 0, converted.stderr
-        assert "20 images, 0 rejected" in converted.stdout
-        assert "images/s" in converted.stdout
-        assert converted.stderr == "", "no progress bar in a log"
-        assert (tmp_path / "data" / name / "dataset.json").is_file()
-        verified = run("precache", "verify", f"data/{name}", cwd=tmp_path)
-        assert (verified.returncode, verified.stderr) == (0, "")
 
 
 def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path: Path) -> None:
@@ -51,6 +38,8 @@ def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path:
     assert sum(summary["splits"]["train"]["classes"].values()) == 70
     assert summary["recipe"]["size"] == 48
     assert summary["rejected"] == []
+    assert summary["source"]["options"] == {}
+    assert summary["source"]["digest"] in shown, "which source it was made from"
 
 
 def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
@@ -266,45 +255,3 @@ def test_help_of_convert_begins_with_an_example_and_keeps_the_rest_for_help_all(
 )
 def test_bytes_are_parsed_with_their_units(text: str, count: int) -> None:
     assert parse_bytes(text) == count
-
-
-def test_a_converted_folder_with_splits_is_inspected_and_loaded(raw_tree: Path, tmp_path: Path) -> None:
-
-    arguments = (
-        "--format",
-        "webdataset",
-        "--size",
-        32,
-        "--splits",
-        "train=0.8,val=0.2",
-        "--shard-bytes",
-        "20KiB",
-    )
-    assert run("precache", "convert", raw_tree, "out", *arguments, cwd=tmp_path).returncode == 0
-    summary = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
-    assert {split: counts["samples"] for split, counts in summary["splits"].items()} == {
-        "train": 56,
-        "val": 14,
-    }
-    ids = []
-    for split in ("train", "val"):
-        with build_loader(tmp_path / "out", split=split) as loader:
-            assert loader.samples == summary["splits"][split]["samples"]
-            ids += [int(i) for batch in loader for i in batch.ids]
-    assert sorted(ids) == list(range(70))
-
-
-@pytest.mark.parametrize("workers", [-1, True, 1.5])
-def test_a_number_of_workers_that_is_none_says_what_would_do(
-    workers: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    calls = (
-        lambda: convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=workers),
-        lambda: check(raw_tree, list_file=tmp_path / "list.csv", workers=workers),
-        lambda: verify_deep(converted["shards"], raw_tree, workers=workers),
-        lambda: make_sample(tmp_path / "sample", workers=workers),
-    )
-    for call in calls:
-        with pytest.raises(SettingError, match=r"workers must be 0 or more, got .*the default is one"):
-            call()
-    assert list(tmp_path.iterdir()) == []

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 import precache
-from precache.errors import SettingError, SourceError
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run, run_here
@@ -123,34 +122,3 @@ def test_bad_input_is_one_line(damaged: tuple[Path, list[str]], converted: dict[
         check_bad_input(run_here("precache", "check", *arguments, cwd=root), *mentions)
     assert sorted(root.rglob("*")) == before
     assert (root / "notes.csv").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"id,path,reason\n",
-        b"path,reason,bytes,modified_ns\na,b\n",
-        b"path,reason,bytes,modified_ns\na,b,c,d\n",
-    ],
-)
-def test_a_malformed_list_names_itself_and_the_remedy(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "x.rejected.csv"
-    path.write_bytes(content)
-    with pytest.raises(
-        SourceError, match=f"{path}: not a list.*; remove it and .*'precache check'"
-    ) as caught:
-        read_list(path)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_list_names_itself_and_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot be read \(No such file.*'precache check'"):
-        read_list(tmp_path / "x.csv")
-
-
-def test_a_list_in_the_tree_is_refused_before_any_work(raw_tree: Path) -> None:
-    progress: list[int] = []
-    with pytest.raises(SettingError, match="lies inside the tree"):
-        precache.check(raw_tree, list_file=raw_tree / "x", on_progress=lambda done, _: progress.append(done))
-    assert progress == []

@@ -6,19 +6,18 @@ from pathlib import Path
 import boto3
 import pytest
 
-from precache import convert, open_dataset, verify
+from precache import convert, verify
 from precache.conversion.clean import Leftovers, leftovers
 from precache.conversion.journal import JOURNAL_NAME
-from precache.conversion.lock import hold_lock
 from precache.conversion.url import working_folder
 from precache.errors import DatasetError
 from precache.storage import staging
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
+from tests.cloud.uploading import objects
 from tests.command import run_here
 from tests.conftest import small_recipe
 from tests.precache.conversion.test_url import interrupt as interrupt_at
-from tests.precache.conversion.test_url import objects
 from tests.precache.destinations import THESIS, interrupt
 
 
@@ -108,29 +107,6 @@ def test_a_conversion_that_runs_is_left_alone(bucket: Url, raw_tree: Path, tmp_p
     assert len(refused) == 2
 
 
-def test_an_unfinished_conversion_is_removed_from_a_folder(raw_tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    interrupt(raw_tree, out)
-    (out / "thesis.txt").write_bytes(THESIS)
-    (out / "val-00009.safetensors").write_bytes(THESIS)
-    found = clean(out)
-    assert found.shards
-    assert {path.name for path in out.iterdir()} == {"thesis.txt", "val-00009.safetensors"}
-
-
-def test_an_unfinished_overwrite_is_removed_and_the_old_dataset_stays(raw_tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    convert(raw_tree, out, small_recipe("webdataset"), workers=0)
-    digest = open_dataset(out).digest
-    interrupt(raw_tree, out, overwrite=True)
-    assert [path for path in tmp_path.iterdir() if path.name.endswith(".precache")]
-    assert clean(out)
-    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".precache")]
-    assert open_dataset(out).digest == digest
-    assert verify(out) == []
-    assert not clean(out)
-
-
 def test_staging_folders_of_dead_processes_are_removed(tmp_path: Path) -> None:
     own = staging.folder()
     dead = tmp_path / "tmp" / "precache-staging-0000"
@@ -160,11 +136,3 @@ def test_nothing_is_removed_where_nobody_can_be_asked(raw_tree: Path, tmp_path: 
     assert os.listdir(tmp_path / "out") == []
     again = run_here("precache", "clean", "out", "--yes", cwd=tmp_path)
     assert "no leftovers" in again.stdout
-
-
-def test_a_file_that_is_locked_by_a_process_is_not_touched(raw_tree: Path, tmp_path: Path) -> None:
-    interrupt(raw_tree, tmp_path / "out")
-    with hold_lock(tmp_path / "out"):
-        asked = run_here("precache", "clean", "out", "--yes", cwd=tmp_path)
-    assert asked.returncode == 2
-    assert "is being converted by" in asked.stderr

@@ -1,6 +1,5 @@
 """What a conversion makes of its source: what is kept, left out, counted and predicted."""
 
-import csv
 import json
 import os
 import shutil
@@ -114,24 +113,6 @@ def test_the_size_is_predicted_and_checked_against_the_disk(
         convert(raw_tree, tmp_path / "other", **settings)
 
 
-def test_a_tree_of_corrupt_pictures_only_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "tree/class").mkdir(parents=True)
-    (tmp_path / "tree/class/a.jpg").write_bytes(b"no picture")
-    with pytest.raises(DatasetError, match=r"none of its 1 pictures can be converted.*class/a\.jpg"):
-        convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=1)
-    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
-
-
-def test_progress_reaches_the_total(raw_tree: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    convert(
-        raw_tree, tmp_path / "out", small_recipe("shards"), workers=2, on_progress=lambda *p: seen.append(p)
-    )
-    assert seen[0] == (0, IMAGES)
-    assert seen[-1] == (IMAGES, IMAGES)
-    assert seen == sorted(seen)
-
-
 def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
 
     tree = tmp_path / "tree"
@@ -168,14 +149,6 @@ def test_settings_that_change_pixels_change_them(tree: Path, tmp_path: Path) -> 
     assert verify_deep(tmp_path / "out", tree, workers=0).problems == ()
     flags = manifest.recipe.to_flags()
     assert "--background '#0000ff' --decode scaled --allow-truncated" in flags
-
-
-def test_an_odd_name_ends_up_on_one_line_and_whole_in_the_csv(tree: Path, tmp_path: Path) -> None:
-    (tree / "001.anchor" / "two\nlines.jpg").write_bytes(b"<html>")
-    result = run("precache", "convert", tree, "out", "--format", "shards", "--size", 16, cwd=tmp_path)
-    assert "  rejected 001.anchor/two\\nlines.jpg: cannot be decoded" in result.stderr
-    with open(tmp_path / "out" / "rejected.csv", newline="") as file:
-        assert [row["path"] for row in csv.DictReader(file)] == ["001.anchor/two\nlines.jpg"]
 
 
 @pytest.mark.slow

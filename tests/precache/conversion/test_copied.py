@@ -10,8 +10,7 @@ import pytest
 from PIL import Image
 
 from precache import convert, open_dataset, verify_deep
-from precache.conversion.estimate import predict_bytes
-from precache.conversion.shard_writer import store
+from precache.conversion.shard_writer import predict_bytes, store
 from precache.errors import ImageError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree

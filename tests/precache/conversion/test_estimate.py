@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from precache import open_dataset
-from precache.conversion.estimate import predict_bytes
+from precache.conversion.shard_writer import predict_bytes
 from precache.sources.tree import scan_tree
 
 

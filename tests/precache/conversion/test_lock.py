@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from precache import convert
 from precache.conversion import lock
 from precache.conversion.lock import hold_lock, lock_path
 from precache.errors import DatasetError
-from precache.storage.records import RecordFile
 from tests.command import ROOT
 from tests.conftest import small_recipe
 
@@ -83,8 +83,8 @@ def test_a_lock_ends_with_its_process_and_not_before(tmp_path: Path) -> None:
 )
 def test_what_a_crash_leaves_of_a_lock_is_no_obstacle(left: bytes, tmp_path: Path) -> None:
     lock_path(tmp_path / "out").write_bytes(left)
-    with hold_lock(tmp_path / "out") as held:
-        assert held.swap is None
+    with hold_lock(tmp_path / "out"):
+        assert json.loads(lock_path(tmp_path / "out").read_text())["pid"] == os.getpid()
     assert not lock_path(tmp_path / "out").exists()
 
 
@@ -130,13 +130,14 @@ def test_a_file_system_without_locks_is_refused(
 def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
     """The one who waits with the removed file open does not take that for the lock."""
     out = tmp_path / "out"
-    first = lock._open_locked(lock_path(out), out)
+    first = ExitStack()
+    first.enter_context(hold_lock(out))
     flock = fcntl.flock
 
     def remove_first(descriptor: int, operation: int) -> None:
         fcntl.flock = flock
         lock_path(out).unlink()
-        flock(first, fcntl.LOCK_UN)
+        first.close()
         flock(descriptor, operation)
 
     fcntl.flock = remove_first
@@ -145,7 +146,6 @@ def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
             pass
     finally:
         fcntl.flock = flock
-        os.close(first)
 
 
 def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -163,10 +163,10 @@ def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) 
 
 
 def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: RecordFile, content: object, **options: object) -> None:
+    def full(descriptor: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(RecordFile, "append", full)
+    monkeypatch.setattr(os, "write", full)
     with (
         hold_lock(tmp_path / "out"),
         pytest.raises(DatasetError, match="is being converted by another process"),
@@ -175,69 +175,13 @@ def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pyt
         pass
 
 
-RACE = """
-import os, sys
-from pathlib import Path
-from precache.conversion import lock
-from precache.errors import DatasetError
-os.fsync = lambda descriptor: None
-lock._PATIENCE_S = 0.0
-out, races = Path(sys.argv[1]), int(sys.argv[2])
-mark = out.with_name("mark")
-held = 0
-for race in range(races):
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        with lock.hold_lock(out):
-            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))  # FileExistsError: held twice
-            os.unlink(mark)
-            held += 1
-    except DatasetError as error:
-        assert "being converted" in str(error), error
-print(held)
-"""
-
-
-def race(out: Path, races: int, racers: int) -> int:
-    """Let processes reach for the lock at once, again and again, in all states; how often one got it."""
-    processes = [start(RACE, out, races) for _ in range(racers)]
-    out.parent.mkdir(exist_ok=True)
-    for number in range(races):
-        for process in processes:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-        if number % 3 == 1:
-            lock_path(out).write_text("")
-        elif number % 3 == 2:
-            lock_path(out).unlink(missing_ok=True)
-        for process in processes:
-            assert process.stdin is not None
-            process.stdin.write("\n")
-            process.stdin.flush()
-    held = [int(process.communicate(timeout=60)[0]) for process in processes]
-    assert not out.with_name("mark").exists()
-    assert sum(held) >= races
-    return sum(held)
-
-
-def test_of_those_that_reach_for_a_lock_at_once_one_gets_it(tmp_path: Path) -> None:
-    race(tmp_path / "out", races=150, racers=3)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("racers", [2, 4])
-def test_of_many_that_reach_for_a_lock_at_once_one_gets_it(racers: int, tmp_path: Path) -> None:
-    race(tmp_path / "out", races=2000, racers=racers)
-
-
 def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lock, "_PATIENCE_S", 5.0)
-    descriptor = lock._open_locked(lock_path(tmp_path / "out"), tmp_path / "out")
-    timer = threading.Timer(0.2, os.close, [descriptor])
+    holder = ExitStack()
+    holder.enter_context(hold_lock(tmp_path / "out"))
+    timer = threading.Timer(0.2, holder.close)
     timer.start()
     with hold_lock(tmp_path / "out"):
         pass

@@ -5,19 +5,21 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 
 from precache import convert, open_dataset, verify, verify_across, verify_deep
-from precache.dataset.index import index_name
-from precache.errors import DatasetError, SettingError, SourceError
+from precache.conversion.export import export
+from precache.conversion.journal import unfinished_names
+from precache.errors import DatasetError, SourceError
 from precache.formats import FORMATS
-from precache.sources.tree import scan_tree
+from precache.sources import SourceOptions
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
-from tests.killing import contents
-from tests.killing_updates import grow
-from tests.precache.conversion.updating import BROKEN, places, stored, update
+from tests.precache.conversion.updating import BROKEN, grow, interrupt, places, stored, update
+from tests.precache.destinations import contents
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
@@ -68,44 +70,6 @@ def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashe
     assert verify_across([tmp_path / "one", tmp_path / "two"]) == []
 
 
-@pytest.mark.parametrize("touched", [False, True])
-def test_an_unchanged_source_touches_nothing(tree: Path, tmp_path: Path, touched: bool) -> None:
-    out = tmp_path / "out"
-    update(tree, out)
-    grow(tree, 1)
-    update(tree, out)
-    before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
-    for picture in tree.rglob("*.jpg") if touched else ():
-        os.utime(picture, ns=(1, 1))
-    assert not update(tree, out).published
-    assert not convert(
-        tree, out, small_recipe("shards", splits="train=0.8,val=0.2"), workers=0, max_rejects=1
-    ).published
-    assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
-
-
-@pytest.mark.parametrize("modified_ns", [0, 1])
-def test_a_picture_that_changed_at_the_same_size_is_removed_and_added(
-    tree: Path, tmp_path: Path, modified_ns: int
-) -> None:
-    out = tmp_path / "out"
-    victim = sorted(tree.rglob("*.jpg"))[0]
-    os.utime(victim, ns=(0, 0))  # as of what knows no times: it says nothing
-    update(tree, out)
-    old = {key[0]: place[2] for key, place in places(out).items()}[str(victim.relative_to(tree))]
-    data = bytearray(victim.read_bytes())
-    data[-20] ^= 1
-    victim.write_bytes(data)
-    os.utime(victim, ns=(modified_ns, modified_ns))
-    digest = open_dataset(out).manifest.source_digest
-    result = update(tree, out)
-    assert result.manifest.source_digest == digest
-    assert (result.converted, sum(result.manifest.removed.values())) == (1, 1)
-    now = {key[0]: place[2] for key, place in places(out).items()}[str(victim.relative_to(tree))]
-    assert (old < IMAGES, now) == (True, IMAGES)
-    assert verify_deep(out, tree, workers=0).problems == ()
-
-
 def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     update(tree, out)
@@ -119,27 +83,6 @@ def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
         assert len(open_dataset(out).manifest.updates) == 2 * number + 1
         update(tree, out)
     assert used == [IMAGES, IMAGES + 1, IMAGES + 2]
-
-
-def test_a_rejected_picture_is_tried_again_once_it_changed(
-    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out, broken = tmp_path / "out", tree / sorted(os.listdir(tree))[0] / "broken.jpg"
-    broken.write_bytes(BROKEN)
-    first = update(tree, out).manifest.rejected
-    assert [rejected.path for rejected in first] == [str(broken.relative_to(tree))]
-    assert not update(tree, out).published
-    grow(tree, 1)
-    both = update(tree, out).manifest.rejected
-    assert both[0] == first[0]
-    assert both[0].id == first[0].id
-    assert len(both) == 2
-    shutil.copy(next(tree.rglob("*.png")), broken)
-    last = update(tree, out)
-    assert [rejected.path for rejected in last.manifest.rejected] == [both[1].path]
-    assert str(broken.relative_to(tree)) in {path for path, _ in places(out)}
-    assert last.manifest.removed == open_dataset(out).manifest.removed
-    assert verify_deep(out, tree, workers=0).problems == ()
 
 
 def test_no_file_of_the_dataset_that_a_reader_has_open_changes(tree: Path, tmp_path: Path) -> None:
@@ -164,29 +107,6 @@ def test_folders_of_splits_say_where_a_new_picture_belongs(tree: Path, tmp_path:
     result = update(source, out, splits="train=1")
     assert [shard.split for shard in result.manifest.shards[-1:]] == ["val"]
     assert len(open_dataset(out).read_index("val")) == IMAGES + 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"size": 32}, "size 48, asked for 32"),
-        ({"splits": "train=1"}, "splits train=0.8,val=0.2, asked for train=1"),
-        ({"name": "dali"}, "format shards, asked for dali"),
-    ],
-)
-def test_another_recipe_is_refused_with_the_difference(
-    tree: Path, tmp_path: Path, settings: dict[str, str], told: str
-) -> None:
-    update(tree, tmp_path / "out")
-    before = contents(tmp_path / "out")
-    grow(tree, 1)
-    with pytest.raises(DatasetError, match=f"{told}.*--overwrite"):
-        update(tree, tmp_path / "out", **settings)
-    with pytest.raises(DatasetError, match="--update to follow the source or --overwrite"):
-        convert(tree, tmp_path / "out", small_recipe("shards", splits="train=0.8,val=0.2"), workers=0)
-    with pytest.raises(SettingError, match="update and overwrite"):
-        convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, update=True, overwrite=True)
-    assert contents(tmp_path / "out") == before
 
 
 def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(tree: Path, tmp_path: Path) -> None:
@@ -222,20 +142,6 @@ def test_verify_deep_notices_a_source_that_went_on(tree: Path, tmp_path: Path) -
         verify_deep(tmp_path / "out", tree, workers=0)
 
 
-def test_a_list_of_splits_may_grow(tree: Path, tmp_path: Path) -> None:
-    out, listed = tmp_path / "out", tmp_path / "splits.csv"
-    paths = [sample.path for sample in scan_tree(tree).samples]
-    splits = {path: "val" if number % 4 == 0 else "train" for number, path in enumerate(paths[:60])}
-    for last in (40, 60):
-        listed.write_text("".join(f"{path},{split}\n" for path, split in list(splits.items())[:last]))
-        convert(tree, out, small_recipe("shards"), workers=0, update=True, split_list=listed)
-    index = {split: open_dataset(out).read_index(split) for split in ("train", "val")}
-    found = {str(of.path(row)): split for split, of in index.items() for row in range(len(of))}
-    assert found == splits
-    assert open_dataset(out).manifest.removed == {}
-    assert verify_deep(out, tree, workers=0).problems == ()
-
-
 def test_what_other_software_adds_is_said_and_recorded(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -248,19 +154,93 @@ def test_what_other_software_adds_is_said_and_recorded(
     assert "was made with other versions of pillow; " in caplog.text
 
 
-def test_a_damaged_index_of_an_update_is_noticed(tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("unfinished", [False, True])
+def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(
+    tree: Path, tmp_path: Path, unfinished: bool
+) -> None:
     out = tmp_path / "out"
     update(tree, out)
     grow(tree, 1)
-    manifest = update(tree, out).manifest
-    assert manifest.index.name != index_name()
-    path = out / manifest.index.name
-    content = bytearray(path.read_bytes())
-    content[-40] ^= 1
-    path.write_bytes(content)
-    assert [manifest.index.name in problem for problem in verify(out)] == [True]
-    with pytest.raises(DatasetError, match=manifest.index.name):
-        open_dataset(out).read_index()
-    path.unlink()
-    with pytest.raises(DatasetError, match=manifest.index.name):
-        open_dataset(out).read_index()
+    if unfinished:
+        interrupt(tree, out)
+        grow(tree, 2)
+    planned = unfinished_names(out)
+    shutil.copytree(out, tmp_path / "copy")
+    update(tree, tmp_path / "copy")
+    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - planned)
+    mine.write_text("mine")
+    with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
+        update(tree, out)
+    assert mine.read_text() == "mine"
+    mine.rename(tmp_path / mine.name)
+    update(tree, out)
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def paths_of(out: Path) -> dict[int, str]:
+    index = open_dataset(out).read_index()
+    return {int(index.ids[row]): str(index.path(row)) for row in range(len(index))}
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_what_is_removed_is_neither_converted_on_nor_exported(tree: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    update(tree, out, name)
+    grow(tree, 1)
+    update(tree, out, name)
+    on = convert(out, tmp_path / "on", small_recipe("shards"), workers=0).manifest
+    assert on.samples == open_dataset(out).manifest.samples
+    assert paths_of(tmp_path / "on") == paths_of(out)
+    if name == "shards":
+        assert stored(tmp_path / "on") == stored(out)
+    label = SourceOptions(classes=("001.new",))
+    some = convert(out, tmp_path / "some", small_recipe("shards"), workers=0, options=label)
+    assert {path.split("/")[0] for path in paths_of(tmp_path / "some").values()} == {"001.new"}
+    assert some.manifest.samples == sum("001.new/" in path for path in paths_of(out).values())
+    export(out, tmp_path / "back", workers=0)
+    files = [path for path in (tmp_path / "back").rglob("*.*") if path.suffix in (".png", ".jpg")]
+    assert len(files) == on.samples
+    names = sorted(Path(path).with_suffix("").name for path in paths_of(out).values())
+    assert sorted(file.stem for file in files) == names
+
+
+def test_a_dataset_that_was_converted_on_follows_its_updates(tree: Path, tmp_path: Path) -> None:
+    out, on = tmp_path / "out", tmp_path / "on"
+    for times in (0, 1):
+        update(tree, out)
+        result = convert(out, on, small_recipe("webdataset"), workers=0, update=True)
+        grow(tree, times + 1)
+    assert sorted(paths_of(on).values()) == sorted(paths_of(out).values())
+    assert result.manifest.removed
+    assert verify_deep(on, out, workers=0).problems == ()
+    assert not convert(out, on, small_recipe("webdataset"), workers=0, update=True).published
+
+
+def test_statistics_grow_with_what_is_stored(tree: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(tree, tmp_path / "less")
+    for picture in sorted((tmp_path / "less").rglob("*.*"))[::2]:
+        picture.is_dir() or picture.unlink()
+    recipe = small_recipe("shards")
+    convert(tmp_path / "less", out, recipe, workers=0)
+    grown = convert(tree, out, recipe, workers=0, update=True).manifest.statistics["train"]
+    whole = convert(tree, tmp_path / "whole", recipe, workers=0).manifest.statistics["train"]
+    assert grown.is_near(whole, 1e-9)
+    assert verify_deep(out, tree, workers=0).problems == ()
+
+
+def test_other_options_and_kinds_of_fields_are_refused_by_name(tmp_path: Path) -> None:
+    def follow(cells: str, **options: Any) -> None:
+        rows = "".join(f"{row}.png,{cell},x{row}\n" for row, cell in enumerate(cells.split()))
+        (tmp_path / "t.csv").write_text(f"path,width,name\n{rows}")
+        named = {"fields": ("width",), "target": "none", **options}
+        convert(tmp_path / "t.csv", tmp_path / "out", small_recipe("shards"), workers=0, update=True, **named)
+
+    for row in range(3):
+        Image.new("RGB", (9, 9), (row, 0, 0)).save(tmp_path / f"{row}.png")
+    follow("1 2")
+    with pytest.raises(DatasetError, match=r"fields \['width'\], asked for \['name'\]"):
+        follow("1 2 3", fields=("name",))
+    with pytest.raises(DatasetError, match=r"its 'width' is int, but in .* it is now text"):
+        follow("a b c")
+    assert verify(tmp_path / "out") == []

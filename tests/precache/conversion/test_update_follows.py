@@ -22,7 +22,7 @@ from precache import Recipe, SourceOptions, convert, open_dataset, verify, verif
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.recipe import DEFAULT_SPLITS
-from tests.precache.conversion.test_update_onwards import Pictures
+from tests.precache.sources.objects import Items
 from tests.precache.sources.tables import WRITERS
 
 SHAPE = (18, 20)
@@ -166,6 +166,43 @@ def masked_table(world: World, folder: Path, suffix: str = "csv") -> tuple[Any, 
     return source, replace(options, mask="mask")
 
 
+def folded_table(world: World, folder: Path) -> tuple[Any, SourceOptions]:
+    """With splits of its own, and fields of every kind."""
+    source, options = table(world, folder)
+    pictures = list(world.pictures.values())
+    columns = {
+        "path": [f"{name}.bmp" for name in world.pictures],
+        "label": [picture.label for picture in pictures],
+        "fold": [["val", "train"][picture.seed % 2] for picture in pictures],
+        "width": [picture.mask for picture in pictures],
+        "box": [[[1.5, 2, 3, picture.seed]] * (picture.mask % 3) for picture in pictures],
+    }
+    WRITERS["csv"](source, columns)
+    return source, replace(options, split="fold", fields=("width", "box"))
+
+
+def table_of_several(world: World, folder: Path) -> tuple[Any, SourceOptions]:
+    """Of several classes each."""
+    source, options = table(world, folder)
+    columns = {
+        "path": [f"{name}.bmp" for name in world.pictures],
+        "label": [f"{picture.label};odd{picture.mask % 3}" for picture in world.pictures.values()],
+    }
+    WRITERS["csv"](source, columns)
+    return source, replace(options, separator=";", target="classes", fields=())
+
+
+def table_of_numbers(world: World, folder: Path) -> tuple[Any, SourceOptions]:
+    """To be predicted."""
+    source, options = table(world, folder)
+    columns = {
+        "path": [f"{name}.bmp" for name in world.pictures],
+        "label": [(picture.mask + ord(picture.label)) / 4 for picture in world.pictures.values()],
+    }
+    WRITERS["csv"](source, columns)
+    return source, replace(options, target="number", fields=())
+
+
 def masked_parquet(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     return masked_table(world, folder, "parquet")
 
@@ -215,9 +252,8 @@ def webdataset(world: World, folder: Path) -> tuple[Any, SourceOptions]:
 
 def in_memory(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     pictures = world.pictures.values()
-    return Pictures(
-        [(Image.fromarray(picture.pixels), ord(picture.label)) for picture in pictures]
-    ), SourceOptions()
+    rows = [(Image.fromarray(picture.pixels), ord(picture.label)) for picture in pictures]
+    return Items(rows), SourceOptions()
 
 
 @pytest.fixture(autouse=True)
@@ -226,16 +262,17 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
-KINDS = {
-    made.__name__: made
-    for made in (tree, masked_tree, table, masked_table, masked_parquet, tar, zipped, webdataset, in_memory)
-}
+SOURCES = (
+    tree, masked_tree, table, masked_table, masked_parquet, folded_table, table_of_several, table_of_numbers,
+    tar, zipped, webdataset, in_memory,
+)  # fmt: skip
+KINDS = {made.__name__: made for made in SOURCES}
 
 
 def change(source: Any, out: Path, options: SourceOptions, name: str, **settings: Any) -> bool:
     """Follow `source`; whether there was anything to do."""
-    defaults = {"size": 16, "shard_bytes": 3 * 16 * 16 * 3, "splits": "train=0.7,val=0.3"}
-    recipe = Recipe(format=name, **{**defaults, **settings})
+    splits = {} if options.split else {"splits": "train=0.7,val=0.3"}
+    recipe = Recipe(format=name, **{"size": 16, "shard_bytes": 3 * 16 * 16 * 3, **splits, **settings})
     return convert(source, out, recipe, workers=0, update=True, max_rejects=1, options=options).published
 
 
@@ -256,9 +293,14 @@ def served(out: Path) -> dict[str, tuple[Any, ...]]:
     for row, sample in enumerate(samples):
         if index.served[row]:
             fields = [column.value(row) for column in index.fields.values()]
+            target: Any = None if index.targets is None else index.targets.value(row)
+            if manifest.target == "classes":
+                target = {manifest.classes[number] for number in target}
+            elif manifest.target == "class":
+                target = manifest.classes[sample.label]
             mask = None if sample.mask is None else bytes(sample.mask)
             found[str(index.path(row))] = (
-                bytes(sample.data), mask, manifest.classes[sample.label], *fields
+                bytes(sample.data), mask, target, *fields
             )  # fmt: skip
             assert sample.id == index.ids[row]
     assert len(found) == manifest.samples
@@ -268,6 +310,12 @@ def served(out: Path) -> dict[str, tuple[Any, ...]]:
 def ids(out: Path) -> dict[str, int]:
     index = open_dataset(out).read_index()
     return {str(index.path(row)): int(index.ids[row]) for row in range(len(index))}
+
+
+def split_of(out: Path) -> dict[str, str]:
+    dataset = open_dataset(out)
+    indexes = {split: dataset.read_index(split) for split in dataset.manifest.split_samples}
+    return {str(index.path(row)): split for split, index in indexes.items() for row in range(len(index))}
 
 
 def rejected(out: Path) -> list[str]:
@@ -280,20 +328,22 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
     world, out = World(seed), tmp_path / "out"
     name = sorted(FORMATS)[seed % len(FORMATS)]
     source, options = KINDS[kind](world, tmp_path)
-    update(source, out, options, name)
+    how: dict[str, Any] = {"fit": "keep"} if seed == 1 else {}
+    update(source, out, options, name, **how)
     for number in range(ROUNDS):
         before, ids_before = served(out), ids(out)
         world.edit(times=1 + number * 3)
         source, options = KINDS[kind](world, tmp_path)
-        update(source, out, options, name)
+        update(source, out, options, name, **how)
         afresh = tmp_path / f"afresh-{number}"
-        change(source, afresh, options, name)
+        change(source, afresh, options, name, **how)
         now, ids_now = served(out), ids(out)
         assert now == served(afresh)
         assert rejected(out) == rejected(afresh)
         stay = [path for path in before if now.get(path) == before[path]]
         assert {path: ids_now[path] for path in stay} == {path: ids_before[path] for path in stay}
-        assert not change(source, out, options, name)
+        assert not change(source, out, options, name, **how)
+        assert not options.split or split_of(out) == split_of(afresh)
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -2,8 +2,6 @@
 
 import logging
 import random
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -14,25 +12,16 @@ from precache import convert
 from precache.conversion.clean import leftovers
 from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.url import working_folder
-from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
-from precache.example_data.sample_tree import make_sample
+from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.sharing.push_pull import push
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
 from tests.cloud.proxy import FAULTS, Proxy, Seen
-from tests.command import ROOT, run_here
+from tests.cloud.uploading import objects
+from tests.command import run_here
 from tests.conftest import small_recipe
-
-
-def objects(url: Url) -> dict[str, bytes]:
-    """All that lies below a URL."""
-    store = ObjectStore(url)
-    return {info.name: store.get(info.name) for info in store.list()}
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+from tests.precache.destinations import contents
 
 
 @pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])
@@ -42,21 +31,22 @@ def test_objects_are_what_a_folder_would_hold(
     url = bucket / "sets/caltech"
     done = convert(raw_tree, str(url), small_recipe(name), workers=0)
     assert done.published
-    assert objects(url) == files(converted[name])
+    assert objects(url) == contents(converted[name])
     assert [info.name for info in ObjectStore(bucket).list()] == [
-        f"sets/caltech/{file}" for file in sorted(files(converted[name]))
+        f"sets/caltech/{file}" for file in sorted(contents(converted[name]))
     ]
 
 
-def interrupt(tree: Path, url: Url, **settings: object) -> None:
-    """Leave an unfinished conversion there."""
+def interrupt(tree: Path, url: Url, **settings: object) -> str:
+    """Leave an unfinished conversion there; what it said."""
 
     def stop(done: int, total: int) -> None:
         if done > 40:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stopped:
         convert(tree, url, small_recipe("shards", **settings), workers=0, on_progress=stop)
+    return str(stopped.value)
 
 
 def shards_there(url: Url) -> list[str]:
@@ -73,24 +63,15 @@ def left_here(url: Url) -> list[str]:
 def test_the_same_command_goes_on_where_it_was_interrupted(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
-    interrupt(raw_tree, bucket)
+    told = interrupt(raw_tree, bucket)
+    assert "of 70 pictures were finished; these are kept" in told
+    assert str(working_folder(bucket)) in told
     assert len(objects(bucket)) == len(shards_there(bucket)) == 3
     assert left_here(bucket) == [JOURNAL_NAME]
     done = convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     assert done.converted < 40
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
     assert left_here(bucket) == []
-
-
-def test_an_interruption_says_what_is_kept_and_in_which_folder(bucket: Url, raw_tree: Path) -> None:
-    def stop(done: int, total: int) -> None:
-        if done > 40:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt) as stopped:
-        convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=stop)
-    assert "of 70 pictures were finished; these are kept" in str(stopped.value)
-    assert str(working_folder(bucket)) in str(stopped.value)
 
 
 def test_on_another_machine_it_starts_anew_and_says_so(
@@ -109,7 +90,7 @@ def test_on_another_machine_it_starts_anew_and_says_so(
         "holds 3 files of a conversion whose journal is not on this machine, so it starts over" in caplog.text
     )
     assert done.converted == 70
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
@@ -131,7 +112,7 @@ def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
 
     with pytest.raises(DatasetError, match="another process has finished a dataset there"):
         convert(raw_tree, bucket, small_recipe("shards", seed=7), workers=0, on_progress=convert_elsewhere)
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_two_processes_of_a_machine_are_kept_apart(bucket: Url, raw_tree: Path) -> None:
@@ -152,7 +133,7 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     convert(raw_tree, bucket, small_recipe("webdataset"), workers=2)
-    assert objects(bucket) == files(converted["webdataset"])
+    assert objects(bucket) == contents(converted["webdataset"])
     assert left_here(bucket) == []
 
 
@@ -172,17 +153,7 @@ def test_a_finished_shard_that_is_not_as_it_was_is_converted_again(
         journal.write_bytes(b"".join([*lines[:-1], lines[-1].replace(b"1", b"2", 1)]))
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     assert "1 finished shard must be converted again" in caplog.text or "is damaged or cut off" in caplog.text
-    assert objects(bucket) == files(converted["shards"])
-
-
-def test_an_unfinished_conversion_of_other_settings_is_refused_or_discarded(
-    bucket: Url, raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    interrupt(raw_tree, bucket, size=40)
-    with pytest.raises(DatasetError, match=r"holds another conversion .*--overwrite"):
-        convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    convert(raw_tree, bucket, small_recipe("shards"), workers=0, overwrite=True)
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_what_a_push_left_of_an_unfinished_conversion_can_be_cleaned(
@@ -191,12 +162,12 @@ def test_what_a_push_left_of_an_unfinished_conversion_can_be_cleaned(
     """The journal stays, which alone knows the shards that the dataset does not have."""
     interrupt(raw_tree, bucket)
     convert(raw_tree, tmp_path / "one-shard", small_recipe("shards", shard_bytes=10**9), workers=0)
-    push(tmp_path / "one-shard", str(bucket))
+    push(tmp_path / "one-shard", str(bucket), overwrite=True)
     with pytest.raises(DatasetError, match="holds another conversion"):
         convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     with leftovers(bucket) as found:
         found.remove()
-    assert objects(bucket) == files(tmp_path / "one-shard")
+    assert objects(bucket) == contents(tmp_path / "one-shard")
     assert left_here(bucket) == []
 
 
@@ -218,16 +189,6 @@ def test_of_many_objects_of_somebody_else_it_does_not_say_a_number_that_is_none(
         convert(raw_tree, bucket, small_recipe("shards"), workers=0)
 
 
-def test_a_finished_dataset_is_neither_replaced_nor_updated_in_place(bucket: Url, raw_tree: Path) -> None:
-    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    before = objects(bucket)
-    with pytest.raises(SettingError, match="choose another URL"):
-        convert(raw_tree, bucket, small_recipe("shards"), workers=0, overwrite=True)
-    with pytest.raises(SettingError, match="precache pull s3://"):
-        convert(raw_tree, bucket, small_recipe("shards"), workers=0, update=True)
-    assert objects(bucket) == before
-
-
 def test_a_shard_that_another_process_replaced_is_never_committed(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
@@ -241,18 +202,7 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
         convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=replace)
     assert store.find("dataset.json") is None
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    assert objects(bucket) == files(converted["shards"])
-
-
-def test_what_the_storage_refuses_for_a_while_is_put_again(
-    bucket: Url, proxy: Proxy, raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    faults = ("reset", "500", "503")
-    proxy.plan = lambda seen: faults[seen.number // 3 % 3] if seen.number % 3 == 0 else None
-    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    assert min(proxy.faults[fault] for fault in faults) >= 3
-    proxy.plan = lambda seen: None
-    assert objects(bucket) == files(converted["shards"])
+    assert objects(bucket) == contents(converted["shards"])
 
 
 def test_a_storage_that_takes_no_shard_is_named(
@@ -273,30 +223,7 @@ def test_a_finished_dataset_that_lacks_a_shard_is_not_called_done(bucket: Url, r
         convert(raw_tree, bucket / "set", small_recipe("shards"), workers=0)
 
 
-# Killed, or with a storage that fails at random.
-
-
-def kills(bucket: Url, tmp_path: Path, *which: int) -> int:
-    """The number of requests at the last of which `tests.killing_uploads` has killed one; see there."""
-    make_sample(tmp_path / "tree", images=14, classes=3, seed=1, like="caltech", workers=0)
-    (tmp_path / "folder").mkdir()
-    script = [sys.executable, "-m", "tests.killing_uploads", tmp_path / "tree", tmp_path / "folder", bucket]
-    done = subprocess.run(
-        [*map(str, script), *map(str, which)], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return int(done.stdout)
-
-
-def test_killed_at_a_request_a_conversion_is_completed(bucket: Url, tmp_path: Path) -> None:
-    assert kills(bucket, tmp_path, 5, 9) > 20
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("first", [1, 2])
-def test_killed_at_each_request_a_conversion_is_completed(first: int, bucket: Url, tmp_path: Path) -> None:
-    assert kills(bucket, tmp_path, first, 2) > 20
+# With a storage that fails at random.
 
 
 def at_random(seed: int) -> Callable[[Seen], str | None]:

@@ -1,5 +1,6 @@
 """Updates of small datasets, and where their samples lie."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,14 +21,23 @@ def update(tree: Path, out: Path, name: str = "shards", workers: int = 0, **sett
     return convert(tree, out, recipe, workers=workers, update=True, max_rejects=0.5)
 
 
+def grow(tree: Path, times: int) -> None:
+    """Change the tree, another way each time: a picture gone, one changed, one broken, a new class."""
+    classes = sorted(path for path in tree.iterdir() if path.is_dir())
+    pictures = sorted(path for path in classes[0].iterdir() if path.suffix == ".jpg")
+    pictures[0].unlink()
+    shutil.copy(sorted(classes[1].iterdir())[0], pictures[1])
+    (classes[0] / f"broken-{times}.jpg").write_bytes(b"\xff\xd8\xff" + bytes(times))
+    shutil.copytree(classes[1], tree / f"00{times}.new")
+
+
 def places(out: Path) -> dict[tuple[str, int], tuple[str, int, int, str]]:
     """(path, checksum) of each sample served -> its shard, row, id and class."""
     dataset = open_dataset(out)
     index = dataset.read_index(removed=True)
-    assert index.source_checksums is not None
     rows = [(shard.name, row) for shard in dataset.manifest.shards for row in range(shard.samples)]
     return {
-        (str(index.path(at)), int(index.source_checksums[at])): (
+        (str(index.path(at)), int(index.checksums[at])): (
             *rows[at],
             int(index.ids[at]),
             dataset.manifest.classes[index.labels[at]],

@@ -73,9 +73,25 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
         assert [column.value(row) for row in range(3)] == VALUES[name][0]
         for asked in (slice(None), slice(2, 9), random.random(len(whole)) < 0.5):
             assert column.select(asked).content() == whole.select(asked).content()
-        assert column.join(whole).content() == whole.join(whole).content()
+        twice = Column.concatenate((whole, whole)).content()
+        assert Column.concatenate((column, whole)).content() == twice
         with pytest.raises(IndexError):
             column.select(np.array([len(whole)]))
+
+
+def test_columns_are_compared_as_arrays_are() -> None:
+    for values in ([3, 0, 3], [[1.0, 2.0], [3.0, 4.0], [1.0, 5.0]]):
+        whole, array = Column.of(values), np.array(values)
+        parts = [whole.select(slice(2)), whole.select(slice(2, 3))]
+        pieces = Column(array[:0], None, Pieces(np.array([0, 2, 3]), parts.__getitem__))
+        for column in (whole, pieces):
+            for other in (3, array, array[0], whole, pieces):
+                expected = array == (np.asarray(other) if isinstance(other, Column) else other)
+                assert np.array_equal(column == other, expected)
+                assert np.array_equal(column != other, ~expected)
+    texts = Column.of(["a", "b"])
+    with pytest.raises(TypeError, match="use select"):
+        assert texts == "a"
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 7, 64])
@@ -106,7 +122,7 @@ def test_selecting_text_takes_little_more_memory_than_the_text() -> None:
     [
         ([1, "a"], 0, "expected numbers"),
         ([[1], None], 1, "is empty"),
-        ([[1], ["a"]], 1, "is no list of numbers"),
+        ([[1], ["a"]], 1, "is not a list of numbers"),
         ([[[1, 2]], [[1, 2, 3]]], 1, "has shape"),
         ([1, 2**63], 1, "64 bits"),
         (["a", "\udcff"], 1, "UTF-8"),

@@ -13,12 +13,11 @@ import pytest
 
 from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.inspection import summary, write_html
 from precache.errors import DatasetError
-from precache.formats import FORMATS, Sample, tfrecord
+from precache.formats import FORMATS, tfrecord
 from precache.sources import SourceOptions
 from precache.sources.base import Source
-from tests.precache.sources.listed import CLASSES, FIELDS, KINDS, SAMPLES, SHARES, TARGETS, listed
+from tests.precache.sources.listed import FIELDS, KINDS, SAMPLES, SHARES, TARGETS, listed
 
 
 def make(source: Source, path: Path, name: str, **settings: Any) -> ConvertedDataset:
@@ -65,17 +64,6 @@ def test_tars_have_targets_and_fields_in_their_json(target: str, tmp_path: Path)
         assert known["has_class"] == (target == "class")
         expected = None if target in ("class", "none") else TARGETS[target][sample_id]
         assert known.get("target") == expected
-
-
-@pytest.mark.parametrize("name", ["webdataset", "shards", "dali"])
-def test_pictures_without_fields_are_stored_as_before(name: str, tmp_path: Path) -> None:
-    source = listed("class", fields={})
-    plain = make(source, tmp_path / "plain", name)
-    with_fields = make(listed("class"), tmp_path / "fields", name)
-    for one, other in zip(plain.manifest.shards, with_fields.manifest.shards, strict=True):
-        assert (one.files[0].crc32c == other.files[0].crc32c) == (name == "shards")
-    if name == "webdataset":
-        assert set(next(iter(described(plain).values()))) == {"height", "path", "width", "has_class"}
 
 
 @pytest.mark.parametrize("name", ["webdataset", "dali"])
@@ -134,22 +122,6 @@ def read_with_dali(dataset: ConvertedDataset) -> dict[int, Mapping[str, Any]]:
     return found
 
 
-def test_tfrecord_features_that_are_not_known_are_skipped(tmp_path: Path) -> None:
-    """Of any wire type, and integers that are not packed, as other writers have them."""
-    made = tfrecord._encode_example(Sample(7, 2, b"jpeg", "a", (1, 1), None, {"x": [1.5, 2.5]}))
-    ((_, features),) = tfrecord._fields(memoryview(made))
-    loose = tfrecord._field(3, b"\x08\x05")  # Int64List { value: 5 }, a varint of its own
-    floats = tfrecord._field(2, b"\x0d" + struct.pack("<f", 1.0))  # FloatList { value: 1.0 }, 4 bytes
-    doubles = b"\x79" + bytes(8) + b"\x78\x81\x01"  # field 15: 8 bytes, then a varint
-    more = b"".join(
-        tfrecord._field(1, tfrecord._entry(key, value))
-        for key, value in {"other": floats + doubles, "sample/id": loose, "empty": b""}.items()
-    )
-    example = doubles + tfrecord._field(1, bytes(features) + more + doubles) + doubles
-    sample = tfrecord._decode_example(memoryview(example))
-    assert (sample.id, sample.label, sample.data) == (5, 2, b"jpeg")
-
-
 @pytest.mark.parametrize("name", sorted(FORMATS))
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_what_was_written_is_verified_in_depth(target: str, name: str, tmp_path: Path) -> None:
@@ -198,20 +170,6 @@ def test_datasets_with_other_fields_or_targets_are_told_apart(tmp_path: Path) ->
     vector = make(listed("none"), tmp_path / "none", "shards")
     (problem,) = verify_across([numbers.path, vector.path])
     assert "targets and fields differ" in problem
-
-
-@pytest.mark.parametrize("target", sorted(TARGETS))
-def test_inspect_shows_target_and_fields(target: str, tmp_path: Path) -> None:
-    dataset = make(listed(target), tmp_path / "out", "shards")
-    found = summary(dataset.manifest)
-    assert found["target"] == dataset.manifest.target
-    assert found["fields"] == KINDS
-    assert {split: known["samples"] for split, known in found["splits"].items()} == {"train": 18, "val": 6}
-    write_html(dataset, tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
-    assert "caption (text)" in page
-    assert all(name in page for name in CLASSES) == target.startswith("class")
-    assert "data:image/jpeg" in page
 
 
 def test_a_number_that_is_none_is_itself_in_every_format(tmp_path: Path) -> None:

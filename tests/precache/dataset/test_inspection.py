@@ -79,7 +79,7 @@ def test_the_source_and_what_was_left_out_are_shown(raw_tree: Path, tmp_path: Pa
     (tree / "<script>&.txt").write_text("x")
     recipe = small_recipe("webdataset", size=16)
     convert(tree, tmp_path / "out", recipe, workers=0, max_rejects=0.02)
-    sizes = open_dataset(tmp_path / "out").read_source_sizes()
+    sizes = open_dataset(tmp_path / "out").read_index().source_sizes
     run_here("precache", "inspect", tmp_path / "out", "--html", "page.html", cwd=tmp_path)
     text = (tmp_path / "page.html").read_text()
     shown = Page(text).texts
@@ -99,7 +99,7 @@ def test_source_sizes_are_those_of_the_upright_pictures(raw_tree: Path, converte
     for path in converted.values():
         dataset = open_dataset(path)
         ids = dataset.read_index("train").ids
-        for sample_id, size in zip(ids, dataset.read_source_sizes(), strict=True):
+        for sample_id, size in zip(ids, dataset.read_index().source_sizes, strict=True):
             with Image.open(raw_tree / samples[int(sample_id)].path) as image:
                 assert ImageOps.exif_transpose(image).size == tuple(size)
 

@@ -29,7 +29,7 @@ def run(function: Callable[..., Any], *given: Any, workers: int = 1, **settings:
 def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: method == "fork")
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: method == "fork")
     given = [Deadly("a"), Deadly("b", 0, 4), Deadly("c"), Deadly("d", 5)]
     counts: list[int] = []
     done = dict(engines.run(tasks.do, given, 2, counts.append))
@@ -78,7 +78,7 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: 
         raise BlockingIOError(11, "Resource temporarily unavailable")
 
     monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
-    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: True)
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
     with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
         run(tasks.do, Deadly("a"), workers=2)
 
@@ -90,7 +90,7 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: 
 def kill_above(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Kills each child that takes more memory than a limit in bytes, as the kernel or earlyoom does."""
     # else they begin with this one's memory
-    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: False)
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: False)
     ended = threading.Event()
     threads: list[threading.Thread] = []
 

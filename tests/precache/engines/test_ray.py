@@ -19,14 +19,11 @@ from precache.errors import SettingError, WorkerError
 from precache.sources.tree import TreeSource
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
+from tests.precache.destinations import contents
 from tests.precache.engines.conftest import until
 from tests.precache.engines.slow import Slow, readers
 
 RECIPE = small_recipe("shards")
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from precache.formats.shards import ShardFile
 from precache.pictures import images
 from precache.pictures.images import Rendering
 from precache.sources.tree import scan_tree
-from tests.command import check_bad_input, run
+from tests.command import run
 from tests.precache.pictures.drawing import encoded, noise
 
 
@@ -166,9 +166,3 @@ BAD_SETTINGS = [
 def test_a_wrong_setting_says_what_would_do(settings: dict[str, object], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         Recipe(**settings)  # type: ignore[arg-type]
-
-
-def test_a_wrong_option_is_refused_before_anything_is_written(raw_tree: Path, tmp_path: Path) -> None:
-    options = ("--format", "dali", "--channels", "rgba")
-    check_bad_input(run("precache", "convert", raw_tree, "out", *options, cwd=tmp_path), "has no alpha")
-    assert not (tmp_path / "out").exists()

@@ -97,7 +97,7 @@ def test_workers_read_what_a_plugin_decodes_and_write_down_which(
     kind: str, start: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / f"x.{NAMES[kind]}").write_bytes(saved(kind))
-    monkeypatch.setattr("precache.engines.workers._may_fork", lambda: start == "fork")
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: start == "fork")
     recipe = Recipe(format="shards", size=8, shard_bytes=192)
     manifest = convert(folder.parent, folder.parents[1] / "out", recipe, workers=2).manifest
     assert manifest.samples == 2, manifest.rejected

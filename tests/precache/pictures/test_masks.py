@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import re
 import shutil
 import tarfile
@@ -24,6 +25,7 @@ from precache.sources import SourceOptions
 from precache.sources.masks import MaskTree, render_mask
 from precache.sources.tree import TreeSource
 from tests import format_contract
+from tests.faults.mutations import spoil
 from tests.labelled_pictures import PICTURES, SIZES, Trees, check_labels, draw_trees
 
 FORMAT_NAMES = sorted(FORMATS)
@@ -107,17 +109,6 @@ def test_masks_are_read_one_at_a_time(name: str, trees: Trees, tmp_path: Path) -
         with pytest.raises((DatasetError, IndexError)):
             file.read_mask(shard.samples)
         file.close()
-
-
-@pytest.mark.parametrize("name", FORMAT_NAMES)
-def test_pictures_without_masks_are_stored_as_before(name: str, trees: Trees, tmp_path: Path) -> None:
-    with_masks = make(trees, tmp_path / "masks", name)
-    convert(trees.photos, tmp_path / "plain", with_masks.manifest.recipe, workers=0)
-    plain = open_dataset(tmp_path / "plain")
-    assert plain.read_index().mask_checksums is None
-    for one, other in zip(plain.manifest.shards, with_masks.manifest.shards, strict=True):
-        assert b"mask" in with_masks.shard_path(other).read_bytes()
-        assert not any(b"mask" in (plain.path / file.name).read_bytes() for file in one.files)
 
 
 def saved(image: Image.Image, **options: Any) -> Callable[[Path], Any]:
@@ -248,23 +239,6 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
 MUTATIONS = 1_000
 
 
-def mutated(content: bytes, random: np.random.Generator) -> bytes:
-    """A few bytes changed, cut out or doubled."""
-    changed = bytearray(content)
-    for _ in range(random.integers(1, 6)):
-        place = int(random.integers(len(changed)))
-        kind = random.integers(3)
-        if kind == 0:
-            changed[place] = random.integers(256)
-        elif kind == 1:
-            del changed[place : place + int(random.integers(1, 20))]
-        else:
-            changed[place:place] = changed[place : place + 9]
-        if not changed:
-            return b"x"
-    return bytes(changed)
-
-
 def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> None:
     """Whatever is in the file: labels of the picture's size, or one line that names it."""
     files = sorted(path for path in trees.masks.rglob("*") if path.is_file())
@@ -276,7 +250,7 @@ def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> N
         file = files[seed % len(files)]
         ref, path = refs[file.stem], tmp_path / file.relative_to(trees.masks)
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(mutated(file.read_bytes(), np.random.default_rng(seed)))
+        path.write_bytes(spoil(file.read_bytes(), random.Random(seed)))
         size = SIZES[int(file.stem) % len(SIZES)]
         try:
             mask = render_mask(source, ref, size, rendering)

@@ -29,7 +29,7 @@ Fail = Callable[[str, int, int], list[str]]
 @pytest.fixture
 def fail(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fail]:
     """`fail(suffix, number, times)`: opening a file whose path ends so fails; the paths that were tried."""
-    monkeypatch.setattr(reading, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
 
     def failing(suffix: str, number: int, times: int) -> list[str]:
         tried: list[str] = []
@@ -174,6 +174,10 @@ def test_want_of_memory_is_no_fault_of_the_picture(kind: str, tmp_path: Path) ->
 HEAD = b"path,reason,bytes,modified_ns\na/b.jpg,why,"
 NO_LISTS = {
     "pipe": (None, "is not a regular file"),
+    "nothing": (b"", "not a list"),
+    "the list of a dataset": (b"id,path,reason\n", "not a list"),
+    "a short line": (b"path,reason,bytes,modified_ns\na,b\n", "not a list"),
+    "no numbers": (b"path,reason,bytes,modified_ns\na,b,c,d\n", "not a list"),
     "another table": (b"a,b\n1,2\n", "not a list"),
     "a size that no file has": (HEAD + b"1" * 30 + b",5\n", "not a list"),
     "a time that no file has": (HEAD + b"5,-" + b"1" * 30 + b"\n", "not a list"),
@@ -187,7 +191,10 @@ def test_what_is_no_list_of_rejects_is_refused_by_name(name: str, tmp_path: Path
     content, said = NO_LISTS[name]
     path = tmp_path / "list.csv"
     os.mkfifo(path) if content is None else path.write_bytes(content)
-    with pytest.raises(SourceError, match=f"{path}: .*{said}"):
+    with pytest.raises(SourceError, match=f"{path}: .*{said}.*'precache check'"):
+        read_list(path)
+    path.unlink()
+    with pytest.raises(SourceError, match=f"{path}: .*cannot be read .*'precache check'"):
         read_list(path)
 
 

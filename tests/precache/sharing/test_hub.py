@@ -16,6 +16,7 @@ from precache.errors import DatasetError, StorageError
 from precache.sharing.push_pull import push
 from tests.cloud.hub import Hub, hub_serving
 from tests.command import check_bad_input, interrupted, run
+from tests.precache.destinations import contents
 
 pytest.importorskip("huggingface_hub")
 
@@ -28,10 +29,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setenv("HF_TOKEN", "hf_secret")
         monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         yield hub
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 def test_a_dataset_goes_to_the_hub_in_one_commit_and_comes_back(

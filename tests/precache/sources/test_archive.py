@@ -1,6 +1,5 @@
 import io
 import os
-import shutil
 import signal
 import struct
 import subprocess
@@ -16,7 +15,7 @@ import pytest
 
 from precache import convert, open_dataset
 from precache.errors import ImageError, SourceError
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import JPEG, Files, files_of, link, make_tar, make_zip, scan_of
 
@@ -363,20 +362,3 @@ def test_where_there_is_no_room_to_unpack_it_says_so(raw_tree: Path, tmp_path: P
     )  # fmt: skip
     assert "does not fit into" in answer.stderr
     assert "set TMPDIR" in answer.stderr
-
-
-def test_the_command_converts_an_archive_and_names_one_that_is_none(raw_tree: Path, tmp_path: Path) -> None:
-    make_tar(tmp_path / "photos.tar", files_of(raw_tree, "top/"))
-    command = ("convert", "photos.tar", "out", "--format", "webdataset", "--size", 32, "--workers", 0)
-    assert run("precache", *command, cwd=tmp_path).returncode == 0
-    assert run("precache", "verify", "out", "photos.tar", "--deep", cwd=tmp_path).returncode == 0
-    (tmp_path / "photos.tar").write_bytes(b"x" * 2000)
-    for name, mention in (
-        ("photos.tar", "is not a tar"), ("none.zip", "does not exist"), ("photos.rar", "unpack"),
-        ("photos.tar.zst", "unpack"),
-    ):  # fmt: skip
-        if name.startswith("photos.") and name != "photos.tar":
-            shutil.copy(tmp_path / "photos.tar", tmp_path / name)
-        answer = run("precache", "convert", name, "new", "--format", "shards", cwd=tmp_path)
-        check_bad_input(answer, name, mention)
-    assert not (tmp_path / "new").exists()

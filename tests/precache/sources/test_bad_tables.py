@@ -13,6 +13,7 @@ from PIL import Image
 import precache
 from precache import PrecacheError, SettingError, SourceError, SourceOptions, convert, open_dataset
 from tests.conftest import small_recipe
+from tests.faults.mutations import spoil
 from tests.precache.sources.tables import WRITERS, has_pyarrow, scan_table, scan_text
 
 ERRORS = {
@@ -175,49 +176,6 @@ def _columns() -> dict[str, list[Any]]:
     }
 
 
-def _mutated(content: bytes, draw: random.Random) -> bytes:
-    """One to three kinds of damage."""
-    for _ in range(draw.randint(1, 3)):
-        at = draw.randrange(len(content) + 1)
-        lines = content.splitlines(keepends=True) or [b""]
-        line = draw.randrange(len(lines))
-        damage = draw.randrange(9)
-        if damage == 0 and at < len(content):
-            content = content[:at] + bytes([content[at] ^ (1 << draw.randrange(8))]) + content[at + 1 :]
-        elif damage == 1:
-            content = content[:at]
-        elif damage == 2:
-            content = content[:at] + content[at + draw.randint(1, 40) :]
-        elif damage == 3:
-            content = b"".join(lines[:line] + lines[line + 1 :])
-        elif damage == 4:
-            content = b"".join([*lines, lines[line]])
-        elif damage == 5:
-            signs = [
-                b'"',
-                b",",
-                b"\n",
-                b"\r",
-                b"\0",
-                b"[",
-                b"\xff",
-                b"\t",
-                b"{}",
-                b"null",
-                b"1e999",
-                b"\\ud800",
-            ]
-            content = content[:at] + draw.choice(signs) + content[at:]
-        elif damage == 6:
-            content = content[:at] + draw.choice([b"9", b"x", b"[", b" "]) * 200_000 + content[at:]
-        elif damage == 7:
-            content = content.decode(errors="replace").encode(draw.choice(["latin-1", "utf-16"]), "replace")
-        else:
-            draw.shuffle(lines)
-            content = b"".join(lines)
-    return content
-
-
 def _rows_said(kind: str, content: bytes) -> list[tuple[Any, Any]]:
     """Path and label of each row, as another reader takes them."""
     text = content.decode("utf-8-sig")
@@ -242,7 +200,7 @@ def test_a_damaged_table_ends_in_one_line_or_in_what_it_says(count: int, tmp_pat
     for seed in range(count):
         draw = random.Random(seed)
         kind = kinds[seed % len(kinds)]
-        content = _mutated(tables[kind], draw)
+        content = spoil(tables[kind], draw, tables[kinds[0]])
         (tmp_path / f"t.{kind}").write_bytes(content)
         out = tmp_path / "out"
         try:

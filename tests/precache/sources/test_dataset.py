@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import convert, open_dataset, verify_deep
-from precache.engines import workers
+from precache import convert, open_dataset
+from precache.engines import processes
 from precache.errors import DatasetError, ImageError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.dataset import picture_of
 from precache.sources.tree import scan_tree
 from tests.conftest import small_recipe
-from tests.precache.sources.objects import Items, Tensor, numbered, opened, pairs, picture, scanned
+from tests.precache.sources.objects import Items, Tensor, numbered, pairs, picture, scanned
 
 GREY = np.arange(40, dtype=np.uint8).reshape(5, 8)
 COLOUR = np.stack([GREY, GREY + 50, GREY + 100], axis=-1)
@@ -22,26 +22,6 @@ MAX_PIXELS = 10_000
 
 def shards(folder: Path) -> list[bytes]:
     return [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
-
-
-FORMS = {
-    "paths": Path,
-    "text": str,
-    "bytes": Path.read_bytes,
-    "undecoded": lambda path: {"bytes": path.read_bytes(), "path": None},
-    "pictures": opened,
-}
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_the_same_pictures_give_the_same_shards_as_a_tree(
-    converted: dict[str, Path], raw_tree: Path, tmp_path: Path, form: str
-) -> None:
-    dataset = Items(pairs(raw_tree, FORMS[form]), classes=list(scan_tree(raw_tree).classes))
-    manifest = convert(dataset, tmp_path / "out", small_recipe("shards"), workers=0).manifest
-    assert shards(tmp_path / "out") == shards(converted["shards"])
-    assert manifest.classes == scan_tree(raw_tree).classes
-    assert not verify_deep(tmp_path / "out", dataset, workers=0).problems
 
 
 def test_a_folder_dataset_gives_the_files_of_its_tree_undecoded(
@@ -71,16 +51,6 @@ def test_a_folder_dataset_with_a_transform_is_asked_for_its_samples(raw_tree: Pa
     assert picture.mode == "L"
 
 
-def test_workers_read_a_dataset_whether_forked_or_spawned(
-    converted: dict[str, Path], raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = Items(pairs(raw_tree), classes=scan_tree(raw_tree).classes)
-    for forks in (True, False):
-        monkeypatch.setattr(workers, "_may_fork", lambda forks=forks: forks)
-        convert(dataset, tmp_path / str(forks), small_recipe("shards"), workers=2)
-        assert shards(tmp_path / str(forks)) == shards(converted["shards"])
-
-
 @pytest.mark.parametrize("unpacked", [False, True])
 def test_a_dataset_that_cannot_be_sent_to_workers_says_workers_0(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: bool
@@ -88,7 +58,7 @@ def test_a_dataset_that_cannot_be_sent_to_workers_says_workers_0(
     """As of a notebook's class: packed by its name, it is not found by a new process."""
     hindrance = _Unpacked() if unpacked else lambda: None
     dataset = Items(pairs(raw_tree), hindrance=hindrance)
-    monkeypatch.setattr(workers, "_may_fork", lambda: False)
+    monkeypatch.setattr(processes, "_may_fork", lambda: False)
     with pytest.raises(SettingError, match=r"cannot be sent to worker processes .*workers=0"):
         convert(dataset, tmp_path / "out", small_recipe("shards"), workers=1)
 

@@ -1,5 +1,6 @@
 """Datasets of Hugging Face's library; without it, all but the first are skipped."""
 
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from precache import SourceOptions, convert, open_dataset, verify_deep
-from precache.engines import workers
+from precache import SourceOptions, convert, open_dataset
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
-from tests.command import check_bad_input, run
 from tests.conftest import IMAGES, small_recipe
-from tests.precache.sources.test_dataset import shards
+from tests.faults.mutations import spoil
 
 DAMAGES = 300
 
@@ -53,40 +52,6 @@ def made(datasets: Any, tree: Path, *, embedded: bool = True) -> Any:
         "boxes": [[[1.0, 2.0, 3.0, 4.0]] * (sample.id % 3) for sample in scan.samples],
     }
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
-
-
-@pytest.mark.parametrize("embedded", [False, True])
-def test_a_dataset_gives_the_shards_of_the_tree_and_decodes_nothing_twice(
-    datasets: Any,
-    converted: dict[str, Path],
-    raw_tree: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    embedded: bool,
-) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("decoded by the library")
-
-    dataset = made(datasets, raw_tree, embedded=embedded)
-    monkeypatch.setattr(datasets.Image, "decode_example", refuse)
-    manifest = convert(dataset, tmp_path / "out", small_recipe("shards"), workers=0).manifest
-    assert shards(tmp_path / "out") == shards(converted["shards"])
-    assert manifest.classes == scan_tree(raw_tree).classes
-
-
-def test_a_saved_dataset_is_read_by_workers_and_verified(
-    datasets: Any, converted: dict[str, Path], raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made(datasets, raw_tree).save_to_disk(tmp_path / "saved")
-    monkeypatch.setattr(workers, "_may_fork", lambda: False)
-    source, options = f"hf:{tmp_path}/saved", SourceOptions(fields=("caption", "boxes"))
-    convert(source, tmp_path / "out", small_recipe("shards"), workers=2, options=options)
-    assert shards(tmp_path / "out") == shards(converted["shards"])
-    index = open_dataset(tmp_path / "out").read_index()
-    row = index.ids.tolist().index(2)
-    assert index.fields["caption"].value(row) == "n° 2"
-    assert index.fields["boxes"].array(row).shape == (2, 4)
-    assert not verify_deep(tmp_path / "out", source, workers=0).problems
 
 
 def test_splits_and_an_order_of_its_own_are_kept(datasets: Any, raw_tree: Path, tmp_path: Path) -> None:
@@ -138,16 +103,6 @@ def test_a_row_without_a_picture_is_a_reject(datasets: Any, tmp_path: Path) -> N
     assert [(bad.id, bad.reason) for bad in result.manifest.rejected] == [(1, "has no picture")]
 
 
-def test_the_command_takes_a_saved_dataset(datasets: Any, raw_tree: Path, tmp_path: Path) -> None:
-    made(datasets, raw_tree).save_to_disk(tmp_path / "saved")
-    flags = ("--format", "dali", "--size", 16, "--workers", 0, "--field", "caption")
-    done = run("precache", "convert", "hf:saved", "out", *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert run("precache", "verify", "--deep", "out", "hf:saved", cwd=tmp_path).returncode == 0
-    check_bad_input(run("precache", "convert", "hf:none", "o", *flags, cwd=tmp_path), "none: no such folder")
-    check_bad_input(run("precache", "convert", "hf:out", "o", *flags, cwd=tmp_path), "not what save_to_disk")
-
-
 def test_damaged_folders_end_in_one_line_or_in_what_was_saved(
     datasets: Any, raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -156,10 +111,11 @@ def test_damaged_folders_end_in_one_line_or_in_what_was_saved(
     made(datasets, raw_tree).select(range(6)).save_to_disk(saved)
     originals = {path: path.read_bytes() for path in saved.iterdir()}
     for seed in range(DAMAGES):
-        rng = np.random.default_rng(seed)
+        draw = random.Random(seed)
         for path, content in originals.items():
             path.write_bytes(content)
-        damage(sorted(originals)[rng.integers(len(originals))], rng)
+        victim = draw.choice(sorted(originals))
+        victim.write_bytes(spoil(originals[victim], draw))
         says = ""
         try:
             scan = open_source(f"hf:{saved}", SourceOptions(fields=("caption", "boxes"))).scan()
@@ -168,17 +124,3 @@ def test_damaged_folders_end_in_one_line_or_in_what_was_saved(
         except PrecacheError as error:
             says = str(error)
         assert "\n" not in says, seed
-
-
-def damage(path: Path, rng: np.random.Generator) -> None:
-    content = bytearray(path.read_bytes())
-    kind, place = rng.integers(4), int(rng.integers(max(1, len(content))))
-    if kind == 0:
-        content[place:] = b""
-    elif kind == 1:
-        content[place : place + 64] = bytes(len(content[place : place + 64]))
-    else:
-        for _ in range(int(rng.integers(1, 9))):
-            content[place] = int(rng.integers(256))
-            place = int(rng.integers(max(1, len(content))))
-    path.write_bytes(content)

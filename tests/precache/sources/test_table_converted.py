@@ -9,25 +9,7 @@ from precache import SettingError, SourceOptions, convert, open_dataset, verify_
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run
 from tests.conftest import small_recipe
-from tests.precache.sources.tables import WRITERS, has_pyarrow, rows_of_tree, write_csv
-
-
-@pytest.mark.parametrize("format_name", ["shards", "webdataset", "dali"])
-def test_a_table_of_a_trees_pictures_gives_the_shards_of_the_tree(
-    format_name: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    tree = open_dataset(converted[format_name])
-    for kind in list(WRITERS) if format_name == "shards" else ["csv"]:
-        if kind == "parquet" and not has_pyarrow():
-            continue
-        table = tmp_path / f"labels.{kind}"
-        WRITERS[kind](table, rows_of_tree(raw_tree))
-        options = SourceOptions(root=str(raw_tree), label="species")
-        convert(table, tmp_path / kind, small_recipe(format_name), workers=0, options=options)
-        made = open_dataset(tmp_path / kind)
-        assert made.manifest.shards == tree.manifest.shards  # with their checksums
-        assert made.manifest.classes == tree.manifest.classes
-        assert made.manifest.index == tree.manifest.index
+from tests.precache.sources.tables import rows_of_tree, write_csv
 
 
 def test_rows_without_a_picture_are_rejects_named_by_row(raw_tree: Path, tmp_path: Path) -> None:
@@ -87,57 +69,6 @@ def _without_warnings(
     return subprocess.CompletedProcess(ended.args, ended.returncode, ended.stdout, "\n".join(lines))
 
 
-def test_a_table_is_converted_as_typed_and_verified_by_what_the_manifest_says(
-    raw_tree: Path, tmp_path: Path
-) -> None:
-    columns = rows_of_tree(raw_tree)
-    columns |= {
-        "width": [7] * 70,
-        "caption": ["a b"] * 70,
-        "fold": [["train", "valid"][i % 2] for i in range(70)],
-    }
-    write_csv(tmp_path / "labels.csv", columns)
-    told = [
-        "--root",
-        raw_tree,
-        "--image",
-        "path",
-        "--label",
-        "species",
-        "--split",
-        "fold",
-        "--field",
-        "width,caption",
-    ]
-    made = run(
-        "precache",
-        "convert",
-        "labels.csv",
-        "out",
-        *told,
-        "--format",
-        "webdataset",
-        "--size",
-        "16",
-        cwd=tmp_path,
-    )
-    assert made.returncode == 0, made.stderr
-    manifest = open_dataset(tmp_path / "out").manifest
-    assert manifest.fields == {"width": "int", "caption": "text"}
-    assert manifest.split_samples == {"train": 35, "valid": 35}
-    flags = f"--root {raw_tree} --image path --label species --split fold --field width,caption"
-    assert flags in manifest.to_flags()
-    deep = run("precache", "verify", "--deep", "out", "labels.csv", cwd=tmp_path)
-    assert deep.returncode == 0, deep.stderr
-    shown = run("precache", "inspect", "out", cwd=tmp_path).stdout
-    assert "train 35, valid 35" in shown
-    assert "width (int), caption (text)" in shown
-    write_csv(tmp_path / "labels.csv", columns | {"caption": ["c"] * 70})
-    check_bad_input(
-        run("precache", "verify", "--deep", "out", "labels.csv", cwd=tmp_path), "was not made from labels.csv"
-    )
-
-
 def test_a_dataset_may_lie_beside_its_table_and_not_in_the_folder_of_pictures_that_is_named(
     raw_tree: Path, tmp_path: Path
 ) -> None:
@@ -156,28 +87,3 @@ def test_a_dataset_may_lie_beside_its_table_and_not_in_the_folder_of_pictures_th
     assert verify_deep(tmp_path / "out", tmp_path / "t.csv", root=there, workers=0).samples == 3
     deep = run("precache", "verify", "--deep", "out", "t.csv", "--root", "moved", cwd=tmp_path)
     assert deep.returncode == 0, deep.stderr
-
-
-def test_samples_without_labels_can_be_split_by_shares(raw_tree: Path, tmp_path: Path) -> None:
-    write_csv(tmp_path / "t.csv", rows_of_tree(raw_tree))
-    recipe = small_recipe("shards", splits="train=0.8,val=0.2")
-    convert(
-        tmp_path / "t.csv", tmp_path / "out", recipe, workers=0, options=SourceOptions(root=str(raw_tree))
-    )
-    assert open_dataset(tmp_path / "out").manifest.split_samples == {"train": 56, "val": 14}
-
-
-@pytest.mark.parametrize("command", [["check"], ["convert", "--format", "shards", "--class-depth", "1"]])
-def test_commands_that_take_no_table_say_so(command: list[str], photos: Path) -> None:
-    (photos / "t.csv").write_text("path\n0.jpg\n")
-    check_bad_input(
-        run(
-            "precache",
-            *command,
-            "t.csv",
-            "--format" if len(command) > 1 else "--max-pixels",
-            "9" if len(command) == 1 else "shards",
-            cwd=photos,
-        ),
-        "table",
-    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from precache import SourceOptions, convert, open_dataset, verify_deep
+from precache import convert, open_dataset
 from precache.errors import ImageError, SettingError, SourceError
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import (
@@ -17,20 +17,6 @@ from tests.precache.sources.archives import (
     make_webdataset,
     scan_of,
 )
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_tars_of_samples_give_the_shards_of_their_tree(
-    workers: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    folder = make_webdataset(tmp_path / "tars", raw_tree)
-    convert(folder, tmp_path / "out", small_recipe("shards"), workers=workers)
-    shards = sorted(path.name for path in converted["shards"].glob("*.safetensors"))
-    assert len(shards) > 1
-    for shard in shards:
-        assert (tmp_path / "out" / shard).read_bytes() == (converted["shards"] / shard).read_bytes(), shard
-    assert open_dataset(tmp_path / "out").manifest.fields == {"caption": "text", "rank": "int"}
-    assert not verify_deep(tmp_path / "out", folder, workers=workers).problems
 
 
 def test_what_this_project_writes_it_reads(converted: dict[str, Path], tmp_path: Path) -> None:
@@ -204,13 +190,3 @@ def test_tars_beside_class_folders_are_a_tree(raw_tree: Path, tmp_path: Path) ->
     make_tar(tmp_path / "tars/empty.tar", {})
     with pytest.raises(SourceError, match=r"tars: has no pictures; expected samples as 0001\.jpg"):
         scan_of(tmp_path / "tars")
-
-
-def test_options_are_those_of_the_manifest_when_it_is_verified(raw_tree: Path, tmp_path: Path) -> None:
-    folder = make_webdataset(tmp_path / "tars", raw_tree)
-    options = SourceOptions(label="caption", fields=("rank",))
-    convert(folder, tmp_path / "out", small_recipe("shards"), workers=0, options=options)
-    manifest = open_dataset(tmp_path / "out").manifest
-    assert manifest.classes == tuple(sorted(path.name for path in raw_tree.iterdir()))
-    assert manifest.fields == {"rank": "int"}
-    assert not verify_deep(tmp_path / "out", folder, workers=0).problems

@@ -1,21 +1,17 @@
 """The sample that predictions rest on: like the tree, large enough to measure, and gone afterwards."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench.measure.sample import Sampling, convert_twice, make_trees, serve
+from bench.measure.recommend import convert_twice, make_trees, serve
 from bench.measure.settings import Settings
 from bench.report.forecast import fit_conversion
 from precache.dataset.converted import open_dataset
 from precache.errors import SourceError
+from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from tests.bench.settings import quick
-
-
-def sampling(**given: Any) -> Sampling:
-    return Sampling(**{"stored_size": 48, "quality": 95, **given})
 
 
 def seconds(count: float) -> Settings:
@@ -24,8 +20,7 @@ def seconds(count: float) -> Settings:
 
 def test_the_sample_is_like_the_tree_and_is_converted_by_all_workers(raw_tree: Path, tmp_path: Path) -> None:
     scan = scan_tree(raw_tree)
-    asked = sampling(pictures=20)
-    trees = make_trees(scan, asked, seconds(0.1), tmp_path)
+    trees = make_trees(scan, Recipe(format="shards", size=48), seconds(0.1), tmp_path, 20)
     small, large = scan_tree(trees.small), scan_tree(trees.large)
     assert len(small.samples) == trees.small_images == trees.pictures == 20
     assert len(large.samples) == trees.large_images
@@ -36,7 +31,7 @@ def test_the_sample_is_like_the_tree_and_is_converted_by_all_workers(raw_tree: P
     originals = {(raw_tree / ref.path).read_bytes() for ref in scan.samples}
     assert {(trees.large / ref.path).read_bytes() for ref in large.samples} <= originals
     first, second, image_bytes = convert_twice(
-        trees, len(scan.samples), asked.recipe("webdataset"), 2, tmp_path / "tars"
+        trees, len(scan.samples), Recipe(format="webdataset", size=48), 2, tmp_path / "tars"
     )
     assert (first[1], second[1]) == (20, trees.large_images)
     assert 0 < image_bytes < 48 * 96 * 3
@@ -52,4 +47,6 @@ def test_damaged_pictures_are_no_part_of_the_sample(tmp_path: Path) -> None:
     (tmp_path / "tree/class").mkdir(parents=True)
     (tmp_path / "tree/class/bad.jpg").write_bytes(b"<html>")
     with pytest.raises(SourceError, match="none of 1 pictures taken from it can be decoded"):
-        make_trees(scan_tree(tmp_path / "tree"), sampling(), seconds(0.01), tmp_path / "out")
+        make_trees(
+            scan_tree(tmp_path / "tree"), Recipe(format="shards", size=48), seconds(0.01), tmp_path / "out"
+        )

@@ -1,0 +1,337 @@
+"""What DST may be, what lies there under our names, and who meddles with it while it is converted.
+
+See `test_histories.py` for files of the user's under other names, and for runs that are stopped.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from precache import convert, verify
+from precache.conversion.journal import JOURNAL_NAME
+from precache.dataset.index import REJECTED_NAME
+from precache.dataset.manifest import MANIFEST_NAME
+from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
+from tests.command import ROOT
+from tests.conftest import small_recipe
+from tests.damage import edit_manifest
+from tests.precache.destinations import THESIS, beside, contents, interrupt
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "out"
+
+
+# What it may be.
+
+
+def test_a_file_and_a_folder_in_or_around_the_source_are_refused(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "loop").symlink_to("loop")
+    before = contents(tmp_path)
+    cases = [(tmp_path / "file", "is a file"), (tmp_path / "loop", "is a link to itself")]
+    cases += [(place, "overlap") for place in (tree, tree / "001.anchor" / "out", tree.parent)]
+    for destination, phrase in cases:
+        with pytest.raises(PrecacheError, match=f"{destination}.* {phrase}"):
+            convert(tree, destination, small_recipe("shards"), workers=0)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
+def test_a_destination_that_cannot_be_written_is_a_clear_error(raw_tree: Path) -> None:
+    with pytest.raises(DatasetError, match=r"/proc/.*: cannot be written \(.*same command again") as told:
+        convert(raw_tree, "/proc/self/out", small_recipe("shards"), workers=0)
+    assert "kept" not in str(told.value), "nothing was begun"
+
+
+def test_a_destination_that_is_a_link_stays_one(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    real = Path(shutil.copytree(converted["dali"], tmp_path / "disk" / "real"))
+    (tmp_path / "out").symlink_to(real)
+    convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0, overwrite=True)
+    assert (tmp_path / "out").readlink() == real
+    assert contents(real) == contents(converted["shards"])
+    assert beside(real) == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["disk", "out"]
+
+
+def test_the_working_folder_can_be_the_destination_but_not_be_replaced(
+    raw_tree: Path, converted: dict[str, Path], out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out.mkdir(parents=True)
+    monkeypatch.chdir(out)
+    convert(raw_tree, ".", small_recipe("shards"), workers=0)
+    with pytest.raises(DatasetError, match=f"{out}: is the working folder.* run the command from another"):
+        convert(raw_tree, ".", small_recipe("shards"), workers=0, overwrite=True)
+    assert contents(out) == contents(converted["shards"])
+
+
+MOUNTED = """
+import sys
+from pathlib import Path
+from precache import convert
+from precache.errors import DatasetError
+from precache.conversion.lock import LOCK_SUFFIX
+from tests.conftest import small_recipe
+tree, out = map(Path, sys.argv[1:])
+(out / "lost+found").mkdir()
+convert(tree, out, small_recipe("shards"), workers=0)
+before = sorted(path.name for path in out.iterdir())
+try:
+    convert(tree, out, small_recipe("dali"), workers=0, overwrite=True)
+except DatasetError as error:
+    print(error)
+assert before == sorted(path.name for path in out.iterdir())
+assert LOCK_SUFFIX not in before
+"""
+
+
+@pytest.mark.parametrize("kind", ["bind", "tmpfs"])
+def test_a_mount_point_is_filled_but_not_replaced(
+    kind: str, raw_tree: Path, out: Path, tmp_path: Path
+) -> None:
+    out.mkdir(parents=True)
+    (tmp_path / "disk").mkdir()
+    mount = f"mount --bind {tmp_path}/disk {out}" if kind == "bind" else f"mount -t tmpfs none {out}"
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], check=False).returncode
+    ):
+        pytest.skip("needs a system on which users may mount in a namespace of their own")
+    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", MOUNTED]
+    result = subprocess.run(
+        [*command, raw_tree, out],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert f"{out}: is a mount point" in result.stdout
+    assert [path.name for path in out.parent.iterdir()] == ["out"]
+
+
+# What lies there under our names.
+
+
+def put_texts(out: Path) -> None:
+    for name in (
+        JOURNAL_NAME,
+        MANIFEST_NAME,
+        REJECTED_NAME,
+        "train-00000.tar",
+        ".dataset.json.0123456789abcdef.partial",
+    ):
+        (out / name).write_text('{"a": 1}\n')
+
+
+def put_empty_journal(out: Path) -> None:
+    (out / "thesis.txt").write_bytes(THESIS)
+    (out / JOURNAL_NAME).touch()
+
+
+def link_journal(out: Path) -> None:
+    (out / JOURNAL_NAME).rename(out.parent / "victim")
+    (out / JOURNAL_NAME).symlink_to(out.parent / "victim")
+
+
+def cut_manifest(out: Path) -> None:
+    (out / MANIFEST_NAME).write_text((out / MANIFEST_NAME).read_text()[:-9])
+
+
+def list_thesis(out: Path) -> None:
+    """A manifest that names a file of the user's as the dataset's."""
+    (out / "thesis.txt").write_bytes(THESIS)
+    content = json.loads((out / MANIFEST_NAME).read_bytes())
+    edit_manifest(out, index={**content["index"], "name": "thesis.txt"})
+
+
+@pytest.mark.parametrize(
+    ("before", "spoil", "phrase"),
+    [
+        ("nothing", put_texts, "not a manifest of this project"),
+        ("nothing", put_empty_journal, r"holds other files \(thesis.txt\); move them elsewhere"),
+        ("unfinished", link_journal, f"{JOURNAL_NAME}: cannot be read as the journal"),
+        ("finished", cut_manifest, "remove .* yourself"),
+        ("finished", list_thesis, "remove .* yourself"),
+    ],
+)
+def test_what_may_be_somebody_elses_is_refused_and_not_touched(
+    before: str,
+    spoil: Callable[[Path], None],
+    phrase: str,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    out: Path,
+) -> None:
+    if before == "finished":
+        shutil.copytree(converted["shards"], out)
+    elif before == "unfinished":
+        interrupt(raw_tree, out)
+    else:
+        out.mkdir(parents=True)
+    spoil(out)
+    there = contents(out.parent)
+    with pytest.raises(DatasetError, match=phrase):
+        convert(raw_tree, out, small_recipe("dali"), workers=0, overwrite=True)
+    with pytest.raises(DatasetError):
+        convert(raw_tree, out, small_recipe("dali"), workers=0)
+    assert contents(out.parent) == there
+
+
+def test_an_edited_manifest_can_be_replaced(raw_tree: Path, converted: dict[str, Path], out: Path) -> None:
+    shutil.copytree(converted["shards"], out)
+    text = (out / MANIFEST_NAME).read_text()
+    (out / MANIFEST_NAME).write_text(text.replace('"quality": 95', '"quality": 94'))
+    convert(raw_tree, out, small_recipe("dali"), workers=0, overwrite=True)
+    assert contents(out) == contents(converted["dali"])
+
+
+def test_links_at_our_names_are_replaced_and_not_written_through(
+    raw_tree: Path, converted: dict[str, Path], out: Path, tmp_path: Path
+) -> None:
+    names = ("dataset.index", MANIFEST_NAME, REJECTED_NAME, "train-00005.safetensors", "dataset.json.partial")
+    victims = [tmp_path / f"victim of {name}" for name in names]
+
+    def plant(done: int, total: int) -> None:
+        for name, victim in zip(names, victims, strict=True):
+            if not os.path.lexists(out / name):
+                victim.write_bytes(THESIS)
+                (out / name).symlink_to(victim)
+
+    interrupt(raw_tree, out)
+    convert(raw_tree, out, small_recipe("shards"), workers=0, on_progress=plant)
+    found = {name: data for name, data in contents(out).items() if not (out / name).is_symlink()}
+    assert found == contents(converted["shards"])
+    assert [victim.read_bytes() for victim in victims] == [THESIS] * len(victims)
+
+
+# Who meddles.
+
+
+def test_what_comes_to_the_old_dataset_meanwhile_survives_and_is_named(
+    raw_tree: Path, converted: dict[str, Path], out: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Before the swap it stops the run; after it the new dataset is in place."""
+    shutil.copytree(converted["dali"], out)
+
+    def put(done: int, total: int) -> None:
+        (out / "thesis.txt").write_bytes(THESIS)
+
+    with pytest.raises(DatasetError, match=r"not part of the dataset \(thesis.txt\)"):
+        convert(raw_tree, out, small_recipe("shards"), workers=0, overwrite=True, on_progress=put)
+    assert contents(out) == {**contents(converted["dali"]), "thesis.txt": THESIS}
+    (out / "thesis.txt").rename(out.parent / "thesis.txt")
+    (new,) = out.parent.glob(".out.*.new.precache")
+    old = out.rename(new.with_name(new.name.replace(".new.", ".old.")))  # killed between the renames
+    (old / "thesis\x1b.txt").write_bytes(THESIS)
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 0
+    assert contents(out) == contents(converted["shards"])
+    assert contents(old) == {"thesis\x1b.txt": THESIS}
+    assert f"(thesis\\x1b.txt); the rest is in {old}" in caplog.text
+    shutil.rmtree(out)  # then what is left of the old one does not take its place
+    assert convert(raw_tree, out, small_recipe("shards"), workers=0).converted == 70
+    assert contents(old) == {"thesis\x1b.txt": THESIS}
+
+
+SPOIL = {
+    "deleted": Path.unlink,
+    "cut": lambda shard: os.truncate(shard, 100),
+    "a folder": lambda shard: (shard.unlink(), shard.mkdir()),
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "damage"),
+    [("converting", "deleted"), ("overwriting", "cut"), ("updating", "a folder"), ("finished", "deleted"),
+     ("to be updated", "cut")],
+)  # fmt: skip
+def test_no_run_is_done_while_a_shard_is_missing(
+    moment: str, damage: str, tree: Path, tmp_path: Path
+) -> None:
+    """Whoever took it away, and whenever; and what is said to be done about it is enough."""
+    out, name = tmp_path / "out", "train-00006" if moment == "updating" else "train-00000"
+    options: dict[str, Any] = {"workers": 0}
+    if moment != "converting":
+        convert(tree, out, small_recipe("shards"), **options)
+    if "updat" in moment:
+        next(tree.glob("*/*.jpg")).unlink()
+        for number in range(20):
+            Image.new("RGB", (9, 9), (number, 0, 0)).save(next(tree.iterdir()) / f"new-{number}.png")
+        options["update"] = True
+    options["overwrite"] = moment == "overwriting"
+    damaged: list[Path] = []
+
+    def spoil(done: int = 0, total: int = 0) -> None:
+        for shard in tmp_path.glob(f"{'.out.*.precache' if moment == 'overwriting' else 'out'}/{name}.*"):
+            if not damaged:
+                SPOIL[damage](shard)
+                damaged.append(shard)
+
+    if moment in ("finished", "to be updated"):
+        spoil()
+    with pytest.raises(DatasetError, match=rf"{name}.safetensors: (missing|expected|cannot)"):
+        convert(tree, out, small_recipe("shards"), on_progress=spoil, **options)
+    if damage == "a folder":
+        damaged[0].rmdir()
+    if moment in ("finished", "to be updated"):
+        options.update(update=False, overwrite=True)
+    convert(tree, out, small_recipe("shards"), **options)
+    assert verify(out) == []
+
+
+@pytest.mark.parametrize("change", ["disappeared", "changed", "changed, of the same size"])
+def test_a_source_that_changes_meanwhile_is_named(change: str, tree: Path, tmp_path: Path) -> None:
+    victim = sorted(tree.glob("*/*.jpg"))[20]
+
+    def meddle(done: int, total: int) -> None:
+        if done == 0 and victim.exists():  # the scan is over, no picture is read yet
+            if change == "disappeared":
+                victim.unlink()
+            else:
+                victim.write_bytes(bytes(victim.stat().st_size if "same size" in change else 100))
+
+    with pytest.raises(SourceError, match=f"{victim}: {change.partition(',')[0]} (while|after)"):
+        convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, on_progress=meddle)
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+
+
+def test_pictures_that_changed_at_their_size_are_noticed_and_never_mixed_with_old_ones(
+    tree: Path, out: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt(tree, out)
+    kept = len((out / JOURNAL_NAME).read_text().splitlines()) - 1
+    for path in tree.glob("*/*.jpg"):  # a copy of the tree, or a checkout: other times, the same bytes
+        os.utime(path, ns=(0, 1_000_000_000))
+    victims = change(tree, 0, 3)
+    assert convert(tree, out, small_recipe("shards"), workers=0).converted < 60
+    assert kept > 0
+    assert "has changed since it was converted; " in caplog.text
+    assert any(str(victim) in caplog.text for victim in victims)
+    convert(tree, tmp_path / "fresh", small_recipe("shards"), workers=0)
+    assert contents(out) == contents(tmp_path / "fresh")
+    (victim,) = change(tree, 20, 21)
+    with pytest.raises(DatasetError, match=rf"first: {victim}.*--overwrite"):
+        convert(tree, out, small_recipe("shards"), workers=0)
+
+
+def change(tree: Path, start: int, stop: int) -> list[Path]:
+    """Other bytes of the same length in some pictures, and what they give are pictures, too."""
+    victims = sorted(tree.glob("*/*.jpg"))[start:stop]
+    for victim in victims:
+        content = bytearray(victim.read_bytes())
+        content[-40] ^= 16
+        victim.write_bytes(content)
+    return victims
+
+
+def test_updating_and_overwriting_cannot_be_combined(tree: Path, out: Path) -> None:
+    with pytest.raises(SettingError, match="update and overwrite"):
+        convert(tree, out, small_recipe("shards"), workers=0, update=True, overwrite=True)

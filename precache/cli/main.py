@@ -149,7 +149,7 @@ def export_command(
 def clean_command(place: Location, yes: bool) -> None:
     """List what killed conversions have left in DST, a folder or a URL, and remove it.
 
-    Only files that precache's own journals and locks name are removed; a finished dataset stays. An
+    Only files that precache's own journals name are removed; a finished dataset stays. An
     unfinished conversion is dropped: to continue it, run the same 'precache convert' instead.
     """
     from precache.conversion.clean import leftovers

@@ -1,8 +1,8 @@
 """What killed conversions have left: found by precache's own records, listed, and removed on request.
 
-A record is a journal, a manifest, or a lock; a name that none of them holds is not ours. What a living
-process is writing is never touched: it holds its lock. Of a conversion into a URL the records are on
-the machine where it began, and only there it is cleaned up.
+A record is a journal or a manifest; a name that is in neither is not ours. What a living process writes is
+never touched: it holds its lock. The records of a conversion into a URL are on the machine where it began;
+it can be cleaned up only there.
 """
 
 import os

@@ -89,14 +89,11 @@ def test_what_a_tree_holds_any_other_place_of_its_files_holds(
     [
         ({"1.jpg": JPEG}, "pass --class-depth 0"),
         ({"a/notes.txt": b"text"}, "no class folder with pictures"),
-        ({"a/b/c/1.jpg": JPEG}, "pass --class-depth 2"),
     ],
 )
 def test_a_source_without_class_folders_is_named(
     kind: Kind, place: Any, files: Files, phrase: str, tmp_path: Path
 ) -> None:
-    if phrase.endswith("2") and kind is not KINDS["tree"]:
-        files, phrase = {}, "no class folder with pictures"  # these are outer folders of an archive
     made = kind.make(files, place)
     with pytest.raises(Exception, match=phrase) as caught:
         open_source(made).scan()

@@ -181,10 +181,8 @@ class BatchFiller:
                     filling.errors[slot] = type(error)(error.path, error.reason)
                     continue
                 for view in range(slot, len(filling.boxes), count):
-                    place(
-                        *(picture, filling.boxes[view], filling.mirrored[view], filling.places[view]),
-                        self._data.dtype,
-                    )
+                    box, mirrored = filling.boxes[view], filling.mirrored[view]
+                    place(picture, box, mirrored, filling.places[view], self._data.dtype)
 
 
 def _stop_filling(filling: _Filling) -> None:

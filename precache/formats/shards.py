@@ -228,8 +228,9 @@ class ShardFile:
 
         Where its middle is not cached, nothing: the disk is not asked for what nobody needs yet.
         """
-        if sys.platform == "linux" and is_cached(self.descriptor, len(self._mapped) // 2):
-            address, count = self._mapped.ctypes.data, self._mapped.nbytes
+        content = self._mapped  # held: another thread may close the file meanwhile
+        if sys.platform == "linux" and len(content) and is_cached(self.descriptor, len(content) // 2):
+            address, count = content.ctypes.data, content.nbytes
             # of ctypes, which lets other threads run; an error is one of a system that does without
             ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _MADV_POPULATE_READ)
 

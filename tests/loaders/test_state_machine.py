@@ -9,7 +9,6 @@ import gc
 import json
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from itertools import chain, count
 from pathlib import Path
@@ -107,9 +106,8 @@ class Training(RuleBasedStateMachine):
         self._iterators = []
         epoch, step = self._next
         for rank in self._ranks:
-            with suppress(KeyError):
-                for _ in rank:
-                    raise KeyError("of the training")
+            with pytest.raises(KeyError, match="of the training"):
+                _fail_in_the_loop(rank)
         self._epoch, self._step = epoch, step + (step < len(self._expected(epoch)))
         self._next = (epoch + 1, 0)
 
@@ -175,6 +173,11 @@ class Training(RuleBasedStateMachine):
         for rank in self._ranks if closes else []:
             rank.close()
         self._ranks = []
+
+
+def _fail_in_the_loop(loader: Any) -> None:
+    for _ in loader:
+        raise KeyError("of the training")
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])

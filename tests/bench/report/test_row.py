@@ -14,7 +14,7 @@ from tests.bench.rich_result import altered, rich_result, waiting_row
 from tests.command import ROOT
 
 RESULTS = ROOT / "bench/results"
-KEPT = sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith(("convert-", "gpu-")))
+KEPT = sorted(path for path in RESULTS.glob("*.json") if not path.name.startswith("gpu-"))
 
 
 def written(result: Result) -> Any:

@@ -88,18 +88,6 @@ def check_imports(tree: ast.Module) -> None:
             assert all(hasattr(module, alias.name) for alias in node.names), ast.unparse(node)
 
 
-def test_the_notebook_falls_back_to_pictures_that_need_no_network(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fetched = [words for words in commands(NOTEBOOK) if words[1] in ("fetch", "sample")]
-    assert [words[1:3] for words in fetched][-3:] == [
-        ["fetch", "caltech256"],
-        ["fetch", "caltech101"],
-        ["sample", "data/raw"],
-    ]
-
-
 def test_the_notebook_is_saved_with_its_plots_and_says_where_they_were_measured() -> None:
     cells = code(NOTEBOOK)
     numbers = [cell["execution_count"] for cell in cells]

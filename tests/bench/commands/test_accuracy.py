@@ -1,19 +1,14 @@
 """`bench accuracy` for real: killed and gone on with, its files, its page, its refusals."""
 
 import json
-import os
-import signal
 import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.bench.measure.squares import Squares, make
-from tests.command import ROOT, check_bad_input, run_here
+from tests.command import check_bad_input, run_here
 
 SMALL = ("--size", 16, "--epochs", 3, "--batch-size", 16, "--seeds", 1, "--workers", 1, "--device", "cpu")
 
@@ -29,14 +24,6 @@ def accuracy(squares: Squares, *arguments: object) -> "subprocess.CompletedProce
 
 def lines(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "trainings.jsonl").read_text().splitlines()]
-
-
-def wait_for(condition: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 100
-    while not condition():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_run_that_ends_leaves_results_and_a_page_and_is_not_done_again(
@@ -72,26 +59,6 @@ def test_a_run_that_ends_leaves_results_and_a_page_and_is_not_done_again(
     assert accuracy(squares, *arguments).returncode == 0
     assert [line["arm"] for line in lines(out)] == names
     assert lines(out)[2]["curve"][-1][1] == lines(out)[0]["curve"][-1][1]
-
-
-@pytest.mark.slow
-def test_a_killed_training_goes_on_after_its_last_epoch(squares: Squares, tmp_path: Path) -> None:
-    words = map(str, (squares.tree, "ours=shards", *SMALL, "--epochs", 400, "--out", tmp_path))
-    command = [sys.executable, "-m", "bench", "accuracy", *words]
-    how: dict[str, Any] = {"cwd": squares.folder, "env": {**os.environ, "PYTHONPATH": str(ROOT)}}
-    how |= {"stderr": subprocess.PIPE, "text": True, "start_new_session": True}
-    process = subprocess.Popen(command, **how)
-    wait_for(lambda: list(tmp_path.glob("unfinished-*.pt")), process)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-    (kept,) = tmp_path.glob("unfinished-*.pt")
-    written_ns = kept.stat().st_mtime_ns
-    process = subprocess.Popen(command, **how)
-    wait_for(lambda: kept.stat().st_mtime_ns != written_ns, process)
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate()
-    assert process.returncode == 143, said
-    assert "terminated in the training of imagefolder, seed 0; finished trainings and epochs are" in said
 
 
 def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path: Path) -> None:

@@ -73,15 +73,6 @@ def line(text: str, *words: str) -> str:
     return found.rstrip()
 
 
-def test_a_result_equals_itself(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write("a.json", ROWS)
-    assert compare(path, path) == 0
-    printed = capsys.readouterr().out
-    assert printed.count("within noise") == 4
-    assert printed.startswith("0 of 4 rates fell by more than 5%"), "the answer comes first"
-    assert all(len(line) <= 100 for line in printed.splitlines() if ".json" not in line)
-
-
 def test_a_result_of_a_busy_machine_is_told(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     quiet, busy = write("a.json", ROWS), write("b.json", ROWS, other_cpu=0.31)
     assert compare(quiet, busy) == 0

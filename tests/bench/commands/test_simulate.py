@@ -73,15 +73,6 @@ def test_rates_come_from_a_result_and_options_replace_them(
     assert larger.needed_mbps == pytest.approx(2 * many.needed_mbps)
 
 
-def test_a_result_of_a_busy_machine_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    stored = tmp_path / "r.json"
-    content = json.loads(RESULT.read_text())
-    content["settings"]["other_cpu"] = 0.31
-    stored.write_text(json.dumps(content))
-    assert command("--result", stored, "--backend", "webdataset", "--gpus", 8) == 0
-    assert "Other processes took 31% of the CPUs" in " ".join(capsys.readouterr().out.split())
-
-
 def test_the_answer_comes_first_then_a_row_per_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     rest = ("--loader-rate", 4000, "--trainer-rate", 1786, "--image-bytes", 110_000)
     assert command("--gpus", "1,8,64", "--gpus-per-node", 4, *rest, "--storage-mbps", 2000) == 0

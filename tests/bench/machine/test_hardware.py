@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from bench.commands import hardware as command
-from bench.machine import disk, measurements
+from bench.machine import measurements
 from bench.machine.hardware import describe_machine
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from bench.report.stats import Estimate
-from precache.errors import SettingError
 from precache.sources.tree import scan_tree
 from tests.command import run
 from tests.conftest import IMAGES
@@ -81,18 +80,6 @@ def test_without_jpegs_or_a_disk_the_rest_is_measured(
     printed = " ".join(capsys.readouterr().out.split())
     assert "100% of a file stays in memory: it is on no disk" in printed
     assert "Other processes took 31% of the CPUs" in printed
-
-
-def test_a_file_is_read_past_the_cache_and_removed(tmp_path: Path) -> None:
-    try:
-        with disk.readable_file(tmp_path, 3 * 2**20) as file:
-            assert file.path.stat().st_size == 3 * 2**20
-            assert file.sequential_rate(60) > 0
-            assert file.random_rate(4096, 60) > 0
-    except SettingError as error:
-        pytest.skip(str(error))
-    finally:
-        assert list(tmp_path.iterdir()) == []
 
 
 def of_disk(rate: float | None) -> Hardware:

@@ -18,7 +18,6 @@ from bench.report.result import conditions
 from loaders.dataset import open_split
 from precache.conversion.convert import convert
 from precache.errors import DatasetError, SettingError
-from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from tests.bench.settings import quick
@@ -105,17 +104,3 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
         f"of {raw_tree} only the {PART} of {IMAGES} pictures are served that the data set holds"
         in conditions(result)
     )
-
-
-def test_a_smaller_data_set_of_another_tree_is_refused_before_anything_runs(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = tmp_path / "other"
-    make_sample(other, images=PART, classes=3, seed=9, like="caltech", workers=0)
-    for number, picture in enumerate(sorted(other.glob("*/*"))):
-        picture.rename(picture.with_name(f"another-{number}{picture.suffix}"))
-    convert(other, tmp_path / "shards", Recipe(format="shards", size=32, fit="crop"), workers=0)
-    monkeypatch.setattr("bench.measure.comparison.run_fresh", lambda *_: pytest.fail("a process was started"))
-    chosen = choose_candidates([raw_tree, tmp_path / "shards"], ["pytorch", "shards"], UNUSED)
-    with pytest.raises(DatasetError, match=f"unequal work .*{IMAGES} pictures.*{PART} pictures"):
-        compare(chosen, quick())

@@ -20,24 +20,6 @@ from precache.errors import DatasetError, SettingError
 from tests.bench.settings import quick
 from tests.conftest import IMAGES
 
-# `torch._dynamo` is as large as torch, and torchvision imports it.
-IMPORTS = """
-import sys
-
-import bench.commands.loaders, bench.measure.trial
-from tests.bench.settings import quick
-
-def imported():
-    return [name in sys.modules for name in ("torchvision", "torch._dynamo")]
-
-def stop(*_):
-    raise SystemExit(f"{before} {imported()}")
-
-before = imported()
-bench.measure.settings.Settings.open_loader = stop
-bench.measure.trial.measure(quick(backend="imagefolder"))
-"""
-
 
 def trial(path: Path, **given: object) -> Settings:
     """Of an epoch."""

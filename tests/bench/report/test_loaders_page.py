@@ -3,8 +3,6 @@
 import base64
 import json
 import re
-from dataclasses import replace
-from html import unescape
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from plotly.offline import get_plotlyjs
 
 from bench.report import loaders_page
-from bench.report.row import Result, Row
+from bench.report.row import Result
 from bench.report.verdict import sentences
 from tests.bench.report.test_gain import fed
 from tests.bench.report.test_gain import result as gain_result
@@ -52,21 +50,6 @@ class Content(HTMLParser):
             (self.captions if inside == ["figcaption"] else self.folded).append(data)
         if inside not in (["style"], ["script"]):
             self.texts.append(data)
-
-
-def charts(text: str) -> dict[str, list[dict[str, Any]]]:
-    """The traces of each chart by its caption."""
-    found = {}
-    for part in text.split("<figcaption>")[1:]:
-        start = part.find("Plotly.newPlot(")
-        if start >= 0:
-            traces, _ = json.JSONDecoder().raw_decode(part, part.index("[", start))
-            found[unescape(part.partition("<")[0])] = traces
-    return found
-
-
-def page_of(*rows: Row) -> str:
-    return loaders_page.html(replace(rich_result(), rows=rows))
 
 
 @pytest.fixture(scope="module")
@@ -109,16 +92,6 @@ def test_the_answer_comes_first_then_the_lanes_what_to_do_next_and_when_it_holds
         )
     ]
     assert places == sorted(places)
-
-
-def test_all_but_the_answer_and_the_first_chart_is_folded(text: str) -> None:
-    assert Content(text).folded == [
-        "All numbers",
-        "In detail: pytorch (ours, raw tree)",
-        "Machine, versions and settings",
-    ]
-    unfolded = re.sub(r"<details>.*?</details>", "", text.partition("</head>")[2], flags=re.DOTALL)
-    assert re.findall(r"<figcaption>([^:<]*)", unfolded) == ["Accelerator busy"]
 
 
 def test_every_chart_says_in_its_caption_what_to_see(content: Content) -> None:

@@ -48,7 +48,7 @@ def slow(picture_s: dict[str, float]) -> Iterator[None]:
     with (
         patch.object(images, "read_bytes", later(picture_s["storage"], images.read_bytes)),
         patch.object(images, "decode_for", later(picture_s["decode"], images.decode_for)),
-        patch.object(Transfer, "_prepare", later(BATCH * picture_s["transfer"], Transfer._prepare)),
+        patch.object(Transfer, "send", later(BATCH * picture_s["transfer"], Transfer.send)),
         patch.object(EmulatedTrainer, "step", step if "compute" in picture_s else EmulatedTrainer.step),
     ):
         yield

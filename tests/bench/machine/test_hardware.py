@@ -91,14 +91,11 @@ def of_disk(rate: float | None) -> Hardware:
 def test_the_slowest_part_is_the_answer() -> None:
     slow = of_disk(100)
     decode = Measurement("JPEG decode, all cores", "simplejpeg", "images/s", 1, Estimate(500, 500, 500))
-    assert command.answer(slow) == (
-        "Reading from the disk is the slowest part of feeding an accelerator: 1,000 ms for 1,000 pictures."
-    )
-    both = dataclasses.replace(slow, measurements=(*slow.measurements, decode))
-    assert command.answer(both) == (
-        "Decoding on all cores is the slowest part of feeding an accelerator: 2.00 s for 1,000 pictures; "
-        "reading from the disk takes 1,000 ms."
-    )
+    first = command.answer(slow)
+    assert (first.startswith("Reading from the disk is the slowest"), "1,000 ms" in first) == (True, True)
+    both = command.answer(dataclasses.replace(slow, measurements=(*slow.measurements, decode)))
+    assert both.startswith("Decoding on all cores is the slowest")
+    assert both.index("2.00 s") < both.index("1,000 ms")
     assert "could be measured" in command.answer(of_disk(None))
 
 
@@ -115,20 +112,17 @@ def test_times_follow_from_the_rates() -> None:
     assert Measurement("", "no GPU", "GB/s", 1).seconds_for(1, 1) is None
 
 
-@pytest.mark.parametrize("with_data", [True, pytest.param(False, marks=pytest.mark.slow)])
-def test_the_command_prints_a_table_of_100_columns(with_data: bool, raw_tree: Path, tmp_path: Path) -> None:
-    data = ("--data", raw_tree) if with_data else ()
+def test_the_command_prints_a_table_of_100_columns(raw_tree: Path, tmp_path: Path) -> None:
     quick = ("--repeats", 1, "--seconds", 0.01, "--scratch", ".", "--json", "out/h.json")
-    result = run("bench", "hardware", *data, *quick, cwd=tmp_path)
+    result = run("bench", "hardware", "--data", raw_tree, *quick, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert all(len(line.rstrip()) <= 100 and "…" not in line for line in lines)
     assert [name for name in NAMES if any(line.startswith(name) for line in lines)] == NAMES
-    assert f"{IMAGES if with_data else '1,000'} pictures  how" in result.stdout
+    assert f"{IMAGES} pictures  how" in result.stdout
     stored = json.loads((tmp_path / "out/h.json").read_text())
     assert [measurement["name"] for measurement in stored["measurements"]] == NAMES
-    assert (stored["data"] and stored["data"]["pictures"]) == (IMAGES if with_data else None)
-    assert stored["mean_file_bytes"] > 1000
+    assert stored["data"]["pictures"] == IMAGES
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

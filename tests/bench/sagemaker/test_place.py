@@ -1,3 +1,6 @@
+"""Which host this is, and what a job of SageMaker says of itself."""
+
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,12 @@ def job(ml: Path, **changes: Any) -> Job:
     found = Job.find(write_job(ml, **changes))
     assert found is not None
     return found
+
+
+def find_place_of(ml: Path) -> Place:
+    found = Job.find(ml)
+    assert found is not None
+    return found.place()
 
 
 def test_one_host_alone_needs_no_service(tmp_path: Path) -> None:
@@ -38,30 +47,6 @@ def test_each_service_tells_the_rank_of_a_host_by_a_name_of_its_own(rank: str) -
     assert find_place({**TWO, rank: "1", "MASTER_PORT": "1234"}).port == 1234
 
 
-@pytest.mark.parametrize(
-    ("environment", "said"),
-    [
-        ({**TWO, "SLURM_PROCID": "2"}, "number 2, but there are 2"),
-        (TWO, "NODE_RANK must be a number that the service sets, got None"),
-        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
-        ({"NNODES": "two"}, "NNODES must be a number that the service sets, got 'two'"),
-    ],
-)
-def test_what_a_service_has_set_wrongly_is_named(environment: dict[str, str], said: str) -> None:
-    with pytest.raises(SettingError, match=said):
-        find_place(environment)
-
-
-@pytest.mark.parametrize(
-    ("hosts", "current"), [("algo-1", "algo-1"), (["algo-1"], "algo-2"), (["algo-1"], None), (None, None)]
-)
-def test_hosts_of_sagemaker_that_do_not_go_together_are_named(
-    tmp_path: Path, hosts: Any, current: str | None
-) -> None:
-    with pytest.raises(SettingError, match=r"resourceconfig.json: hosts must be a list with current_host"):
-        job(tmp_path, hosts=hosts, current_host=current).place()
-
-
 def test_the_channel_to_train_on_is_train_or_the_only_one(tmp_path: Path) -> None:
     at = f"{tmp_path}/input/data"
     assert job(tmp_path, channels=()).data() == (None, None)
@@ -83,9 +68,32 @@ def test_hyperparameters_are_options_of_the_training(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is not JSON"), ("[]", "expected a JSON object, got list")])
-def test_a_damaged_file_of_sagemaker_is_named(tmp_path: Path, text: str, said: str) -> None:
-    path = write_job(tmp_path) / "input/config/hyperparameters.json"
-    path.write_text(text)
-    with pytest.raises(SettingError, match=f"hyperparameters.json: {said}"):
-        Job.find(tmp_path)
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({**TWO, "SLURM_PROCID": "2"}, "number 2, but there are 2"),
+        (TWO, "NODE_RANK"),
+        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
+        ({"NNODES": "two"}, "NNODES must be a number"),
+    ],
+)
+def test_what_a_service_has_set_wrongly_is_named(environment: dict[str, str], said: str) -> None:
+    with pytest.raises(SettingError, match=said):
+        find_place(environment)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(
+            ("resourceconfig.json", json.dumps({"hosts": hosts, "current_host": current}))
+            for hosts, current in (("a", "a"), (["a"], "b"), (["a"], None), (None, None))
+        ),
+        ("hyperparameters.json", "{"),
+        ("hyperparameters.json", "[]"),
+    ],
+)
+def test_a_damaged_file_of_sagemaker_is_named(tmp_path: Path, name: str, text: str) -> None:
+    (write_job(tmp_path) / "input/config" / name).write_text(text)
+    with pytest.raises(SettingError, match=name):
+        find_place_of(tmp_path)

@@ -1,6 +1,7 @@
 """What the documents name is there."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,10 @@ from tests.command import ROOT
 from tests.faults.__main__ import ATTACKS
 
 PROMISES = (ROOT / "precache/promises.md").read_text()
+DOCUMENTS = [
+    path for name in (".", "precache", "loaders", "bench", "tests") for path in (ROOT / name).glob("*.md")
+]
+DOCUMENTS += [path for name in ("precache", "bench") for path in (ROOT / name).glob("*/*.md")]
 
 
 def test_every_promise_names_the_test_that_holds_it() -> None:
@@ -29,6 +34,24 @@ def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
     for bold, difference, said, low, high in readme:
         assert (difference, low, high, said) in found
         assert bool(bold) == (said in ("worse", "better")), "in bold: what is not chance"
+
+
+def headings(path: Path) -> set[str]:
+    """What a link into this page may name behind its #."""
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_link_leads_to_a_file_and_a_heading_that_are_there(path: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        name, _, heading = link.partition("#")
+        target = (path.parent / name).resolve() if name else path
+        if not link.startswith("https://"):
+            assert target.exists(), link
+            assert not heading or heading in headings(target), link
 
 
 @pytest.mark.parametrize(("file", "name"), re.findall(r"`(test_\w+\.py)::(test_\w+)`", PROMISES))

@@ -84,12 +84,13 @@ class Iteration(Iterator[Batch]):
 class Loader(IterableDataset[Batch]):
     """What `loaders.build` returns.
 
-    Iterating serves one epoch, each sample of the split once over all ranks (`last` says what happens
-    to those that fill no batch). The next iteration serves the next epoch, also where this one was left
-    midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say otherwise. An
-    iteration begins with its first batch: what is created and never asked, as Lightning does, takes no epoch
-    away. Two may run in turns, also in threads of their own; a loader each is faster, since there is one
-    stream of batches for all, which is opened anew where one asks for another batch than the next.
+    Iterating serves one epoch, each sample of the split once over all ranks; `last` of `loaders.Sampling`
+    says what happens to those that fill no batch. The next iteration serves the next epoch, also where this
+    one was left midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say
+    otherwise. An iteration begins with its first batch: what is created and never asked, as Lightning does,
+    takes no epoch away. Two may run in turns, also in threads of their own; a loader each is faster, since
+    there is one stream of batches for all, which is opened anew where one asks for another batch than the
+    next.
 
     The reader runs in a thread, a few batches ahead, over the end of an epoch into the next one: for a
     backend there are no epochs, only batches without end. What it has read ahead of an iteration that was

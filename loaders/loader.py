@@ -14,6 +14,7 @@ from torch.utils.data import IterableDataset
 
 from loaders import frameworks
 from loaders.batch import Batch, Request
+from loaders.converting import Converting
 from loaders.dataset import SplitData
 from loaders.deliver.prefetch import Prefetch, of_dead_worker
 from loaders.deliver.threads import Ending
@@ -29,7 +30,7 @@ _AHEAD_BATCHES = 2
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
 _LOGGER = logging.getLogger(__name__)
-Source: TypeAlias = Pipeline | Mixture
+Source: TypeAlias = Pipeline | Converting | Mixture
 OpenSource: TypeAlias = Callable[[LoaderSpec], Source]
 """Opens what serves as the settings say."""
 

@@ -144,6 +144,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
     """
     refuse(other, build)
+    if recipe is not None and precache is None:
+        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
     check_given(path)
     assert path is not None
     check_name(backend)
@@ -265,8 +267,7 @@ def _open_converting(
     recipe: Recipe | None,
 ) -> Converting:
     """The raw tree, and its shards in the same order, size and part."""
-    converts = int(os.environ.get("LOCAL_RANK", spec.rank)) == 0
-    conversion = Conversion(data, spec.split, folder, recipe, converts)
+    conversion = Conversion(data, spec.split, folder, recipe, spec.rank)
     size, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
     of_shards = replace(spec, backend="auto", shuffle="full", size=size, crop_ratio=ratio)
 

@@ -54,7 +54,7 @@ class Conversion:
         data: a split of the tree.
         folder: that another run may have finished, begun, or be writing now.
         recipe: default that of `precache convert --format shards`.
-        converts: whether a process is started; else this one reads what another one commits.
+        rank: 0 starts a process, the others read what it commits; LOCAL_RANK, where that is set, is taken.
 
     Raises:
         SettingError: the shards could not be read in the order of the tree.
@@ -67,22 +67,23 @@ class Conversion:
         split: str,
         folder: str | os.PathLike[str],
         recipe: Recipe | None,
-        converts: bool,
+        rank: int = 0,
     ) -> None:
         recipe = recipe or Recipe(format="shards")
         if data.kind != RAW:
             raise SettingError(f"precache: {data.path} is converted already; leave precache out")
         if is_url(folder):
             raise SettingError(f"precache {folder}: give a folder; 'precache push' takes it to a URL later")
-        if recipe.format != "shards" or recipe.splits != DEFAULT_SPLITS:
+        served = recipe.format, recipe.splits, recipe.channels, recipe.dtype
+        if served != ("shards", DEFAULT_SPLITS, "rgb", "uint8"):
             raise SettingError(
-                f"precache by the recipe '{recipe.to_flags()}': only shards in the splits of the tree are "
-                f"read in its order; run 'precache convert' with this recipe, and build on what it writes"
+                f"precache by the recipe '{recipe.to_flags()}': only shards of RGB in the splits of the tree "
+                f"are read in its place; run 'precache convert' with this recipe, and build on what it writes"
             )
         self.folder, self._data, self._split = Path(folder), data, split
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
-        if self.finished() is None and converts:
+        if self.finished() is None and int(os.environ.get("LOCAL_RANK", rank)) == 0:
             self._start(recipe)
 
     def _start(self, recipe: Recipe) -> None:

@@ -30,6 +30,7 @@ LOADERS_MAY_USE = {
     "pictures.masks",
     "pictures.reading",
     "pictures.sizes",
+    "recipe",
     "sources",
     "storage",
 }
@@ -101,7 +102,8 @@ FLOORS = {
         {"dataset"},
         {"fields", "sampling"},
         {"backends", "transfer"},
-        {"image_dataset", "mixture"},
+        {"converting", "mixture"},
+        {"image_dataset"},
         {"frameworks"},
         {"loader"},
         {"build"},

@@ -17,13 +17,12 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.backends.host_memory import free_memory
-from loaders.dataset import RAW, SplitData, open_split
+from loaders.dataset import RAW, SplitData, open_split, with_parts
 from loaders.deliver.devices import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
-from loaders.remote import with_parts
 from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     LoaderSpec,

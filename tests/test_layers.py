@@ -97,12 +97,10 @@ FLOORS = {
     "loaders": [
         {"settings", "batch", "deliver"},
         {"order", "augment"},
-        {"remote"},
         {"dataset"},
         {"fields", "sampling"},
         {"backends", "transfer"},
         {"image_dataset", "mixture"},
-        {"frameworks"},
         {"loader"},
         {"build"},
         {"examples"},

@@ -98,13 +98,11 @@ FLOORS = {
     "loaders": [
         {"settings", "batch", "deliver"},
         {"order", "augment"},
-        {"remote"},
         {"dataset"},
         {"fields", "sampling"},
         {"backends", "transfer"},
         {"converting", "mixture"},
         {"image_dataset"},
-        {"frameworks"},
         {"loader"},
         {"build"},
         {"examples"},

@@ -4,10 +4,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STOCK  ?= .venv-pillow
+FRAMEWORKS ?= .venv-frameworks
 SIMD   ?= yes
 TWO    := --numprocesses 2 --dist worksteal
 
-.PHONY: quickstart notebook test test-pillow gpu lint clean
+.PHONY: quickstart notebook test test-pillow test-frameworks gpu lint clean
 
 # Pillow-SIMD in the place of Pillow, by the command of `precache doctor`: both provide the package PIL. It comes
 # last, because pip puts Pillow back whenever it installs something that asks for it.
@@ -42,13 +43,24 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(PILLOW_SIMD)
 	touch $@
 
-# Stock Pillow, in front of all that .venv holds: nothing else is installed twice.
+# An environment in front of all that .venv holds: nothing that is there is installed twice.
+define LAID_OVER
+$(PYTHON) -m venv $(1)
+$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	> "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+endef
+
 $(STOCK)/.installed: $(VENV)/.installed-test
-	$(PYTHON) -m venv $(STOCK)
+	$(call LAID_OVER,$(STOCK))
 	$(STOCK)/bin/python -m pip install --quiet --no-deps 'pillow>=10.1'
-	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
-		> "$$($(STOCK)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	$(STOCK)/bin/python -c 'from precache.pictures import kinds; assert not kinds.pillow_is_simd(), kinds.made_by()'
+	touch $@
+
+# transformers, timm and Hugging Face's datasets. pip puts Pillow in front of Pillow-SIMD, so it goes again.
+$(FRAMEWORKS)/.installed: $(VENV)/.installed-test
+	$(call LAID_OVER,$(FRAMEWORKS))
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --editable '.[frameworks,hf]'
+	$(FRAMEWORKS)/bin/python -m pip uninstall --quiet --yes pillow
 	touch $@
 
 quickstart: $(VENV)/.installed
@@ -70,6 +82,10 @@ test-pillow: $(VENV)/.installed-test
 		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/deliver/test_skipping.py tests/test_realdata.py; \
 	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
+# The tests that need transformers, timm or Hugging Face's datasets, which `make test` skips.
+test-frameworks: $(FRAMEWORKS)/.installed
+	$(FRAMEWORKS)/bin/python -m pytest $(TWO) tests/loaders/examples tests/loaders/test_frameworks.py tests/precache/sources/test_hf.py tests/precache/sources/test_sources.py
+
 # On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.
 gpu: $(VENV)/.installed-test
 	$(BIN)/bench evidence
@@ -80,4 +96,4 @@ lint: $(VENV)/.installed-test
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) $(STOCK) build *.egg-info data/quickstart
+	rm -rf $(VENV) $(STOCK) $(FRAMEWORKS) build *.egg-info data/quickstart

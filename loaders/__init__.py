@@ -17,7 +17,7 @@ try:
     from loaders.build import build
     from loaders.image_dataset import ImageDataset
     from loaders.loader import Loader
-    from loaders.settings import Ranks, Reading, Sampling
+    from loaders.settings import Ranks, Reading, Sampling, Serving
 except ModuleNotFoundError as error:
     if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours
         raise
@@ -35,5 +35,6 @@ __all__ = [
     "Ranks",
     "Reading",
     "Sampling",
+    "Serving",
     "build",
 ]

@@ -17,24 +17,22 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.backends.host_memory import free_memory
-from loaders.dataset import RAW, SplitData, open_split
+from loaders.converting import Conversion, Converting
+from loaders.dataset import RAW, SplitData, open_split, with_parts
 from loaders.deliver.devices import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
-from loaders.remote import with_parts
 from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
-    CROP_RATIO,
     LoaderSpec,
-    Normalize,
     Ranks,
     Reading,
     Sampling,
+    Serving,
     Shuffle,
     check_given,
-    find_dtype,
     find_nodes,
     find_ranks,
     refuse,
@@ -42,6 +40,7 @@ from loaders.settings import (
 from loaders.transfer import Pipeline, Transfer, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
+from precache.recipe import Recipe
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Url, is_url
 
@@ -58,17 +57,15 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     shuffle: Shuffle = True,
     seed: int = 0,
     size: Size | None = None,
-    crop_ratio: float = CROP_RATIO,
-    dtype: str | torch.dtype = torch.uint8,
-    normalize: Normalize = "imagenet",
     device: str | torch.device = "cpu",
     augment: Augment = None,
-    views: int = 1,
-    last: str = "partial",
     backend: str = "auto",
+    serving: Serving | None = None,
     sampling: Sampling | None = None,
     ranks: Ranks | None = None,
     reading: Reading | None = None,
+    precache: str | os.PathLike[str] | None = None,
+    recipe: Recipe | None = None,
     **other: Any,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`, or what was converted at a URL.
@@ -88,39 +85,26 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed: with the epoch it gives the order.
         size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
             that is stored where that is less or no square.
-        crop_ratio: without augmentation, and for a function, the shorter side becomes `size / crop_ratio` and
-            the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
-            stored; timm calls it crop_pct. Where `size` is left out, of squares that are stored with fewer
-            than 256 pixels more is served, up to all, in the place of enlarging them.
-        dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
-            `"bfloat16"`, normalised.
-        normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
-            standard deviation that torchvision's models expect; `"dataset"`, those of split `train` of the
-            converted folder, or of this split if there is none; (mean, std), a number each or one for each
-            channel, of pixels from 0 to 1; None serves pixels from 0 to 1.
         device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
             this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
         augment: `"train"`, random crops of the whole picture (a raw tree's: of the original), each resized
             once to `size`, antialiased, and mirrored every other time; `"crop"`, crops of `size` alone, with
             black around what is smaller; a `loaders.RandomAugmentation` with other settings, colour
-            jitter among them; `"eval"` or None, the middle, see `crop_ratio`; or a function of yours, see
-            `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with all that
-            is stored; the default `size` is then what it returns. Pictures that have each a size of their
-            own, as with fit keep and of a raw tree, it gets as squares of `size / crop_ratio`.
-        views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
-            tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
-            picture is decoded once.
-        last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
-            last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
-            batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
-            batches. Where a rank would have none (more ranks than samples, batches of one), `"partial"`
-            fills up, too; `batch.padding` says which samples are such repeats.
+            jitter among them; `"eval"` or None, the middle, see `Serving.crop_ratio`; or a function of
+            yours, see `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with
+            all that is stored; the default `size` is then what it returns. Pictures that have each a size of
+            their own, as with fit keep and of a raw tree, it gets as squares of `size / crop_ratio`.
         backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
             picks the one that the folder is made for.
+        serving: how pictures are shown: crop ratio, dtype, normalising, views; see `loaders.Serving`.
         sampling: which samples are served, and how often: classes, a subset, weights, shares of several
-            datasets; see `loaders.Sampling`. Default: each once.
+            datasets, what fills no batch; see `loaders.Sampling`. Default: each once.
         ranks: which processes share each epoch; see `loaders.Ranks`. `batch_size` is that of one of them.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
+        precache: a folder: while the raw tree at `path` is trained on, a process of the lowest priority
+            converts it into shards there, as `precache convert` would; from the start of the epoch after
+            they are finished they are read in its place, in the order that the tree would have.
+        recipe: of `precache`; default that of `precache convert --format shards`.
         other: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
@@ -136,6 +120,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
     """
     refuse(other, build)
+    if recipe is not None and precache is None:
+        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
     check_given(path)
     assert path is not None
     check_name(backend)
@@ -151,13 +137,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed=seed,
         device=find_device(device),
         size=size,
-        crop_ratio=crop_ratio,
-        dtype=find_dtype(dtype),
-        last=last,
-        views=views,
-        normalize=normalize,
+        last=sampling.last,
         rank=rank,
         world_size=world_size,
+        serving=serving or Serving(),
         reading=reading or Reading(),
     )
     lane = Lane(spec.device)
@@ -169,10 +152,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     weights = find_weights(sampling, data)
     data = with_parts(data, None if weights is None else weights > 0)
 
-    def open_source(spec: LoaderSpec) -> Pipeline:
+    def open_source(spec: LoaderSpec) -> Pipeline | Converting:
         if spec.last != "pad":  # more than there are samples are in no batch
             spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
-        return _open_pipeline(augment, spec, data, lane)
+        if precache is None:
+            return _open_pipeline(augment, spec, data, lane)
+        return _open_converting(augment, spec, data, lane, precache, recipe)
 
     pipeline = open_source(spec)
     try:
@@ -198,8 +183,9 @@ def _build_mixture(
 
     def open_source(spec: LoaderSpec) -> Mixture:
         if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
-            ratio = data.crop_ratio(spec.size, spec.crop_ratio)
-            spec = replace(spec, size=data.served_size(spec.size), crop_ratio=ratio)
+            ratio = data.crop_ratio(spec.size, spec.serving.crop_ratio)
+            serving = replace(spec.serving, crop_ratio=ratio)
+            spec = replace(spec, size=data.served_size(spec.size), serving=serving)
         pipelines: list[Pipeline] = []
         try:
             for part in parts:
@@ -235,7 +221,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     backend = choose_backend(spec.backend, data.kind, data.path)
     stored = _check_dtype(spec, data)
     _check_batch(spec, data)
-    scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
+    scales = find_scales(spec.serving.normalize, data) if spec.dtype.is_floating_point else None
     crops, late, followed = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
     open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
@@ -243,12 +229,38 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
         fields = find_fields(data, spec, followed)
     size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.views), size, fields)
+    return Pipeline(
+        data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.serving.views), size, fields
+    )
+
+
+def _open_converting(
+    augment: Augment,
+    spec: LoaderSpec,
+    data: SplitData,
+    lane: Lane,
+    folder: str | os.PathLike[str],
+    recipe: Recipe | None,
+) -> Converting:
+    """The raw tree, and its shards in the same order, size and part."""
+    conversion = Conversion(data, spec.split, folder, recipe, spec.rank)
+    size, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.serving.crop_ratio)
+    serving = replace(spec.serving, crop_ratio=ratio)
+    of_shards = replace(spec, backend="auto", shuffle="full", size=size, serving=serving)
+
+    def open_pipeline(part: SplitData) -> Pipeline:
+        return _open_pipeline(augment, spec if part is data else of_shards, part, lane)
+
+    try:
+        return Converting(conversion, data, open_pipeline)
+    except BaseException:
+        conversion.close()
+        raise
 
 
 def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
     """SettingError if so many pictures are more than this machine can hold."""
-    picture_bytes = math.prod(sides(data.served_size(spec.size))) * data.pixel_bytes * spec.views
+    picture_bytes = math.prod(sides(data.served_size(spec.size))) * data.pixel_bytes * spec.serving.views
     memory_bytes = free_memory()[1]
     most = memory_bytes // (_BATCHES * picture_bytes)
     if spec.batch_size > most:
@@ -265,13 +277,13 @@ def _augmentation(
 
     These follow a picture through all but what a function of the caller's does.
     """
-    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.crop_ratio)
+    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.serving.crop_ratio)
     stored = None if data.varies else data.size
     augmentation = choose(augment)
     if augmentation is None:
-        if spec.views > 1:
+        if (views := spec.serving.views) > 1:
             raise SettingError(
-                f"views {spec.views} of the centre would be the same picture {spec.views} times; give "
+                f"views {views} of the centre would be the same picture {views} times; give "
                 f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
             )
         data.warn_if_smaller(resized_side(served, ratio), served)
@@ -279,9 +291,9 @@ def _augmentation(
         return crops, None, crops
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
-        if function.takes_labels and spec.views > 1:
+        if function.takes_labels and spec.serving.views > 1:
             raise SettingError(
-                f"views {spec.views}: an augment function that returns labels makes one view; "
+                f"views {spec.serving.views}: an augment function that returns labels makes one view; "
                 f"give views 1, or mix the views in the training step"
             )
         # it is given all that is stored; where sizes vary, the middle of each
@@ -293,7 +305,7 @@ def _augmentation(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
             f"pictures as of {data.path}; leave them at 0, or convert with channels rgb"
         )
-    crops = Crops(stored, served, augmentation, spec.seed, spec.views)
+    crops = Crops(stored, served, augmentation, spec.seed, spec.serving.views)
     if spec.device.type == "cuda" and stored is not None:
         return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served), crops
     jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None

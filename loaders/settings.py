@@ -100,6 +100,43 @@ class Reading:
             check_range("cache_bytes", self.cache_bytes, 1)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Serving:
+    """How pictures are shown to the model.
+
+    Attributes:
+        crop_ratio: without augmentation, and for a function, the shorter side becomes `size / crop_ratio` and
+            the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
+            stored; timm calls it crop_pct. Where `size` is left out, of squares that are stored with fewer
+            than 256 pixels more is served, up to all, in the place of enlarging them.
+        dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
+            `"bfloat16"`, normalised.
+        normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
+            standard deviation that torchvision's models expect; `"dataset"`, those of split `train` of the
+            converted folder, or of this split if there is none; (mean, std), a number each or one for each
+            channel, of pixels from 0 to 1; None serves pixels from 0 to 1.
+        views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
+            tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
+            picture is decoded once.
+
+    Raises:
+        SettingError: a value is out of range or unknown.
+    """
+
+    crop_ratio: float = CROP_RATIO
+    dtype: str | torch.dtype = torch.uint8
+    normalize: Normalize = "imagenet"
+    views: int = 1
+
+    def __post_init__(self) -> None:
+        is_number = isinstance(self.crop_ratio, (int, float)) and not isinstance(self.crop_ratio, bool)
+        if not (is_number and LEAST_CROP_RATIO <= self.crop_ratio <= 1):
+            raise SettingError(f"crop_ratio must be from {LEAST_CROP_RATIO} to 1, got {self.crop_ratio!r}")
+        find_dtype(self.dtype)
+        _check_normalize(self.normalize)
+        check_range("views", self.views, 1, MAX_VIEWS)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sampling:
     """Which samples are served, and how often. They are compared with the data when a loader is built.
@@ -114,12 +151,24 @@ class Sampling:
         shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
             of the first once, and of the others as many as that makes, each going through its own epochs one
             after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
+        last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
+            last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
+            batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
+            batches. Where a rank would have none (more ranks than samples, batches of one), `"partial"`
+            fills up, too; `batch.padding` says which samples are such repeats.
+
+    Raises:
+        SettingError: `last` is unknown.
     """
 
     classes: Iterable[str] | None = None
     subset: npt.ArrayLike | None = None
     weights: str | npt.ArrayLike | None = None
     shares: Sequence[float] | None = None
+    last: str = "partial"
+
+    def __post_init__(self) -> None:
+        check_choice("last", self.last, ("drop", "pad", "partial"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,7 +202,7 @@ class Ranks:
 
 GROUPS = {
     setting.name: f"{name}=loaders.{group.__name__}({setting.name}=...)"
-    for name, group in (("reading", Reading), ("sampling", Sampling), ("ranks", Ranks))
+    for name, group in (("reading", Reading), ("serving", Serving), ("sampling", Sampling), ("ranks", Ranks))
     for setting in fields(group)
 }
 """Setting -> how `loaders.build` takes it, of those that have a dataclass of their own."""
@@ -164,6 +213,8 @@ class LoaderSpec:
     """What `loaders.build` was told, with all that was left to it decided.
 
     Attributes:
+        last: as of `Sampling`.
+        dtype: as of `serving`.
         workers, threads: as of `reading`, as numbers; of engine `"ray"` those of this machine.
         The others are described by `loaders.build`.
     """
@@ -176,34 +227,23 @@ class LoaderSpec:
     seed: int
     device: torch.device
     size: Size | None
-    crop_ratio: float
-    dtype: torch.dtype
     last: str
-    views: int
-    normalize: Normalize
     rank: int
     world_size: int
+    serving: Serving
     reading: Reading
+    dtype: torch.dtype = field(init=False)
     workers: int = field(init=False)
     threads: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
-        check_range("views", self.views, 1, MAX_VIEWS)
-        check_choice("last", self.last, ("drop", "pad", "partial"))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
-        is_number = isinstance(self.crop_ratio, (int, float)) and not isinstance(self.crop_ratio, bool)
-        if not (is_number and LEAST_CROP_RATIO <= self.crop_ratio <= 1):
-            raise SettingError(f"crop_ratio must be from {LEAST_CROP_RATIO} to 1, got {self.crop_ratio!r}")
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
-        if self.dtype not in DTYPES:
-            raise SettingError(
-                f"unknown dtype {self.dtype}; choose from: {', '.join(str(dtype) for dtype in DTYPES)}"
-            )
-        _check_normalize(self.normalize)
+        object.__setattr__(self, "dtype", find_dtype(self.serving.dtype))
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
         for name, asked in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
@@ -278,9 +318,7 @@ def find_nodes(per_node: int | None, world_size: int) -> int:
 
 
 def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
-    """The dtype of this name; SettingError if there is none."""
-    if isinstance(dtype, torch.dtype):
-        return dtype
+    """The dtype of this name; SettingError if images cannot have it."""
     names = {str(known).removeprefix("torch."): known for known in DTYPES}
     name = str(dtype).removeprefix("torch.")
     check_choice("dtype", name, names)
@@ -289,10 +327,10 @@ def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
 
 # A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
 _OURS = {
-    "batch_sampler": "give batch_size, shuffle, seed and last",
+    "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",
     "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
     "download": "run 'precache fetch' before",
-    "drop_last": "give last='drop' for True, leave it out for False",
+    "drop_last": "give sampling=loaders.Sampling(last='drop') for True, leave it out for False",
     "generator": "give seed",
     "in_order": "leave it out, batches always come in order",
     "multiprocessing_context": "leave it out; reading=loaders.Reading(workers=0) decodes in threads",

@@ -182,7 +182,7 @@ class Pipeline:
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:
-    """What `normalize` of `loaders.build` means for `data`.
+    """What `normalize` of `loaders.Serving` means for `data`.
 
     Raises:
         SettingError: the statistics of the dataset are asked for, and it has none.

@@ -14,7 +14,7 @@ from PIL import Image
 
 from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import SHARD, IndexEntry, parse_header, write_arrays, write_index
+from precache.dataset.index import IndexEntry, parse_header, write_index
 from precache.dataset.manifest import MANIFEST_NAME, _checksum
 from precache.formats import FORMATS, Sample
 from precache.sources.tree import scan_tree
@@ -89,15 +89,6 @@ def write_sealed(path: Path, content: dict[str, Any]) -> None:
     (path / MANIFEST_NAME).write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 
-def edit_table(path: Path, **columns: Any) -> None:
-    """Change these columns of the shards in the index, None: take it out; all checksums fit."""
-    entry = open_dataset(path).manifest.index
-    samples, others = _index_arrays(path, entry)
-    others |= {f"{SHARD}{name}": array for name, array in columns.items()}
-    others = {name: array for name, array in others.items() if array is not None}
-    edit_manifest(path, index=asdict(write_arrays(path / entry.name, samples, others)))
-
-
 def edit_samples(path: Path, **columns: Column) -> None:
     """Change these columns of the samples in the index; all checksums fit."""
     dataset = open_dataset(path)
@@ -110,7 +101,7 @@ def edit_samples(path: Path, **columns: Column) -> None:
 def _index_arrays(path: Path, entry: IndexEntry) -> tuple[dict[str, Any], dict[str, Any]]:
     """The columns of samples, and the others."""
     content = (path / entry.name).read_bytes()
-    places = parse_header(content[: 8 + int.from_bytes(content[:8], "little")], len(content))
+    places = parse_header(content[: 8 + int.from_bytes(content[:8], "little")])
     arrays = {
         name: np.frombuffer(content, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
         for name, place in places.items()

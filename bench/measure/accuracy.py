@@ -128,13 +128,12 @@ class Source:
             backend=self.backend,
             batch_size=recipe.batch_size,
             size=recipe.size,
-            dtype="float32",
             seed=seed,
             augment=augment,
-            last=LAST,
             device="cpu" if self.augment == "cpu" else recipe.device,
+            serving=loaders.Serving(dtype="float32"),
             sampling=loaders.Sampling(
-                subset=pictures.tree.ids[pictures.train] if self.data.kind == RAW else None
+                subset=pictures.tree.ids[pictures.train] if self.data.kind == RAW else None, last=LAST
             ),
             reading=loaders.Reading(workers=recipe.workers),
         )

@@ -150,10 +150,10 @@ class Settings:
             batch_size=self.batch_size,
             size=self.size,
             device=self.device,
-            dtype=dtype,
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
-            last=self.last,
+            serving=loaders.Serving(dtype=dtype),
+            sampling=loaders.Sampling(last=self.last),
             ranks=loaders.Ranks(rank=self.rank, world_size=self.world_size),
             reading=loaders.Reading(workers=workers, check=self.check, cache=self.cache),
         )

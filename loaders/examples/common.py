@@ -73,7 +73,8 @@ def build_loaders(
     if args.batch_size % ranks:
         even = max(1, round(args.batch_size / ranks)) * ranks
         raise SettingError(f"--batch-size {args.batch_size} cannot be shared by {ranks} ranks; use {even}")
-    settings = {"dtype": "float32", "device": device or args.device, "seed": args.seed, **settings}
+    floats = loaders.Serving(dtype="float32")
+    settings = {"serving": floats, "device": device or args.device, "seed": args.seed, **settings}
     settings["batch_size"] = args.batch_size // ranks
     train = loaders.build(args.path, size=args.size, augment="train", **settings)
     settings |= {"size": train.size, "shuffle": False}

@@ -100,13 +100,14 @@ def create_loader(
         split=dataset.split,
         batch_size=batch_size,
         size=input_size[-2:],
-        dtype=others.get("img_dtype") or torch.float32,
-        normalize=(others["mean"], others["std"]),
         device=device,
         augment=make_augmentation(**others) if augments else None,
         shuffle=is_training,
         seed=dataset.seed,
-        last="drop" if is_training else "partial",
+        serving=loaders.Serving(
+            dtype=others.get("img_dtype") or torch.float32, normalize=(others["mean"], others["std"])
+        ),
+        sampling=loaders.Sampling(last="drop" if is_training else "partial"),
         reading=loaders.Reading(workers=others.get("num_workers", "auto")),
     )
     dataset.set_epoch = loader.set_epoch

@@ -10,9 +10,8 @@ import click
 import precache
 from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
 from precache.cli.convert import RAW
-from precache.dataset.converted import ConvertedDataset, open_unchecked
-from precache.dataset.manifest import MANIFEST_NAME
-from precache.errors import SettingError, shell_command
+from precache.dataset.converted import ConvertedDataset
+from precache.errors import DatasetError, SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
 from precache.storage.urls import Location
@@ -48,15 +47,16 @@ def verify_command(
         )
         _finish(precache.verify_across([dst, *others]), same)
         return
-    manifest = open_unchecked(dst)[0].manifest  # if it was edited, `verify` says so
-    size = human_bytes(manifest.stored_bytes)
     problems = precache.verify(dst)
     command = shell_command("precache convert", others[0] if deep else "SRC", dst)
+    try:
+        manifest = precache.open_dataset(dst).manifest
+    except DatasetError:  # what it was made with is not known
+        _finish([*problems, f"{dst}: is damaged; remove it, then convert it again"], "")
+        return
+    size = human_bytes(manifest.stored_bytes)
     remedy = f"with: {command} {manifest.to_flags()} --overwrite"
     if problems:
-        if any(problem.startswith(f"{dst / MANIFEST_NAME}: ") for problem in problems):
-            # its settings are not to be trusted
-            remedy = f"with the options that it was made with: {command} --overwrite"
         are = "is" if len(problems) == 1 else "are"
         problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
     _finish(problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written")

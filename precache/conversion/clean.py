@@ -16,7 +16,7 @@ from precache.conversion.destination import folders_beside, resolve
 from precache.conversion.journal import JOURNAL_NAME, own_names_in
 from precache.conversion.lock import hold_lock, lock_path
 from precache.conversion.url import is_plain_file, remove_if_empty, unfinished_files, working_folder
-from precache.dataset.converted import is_converted, open_unchecked
+from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.storage import fsync_folder, is_leftover, staging
@@ -124,7 +124,7 @@ def _in_own_folder(folder: Path) -> list[Path]:
 
 
 def _dataset_names(place: Location) -> frozenset[str]:
-    return open_unchecked(place)[0].manifest.own_names | {MANIFEST_NAME}
+    return open_dataset(place).manifest.own_names | {MANIFEST_NAME}
 
 
 def _names(folder: Path) -> frozenset[str]:

@@ -32,7 +32,7 @@ from precache.conversion.journal import (
     unfinished_names,
 )
 from precache.conversion.lock import is_mount_point
-from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset, open_unchecked
+from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
@@ -141,8 +141,8 @@ def check_may_be_replaced(destination: Path) -> None:
             f"from another one"
         )
     remedy = f"remove {destination} yourself, or choose another DST"
-    try:  # edited, it may still be replaced: the names in it are those that conversions give
-        manifest = open_unchecked(destination)[0].manifest
+    try:
+        manifest = open_dataset(destination).manifest
     except DatasetError as error:
         raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
     ours = (*_own_names(manifest), *unfinished_names(destination))
@@ -231,7 +231,7 @@ def _remove_old(destination: Path, old: Path) -> None:
         return
     ours, last = set[str](), [MANIFEST_NAME]
     try:
-        manifest = open_unchecked(old)[0].manifest
+        manifest = open_dataset(old).manifest
         last = [manifest.index.name, MANIFEST_NAME]  # without them nobody knows the others
         ours = {*_own_names(manifest), *unfinished_names(old)} - {*last}
     except DatasetError:  # its index is removed already, or cannot be read now

@@ -15,9 +15,10 @@ from PIL import Image
 from precache import engines
 from precache.conversion.difference import compare
 from precache.dataset import columns
-from precache.dataset.converted import ConvertedDataset, open_dataset, open_unchecked
+from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import check_file, check_objects
-from precache.dataset.index import REMEDY, VALUE, Checksums, IndexFileError, SampleIndex
+from precache.dataset.index import VALUE, Checksums, IndexFileError, SampleIndex
+from precache.dataset.manifest import ManifestError
 from precache.dataset.shard_table import ShardEntry
 from precache.dataset.statistics import NO_PIXELS, PixelSums, statistics_by_split
 from precache.errors import DatasetError, ImageError, SampleError
@@ -55,15 +56,15 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
         StorageError: it is a URL, and the storage refuses or does not answer.
     """
     try:
-        dataset, problem = open_unchecked(path)
-    except IndexFileError as error:  # nothing else is known of the files then
-        return [str(error).removesuffix(f"; {REMEDY}")]
+        dataset = open_dataset(path)
+    except (ManifestError, IndexFileError) as error:  # nothing else is known of the files then
+        return [str(error).rpartition("; ")[0]]
     files, place = dataset.manifest.files, dataset.place
     if isinstance(place, Url):
         problems = check_objects(ObjectStore(place), files)
     else:
         problems = (check_file(place, file) for file in files)
-    return [problem for problem in (problem, *problems) if problem is not None]
+    return [problem for problem in problems if problem is not None]
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str] | Url]) -> list[str]:

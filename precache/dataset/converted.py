@@ -20,11 +20,10 @@ from precache.dataset.index import (
     SourceState,
     read_source_state,
 )
-from precache.dataset.manifest import EDITED, MANIFEST_NAME, Manifest, parse_manifest
+from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, did_you_mean, shell_command
 from precache.formats import FORMATS, StoredSample
-from precache.pictures.images import MAX_KEPT_SIDE
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import ObjectNotFoundError
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 WHOLE_SAMPLES = 1_000_000
 """An index of more is not read as a whole by who serves samples: see `precache.dataset.index`."""
+_TRIES = 3  # of what comes damaged from a storage
 T = TypeVar("T")
 
 
@@ -109,10 +109,9 @@ class ConvertedDataset:
             removed: with those that are served no more: a row for each that the shards hold.
 
         Raises:
-            DatasetError: the index is damaged, or does not fit the manifest.
+            DatasetError: the index is damaged.
         """
         whole = self._read(lambda file: self._rows(file).whole())
-        _check_index(self.path / self.manifest.index.name, whole, self.manifest)
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
             shards = self.manifest.shards
@@ -123,7 +122,7 @@ class ConvertedDataset:
         """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.
 
         Then no row costs memory before it is asked for, and what is asked for of a shard is compared with
-        the shard's checksum; that no two samples have the same id is taken for granted.
+        the shard's checksum.
 
         Raises:
             DatasetError: as `read_index`, now or when a row is asked for; or no sample of the split is left.
@@ -138,27 +137,16 @@ class ConvertedDataset:
         else:
             chosen = manifest.shards.of_split(split)
             found = self._read(lambda file: self._rows(file).in_pieces(chosen))
-        gone = int((~found.served).sum()) if "removed" in found.columns else 0  # else it is no list of all
-        if not _kinds_fit(found, manifest) or gone != manifest.removed.get(split, 0):
-            raise _unfit(self.path / manifest.index.name, manifest)
-        return found if gone else found.without_removed()
+        return found if manifest.removed.get(split) else found.without_removed()
 
     def read_source_state(self) -> SourceState:
         """Sizes, times and checksums of all pictures of the source, in scan order."""
         return self._read(read_source_state)
 
     def _rows(self, file: IndexFile) -> ShardRows:
-        manifest, shards = self.manifest, self.manifest.shards
-        classes = (0, len(manifest.classes) - 1)
-        limits = {
-            "ids": (0, max(manifest.scanned, manifest.next_id) - 1),
-            "shapes": (1, MAX_KEPT_SIDE),
-            "labels": classes if manifest.target == "class" else (-1, -1),
-        }
-        if manifest.target == "classes":
-            limits["targets"] = classes
+        shards = self.manifest.shards
         assert shards.checksums is not None
-        return ShardRows(file, shards.samples, shards.checksums, shards.file_name, limits)
+        return ShardRows(file, shards.samples, shards.checksums, shards.file_name)
 
     def _read(self, read: Callable[[IndexFile], T]) -> T:
         """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""
@@ -193,51 +181,26 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
         DatasetError: no such folder, no manifest in it, or one that is damaged, edited or too new.
         StorageError: the storage at the URL refuses, or does not answer.
     """
-    dataset, problem = open_unchecked(path, cache)
-    if problem is not None:
-        raise DatasetError(f"{problem}; convert the dataset again with --overwrite")
-    return dataset
-
-
-def open_unchecked(
-    path: str | PathLike[str] | Url, cache: "Cache | None" = None
-) -> tuple[ConvertedDataset, str | None]:
-    """As `open_dataset`, but an edited manifest is not an error: what is wrong comes too, in one line.
-
-    Raises:
-        DatasetError: as `open_dataset`, for all else.
-    """
     place = locate(path)
-    (manifest, digest, intact), folder, mirror = _parse(place, cache)
-    dataset = ConvertedDataset(folder, manifest, digest, mirror)
-    if intact:
-        return dataset, None
-    return dataset, f"{place / MANIFEST_NAME}: {EDITED}"
-
-
-def _parse(
-    place: Location, cache: "Cache | None", tries: int = 3
-) -> tuple[tuple[Manifest, str, bool], Path, "CachedFiles | None"]:
-    """What the manifest says, where the other files are, and what fetches those of a URL.
-
-    What comes damaged from a storage is asked for again.
-    """
-    raw = _read_manifest(place)
     if isinstance(place, Path):
-        return parse_manifest(raw, place / MANIFEST_NAME, in_folder(place)), place, None
+        parsed = parse_manifest(_read_manifest(place), place / MANIFEST_NAME, in_folder(place))
+        return ConvertedDataset(place, *parsed)
     from precache.storage.shard_cache import Cache, CachedFiles
 
-    mirror = CachedFiles(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
-    try:
-        parsed = parse_manifest(raw, place / MANIFEST_NAME, mirror.held)
-        if parsed[2] or tries == 1:
-            return parsed, mirror.folder, mirror
-    except DatasetError as error:
-        if tries == 1:
-            raise
-        if isinstance(error, IndexFileError):
-            mirror.forget(error.file_name)
-    return _parse(place, cache, tries - 1)
+    tries = _TRIES
+    while True:
+        raw = _read_manifest(place)
+        mirror = CachedFiles(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
+        try:
+            return ConvertedDataset(
+                mirror.folder, *parse_manifest(raw, place / MANIFEST_NAME, mirror.held), mirror
+            )
+        except DatasetError as error:
+            tries -= 1
+            if not tries:
+                raise
+            if isinstance(error, IndexFileError):
+                mirror.forget(error.file_name)
 
 
 def _read_manifest(place: Location) -> bytes:
@@ -266,42 +229,3 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
     if isinstance(error, NotADirectoryError):
         return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
     return f"{folder / MANIFEST_NAME}: cannot be read ({error.strerror}); check its permissions and its disk"
-
-
-def _check_index(path: Path, whole: SampleIndex, manifest: Manifest) -> None:
-    """Raise DatasetError unless the index fits the manifest; then ids and labels can be trusted."""
-    fits = (
-        _count_removed(whole, manifest) == manifest.removed
-        and len(np.unique(whole.ids)) == len(whole)
-        and _kinds_fit(whole, manifest)
-    )
-    if not fits:
-        raise _unfit(path, manifest)
-
-
-def _unfit(path: Path, manifest: Manifest) -> DatasetError:
-    return DatasetError(
-        f"{path}: does not fit the manifest, which has {manifest.stored_samples:,} samples in "
-        f"{len(manifest.classes):,} classes; convert the dataset again with --overwrite"
-    )
-
-
-def _count_removed(whole: SampleIndex, manifest: Manifest) -> dict[str, int]:
-    """How many samples of each split were removed, by the index."""
-    split_of = np.repeat(manifest.shards.splits, manifest.shards.samples)
-    splits, counts = np.unique(split_of[~whole.served], return_counts=True)
-    names = [manifest.shards.split_names[split] for split in splits.tolist()]
-    return dict(zip(names, counts.tolist(), strict=True))
-
-
-def _kinds_fit(found: SampleIndex, manifest: Manifest) -> bool:
-    """Whether targets, fields and shapes are those that the manifest says there are."""
-    targets, plain = found.targets, manifest.target != "classes"
-    kinds = {"number": ("int", "float", "vector"), "classes": ("ragged",)}.get(manifest.target, ())
-    return (
-        (targets is None) == (not kinds)
-        and (targets is None or targets.kind in kinds)
-        and (targets is None or plain or (targets.dtype == np.int64 and not targets.row_shape))
-        and {name: column.kind for name, column in found.fields.items()} == manifest.fields
-        and ("shapes" not in found.columns) == (manifest.recipe.stored_size is not None)
-    )

@@ -33,8 +33,7 @@ These times belong to the source: where they differ, as in a copy of a tree, so 
 its checksum in the manifest. Nothing else that is written depends on them, and a dataset's digest leaves them
 out: both conversions are the same dataset.
 
-Of r pictures that cannot be decoded, and i paths that are no pictures, where there are any; they are read
-when they are asked for:
+Of r pictures that cannot be decoded, and i paths that are no pictures, where there are any:
 
     rejected:ids                       int64 [r]   of the samples that they would be
     rejected:paths, rejected:reasons   text
@@ -57,11 +56,11 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -83,7 +82,6 @@ Sizes: TypeAlias = npt.NDArray[np.int32]
 Checksums: TypeAlias = npt.NDArray[np.uint64]
 REJECTED_NAME = "rejected.csv"
 _TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
-T = TypeVar("T")
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # what the stock reader takes
 _FIRST_BYTES = 1 << 16  # hold the header of any usual index
@@ -97,18 +95,6 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
-_NEEDED: dict[str, tuple[type, tuple[int, ...]]] = {
-    "ids": (np.int64, ()),
-    "labels": (np.int64, ()),
-    "source_sizes": (np.int32, (2,)),
-    "checksums": (np.uint64, ()),
-    "paths": (np.uint8, ()),
-}
-_OPTIONAL: dict[str, tuple[type, tuple[int, ...]]] = {
-    "shapes": (np.int32, (2,)),
-    "mask_checksums": (np.uint64, ()),
-    "removed": (np.uint8, ()),
-}
 
 
 class IndexFileError(DatasetError):
@@ -390,32 +376,21 @@ class IndexFile:
         """Those of the samples, with the columns of their ends, by name."""
         return {name: place for name, place in self._places.items() if name not in self._entry.columns}
 
-    def rows(self, name: str) -> int:
-        """How many rows a column has; 0 if there is none."""
-        place = self._places.get(name)
-        return 0 if place is None or not place.shape else place.shape[0]
-
-    def read(self, name: str, dtype: type, row_shape: tuple[int, ...] = ()) -> Array:
+    def read(self, name: str) -> Array:
         """A column that is not of the samples.
 
         Raises:
             IndexFileError: it is not as it was written.
         """
-        place = self._places.get(name)
-        if place is None or place.dtype != dtype or place.shape[1:] != row_shape or not place.shape:
-            raise damaged(self.path, f"column {name} is missing or of another shape")
+        place = self._places[name]
         content = self.read_rows(name, 0, place.shape[0])
-        if f"{checksum_of(content):016x}" != self._entry.columns.get(name):
+        if f"{checksum_of(content):016x}" != self._entry.columns[name]:
             raise damaged(self.path, f"column {name} does not match its checksum")
         return np.frombuffer(content, place.dtype).reshape(place.shape)
 
     def read_text(self, name: str) -> Column:
         """As `read`, of text."""
-        values, ends = self.read(name, np.uint8), self.read(f"{ENDS}{name}", np.int64)
-        try:
-            return Column(values, ends)
-        except ValueError as error:
-            raise damaged(self.path, f"column {name} has {error}") from error
+        return Column(self.read(name), self.read(f"{ENDS}{name}"))
 
     def read_rows(self, name: str, first: int, last: int) -> bytes:
         """The bytes of the rows from `first` to before `last` of a column, compared with nothing."""
@@ -435,10 +410,6 @@ class ShardRows:
         samples: int64 [s], how many each shard of the dataset holds.
         checksums: uint64 [s, c], see the module.
         file_name: gives the name of the shard of a number; can be pickled.
-        limits: least and greatest value that columns may hold.
-
-    Raises:
-        IndexFileError: the file has not the columns that it must have.
     """
 
     def __init__(
@@ -447,14 +418,11 @@ class ShardRows:
         samples: Ints,
         checksums: Checksums,
         file_name: Callable[[int], str],
-        limits: Mapping[str, tuple[int, int]],
     ) -> None:
-        self._file, self._checksums, self._file_name, self._limits = file, checksums, file_name, limits
+        self._file, self._checksums, self._file_name = file, checksums, file_name
         self._places = file.sample_columns
         self._number_of = {name: number for number, name in enumerate(sorted(self._places))}
         self._starts = np.concatenate(([0], np.cumsum(samples)))
-        for problem in _problems(self._places, int(self._starts[-1]), checksums):
-            raise damaged(file.path, problem)
         self._begin()
 
     def _begin(self) -> None:
@@ -503,13 +471,8 @@ class ShardRows:
                 row = int(bounds[0])
                 before = int.from_bytes(self._file.read_rows(f"{ENDS}{name}", row - 1, row), "little")
             ends = np.concatenate(([before], ends))
-            if (np.diff(ends) < 0).any() or not 0 <= before <= ends[-1] <= self._places[name].shape[0]:
-                raise self._damaged(first, last, f"its {name} do not add up")
             values = self._compared(name, ends[bounds - bounds[0]], first)
             ends = ends[1:] - before
-        least, greatest = self._limits.get(name, (None, None))
-        if least is not None and len(values) and (values.min() < least or values.max() > greatest):
-            raise self._damaged(first, last, f"its {name} are not from {least} to {greatest:,}")
         return Column(values, ends)
 
     def _columns(self) -> list[str]:
@@ -523,7 +486,8 @@ class ShardRows:
         written = self._checksums[first : first + len(found), self._number_of[name]]
         if len(wrong := np.flatnonzero(found != written)):
             shard = first + int(wrong[0])
-            raise self._damaged(shard, shard + 1, f"their {name} do not match their checksum")
+            of = f"rows of the shard {self._file_name(shard)}"
+            raise damaged(self._file.path, f"{of}: their {name} do not match their checksum")
         return np.frombuffer(content, place.dtype).reshape(-1, *place.shape[1:])
 
     def _piece(self, name: str, shards: Ints, number: int) -> Column:
@@ -541,12 +505,6 @@ class ShardRows:
                 self._cached_bytes -= self._cached.popitem(last=False)[1].memory_bytes
         return read
 
-    def _damaged(self, first: int, last: int, why: str) -> IndexFileError:
-        of = f"the shard {self._file_name(first)}"
-        if last > first + 1:
-            of = f"the shards {self._file_name(first)} to {self._file_name(last - 1)}"
-        return damaged(self._file.path, f"rows of {of}: {why}")
-
 
 def read_source_state(file: IndexFile) -> SourceState:
     """The state of the source.
@@ -554,11 +512,7 @@ def read_source_state(file: IndexFile) -> SourceState:
     Raises:
         IndexFileError: it is not as it was written.
     """
-    sizes, times = file.read(f"{SOURCE}bytes", np.int64), file.read(f"{SOURCE}modified_ns", np.int64)
-    state = SourceState(sizes, times, file.read(f"{SOURCE}checksums", np.uint64))
-    if not len(state.bytes) == len(state.modified_ns) == len(state.checksums):
-        raise damaged(file.path, "its columns of the source have different lengths")
-    return state
+    return SourceState(*(file.read(f"{SOURCE}{name}") for name in ("bytes", "modified_ns", "checksums")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -580,27 +534,6 @@ class Rejected:
     modified_ns: int = -1
 
 
-class Listed(Sequence[T]):
-    """So many of something, read when one of them is asked for; equal to any sequence of the same."""
-
-    def __init__(self, count: int, read: Callable[[], tuple[T, ...]]) -> None:
-        self._count, self._read = count, read
-        self._known: tuple[T, ...] | None = None
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: Any) -> Any:
-        if self._known is None:
-            self._known = self._read() if self._count else ()
-        return self._known[number]
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(self) == len(other) and tuple(self) == tuple(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 def left_out_arrays(rejected: Sequence[Rejected], ignored: Sequence[tuple[str, str]]) -> dict[str, Array]:
     """Both as columns of the index."""
     arrays: dict[str, Array] = {}
@@ -610,18 +543,21 @@ def left_out_arrays(rejected: Sequence[Rejected], ignored: Sequence[tuple[str, s
     return arrays | (_texts("ignored", ignored) if ignored else {})
 
 
-def listed_rejected(file: IndexFile, count: int) -> Sequence[Rejected]:
+def read_rejected(file: IndexFile) -> tuple[Rejected, ...]:
     """The pictures that were rejected.
 
-    Raises, when one is asked for:
+    Raises:
         IndexFileError: they cannot be read, or are not as they were written.
     """
-    return Listed(count, partial(_read_rejected, file, count))
+    ids = file.read("rejected:ids").tolist() if "rejected:ids" in file.names else ()
+    return tuple(
+        Rejected(*text, number) for text, number in zip(_read_texts(file, "rejected"), ids, strict=True)
+    )
 
 
-def listed_ignored(file: IndexFile, count: int) -> Sequence[tuple[str, str]]:
-    """As `listed_rejected`: (path, reason) of what was ignored."""
-    return Listed(count, partial(_read_texts, file, "ignored", count))
+def read_ignored(file: IndexFile) -> tuple[tuple[str, str], ...]:
+    """As `read_rejected`: (path, reason) of what was ignored."""
+    return _read_texts(file, "ignored")
 
 
 def write_rejected(folder: Path, rejected: Sequence[Rejected]) -> None:
@@ -645,44 +581,22 @@ def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
     return columns_of(columns)
 
 
-def _read_rejected(file: IndexFile, count: int) -> tuple[Rejected, ...]:
-    texts, ids = _read_texts(file, "rejected", count), file.read("rejected:ids", np.int64)
-    if len(ids) != count:
-        raise damaged(file.path, f"it has {len(ids):,} ids of {count:,} rejected pictures")
-    return tuple(Rejected(*text, number) for text, number in zip(texts, ids.tolist(), strict=True))
-
-
-def _read_texts(file: IndexFile, section: str, count: int) -> tuple[tuple[str, str], ...]:
-    columns = [file.read_text(f"{section}:{name}") for name in ("paths", "reasons")]
-    if any(len(column) != count for column in columns):
-        raise damaged(file.path, f"its columns {section} are not of {count:,} rows")
-    try:
-        paths, reasons = (
-            [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(count)]
-            for column in columns
-        )
-    except UnicodeDecodeError as error:
-        raise damaged(file.path, f"its columns {section} are not valid text") from error
+def _read_texts(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
+    if f"{section}:paths" not in file.names:
+        return ()
+    paths, reasons = (
+        [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(len(column))]
+        for column in (file.read_text(f"{section}:{name}") for name in ("paths", "reasons"))
+    )
     return tuple(zip(paths, reasons, strict=True))
 
 
-def parse_header(header: bytes, file_bytes: int) -> dict[str, _Place]:
-    """Where the header of a file of so many bytes says arrays lie; ValueError: it is no header."""
-    try:
-        content = json.loads(header[_LENGTH_BYTES:])
-        names = [name for name in content if name != "__metadata__"]
-        return {name: _place(content[name], len(header), file_bytes) for name in names}
-    except (LookupError, TypeError, AttributeError, RecursionError, ValueError, OverflowError) as error:
-        raise ValueError("its header is not one of arrays") from error
-
-
-def _place(entry: Any, header_bytes: int, file_bytes: int) -> _Place:
-    dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-    first, last = entry["data_offsets"]
-    whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape, first, last))
-    if not whole or last - first != math.prod(shape) * dtype.itemsize or header_bytes + last > file_bytes:
-        raise ValueError(entry)
-    return _Place(dtype, shape, header_bytes + first)
+def parse_header(header: bytes) -> dict[str, _Place]:
+    """Where the header of a file says that arrays lie."""
+    return {
+        name: _Place(_DTYPES[entry["dtype"]], tuple(entry["shape"]), len(header) + entry["data_offsets"][0])
+        for name, entry in json.loads(header[_LENGTH_BYTES:]).items()
+    }
 
 
 def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
@@ -699,10 +613,7 @@ def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
     header = start[:header_bytes] if header_bytes <= len(start) else _read_part(path, 0, header_bytes)
     if f"{checksum_of(header):016x}" != entry.header:
         raise damaged(path, "its header does not match its checksum")
-    try:
-        return parse_header(header, found_bytes)
-    except ValueError as error:
-        raise damaged(path, str(error)) from error
+    return parse_header(header)
 
 
 def _read_part(path: Path, start: int, count: int) -> bytes:
@@ -711,23 +622,3 @@ def _read_part(path: Path, start: int, count: int) -> bytes:
     except SourceError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
         raise IndexFileError(f"{path}: cannot be read ({reason}); {REMEDY}", path.name) from error
-
-
-def _problems(places: Mapping[str, _Place], samples: int, checksums: Checksums) -> Iterator[str]:
-    """What is wrong with the columns of so many samples."""
-    if checksums.shape[1] != len(places):
-        yield "it has checksums of other columns"
-    yield from (f"column {name} is missing" for name in _NEEDED if name not in places)
-    for name, place in places.items():
-        ends = places.get(f"{ENDS}{name}")
-        dtype, row_shape = (_NEEDED | _OPTIONAL).get(name, (place.dtype, place.shape[1:]))
-        fits = place.dtype == dtype and place.shape[1:] == row_shape
-        if name.startswith(ENDS):
-            fits = place.dtype == np.int64 and place.shape == (samples,)
-        elif name == "targets" or name.startswith(VALUE):
-            fits = place.dtype in (np.int64, np.float64) or (place.dtype == np.uint8 and ends is not None)
-            fits = fits and len(place.shape) in (1, 2)
-        elif name not in _NEEDED | _OPTIONAL or (ends is None) == (name == "paths"):
-            fits = False
-        if not fits or (ends is None and place.shape[:1] != (samples,)):
-            yield f"column {name} is missing or of another shape"

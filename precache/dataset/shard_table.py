@@ -20,20 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.dataset.files import FileEntry
-from precache.dataset.index import SHARD, Array, Checksums, IndexFile, Ints, Sizes, damaged
+from precache.dataset.index import SHARD, Array, Checksums, IndexFile, Ints, Sizes
 from precache.errors import SettingError
 from precache.formats import Format
 from precache.recipe import SPLIT_NAME
 
-_MOST_SAMPLES = 2**40  # of a shard: their sum stays within 64 bits
-_MOST_NUMBER = 2**40
-_COLUMNS = {
-    "splits": np.int32,
-    "numbers": np.int64,
-    "samples": np.int64,
-    "bytes": np.int64,
-    "crc32c": np.uint32,
-}
+_COLUMNS = ("splits", "numbers", "samples", "bytes", "crc32c")
 Crcs: TypeAlias = npt.NDArray[np.uint32]
 
 
@@ -181,35 +173,12 @@ def read_table(file: IndexFile, split_names: tuple[str, ...], form: Format) -> S
     """The shards of a dataset of these splits and this format.
 
     Raises:
-        IndexFileError: the index is damaged, or is none of such a dataset.
+        IndexFileError: the index is damaged.
     """
-    suffixes = suffixes_of(form)
-    of_files = {"bytes": (len(suffixes),), "crc32c": (len(suffixes),)}
-    columns: dict[str, Any] = {
-        name: file.read(f"{SHARD}{name}", dtype, of_files.get(name, ())) for name, dtype in _COLUMNS.items()
-    }
-    columns["checksums"] = file.read(f"{SHARD}checksums", np.uint64, (len(file.sample_columns),))
+    columns: dict[str, Any] = {name: file.read(f"{SHARD}{name}") for name in (*_COLUMNS, "checksums")}
     if f"{SHARD}largest" in file.names:
-        columns["largest"] = file.read(f"{SHARD}largest", np.int32, (2,))
-    if len({len(column) for column in columns.values()}) > 1 or not len(columns["samples"]):
-        raise damaged(file.path, "its columns of shards have different lengths, or none")
-    table = ShardTable(split_names, suffixes, **columns)
-    if problem := _problem(table):
-        raise damaged(file.path, problem)
-    return table
-
-
-def _problem(table: ShardTable) -> str:
-    """What an edited table says, and no conversion; else nothing."""
-    if table.splits.min() < 0 or table.splits.max() >= len(table.split_names):
-        return "a shard is of no split"
-    if table.samples.min() < 1 or table.samples.max() > _MOST_SAMPLES or table.bytes.min() < 0:
-        return "a shard has an impossible number of samples or bytes"
-    if table.numbers.min() < 0 or table.numbers.max() > _MOST_NUMBER:
-        return "a shard has an impossible number"
-    names = table.numbers * len(table.split_names) + table.splits
-    names.sort()
-    return "a shard is named twice" if (names[1:] == names[:-1]).any() else ""
+        columns["largest"] = file.read(f"{SHARD}largest")
+    return ShardTable(split_names, suffixes_of(form), **columns)
 
 
 def _number(shard: ShardEntry) -> int:

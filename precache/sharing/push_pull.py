@@ -14,7 +14,7 @@ there, and what this project has sent.
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from precache.conversion.lock import hold_lock, is_mount_point, lock_path
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
 from precache.dataset.index import REJECTED_NAME
-from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.engines import is_of_caller, of_caller
 from precache.errors import DatasetError, shell_command
 from precache.reporting import Progress, some, tells, unseen
@@ -152,9 +152,10 @@ def pull(
             f"{source}: not a converted dataset (no {MANIFEST_NAME} there); 'precache push' puts one there"
         )
     path = Path(os.path.realpath(local_path(folder)))
-    manifest, _, intact = parse_manifest(raw, Path(str(source)) / MANIFEST_NAME, _from(place, path))
-    if not intact:
-        raise DatasetError(f"{source}: its {MANIFEST_NAME} was edited or damaged; push the dataset again")
+    try:
+        manifest, _ = parse_manifest(raw, Path(MANIFEST_NAME), _from(place, path))
+    except ManifestError as error:
+        raise DatasetError(f"{source}/{str(error).rpartition('; ')[0]}; push the dataset again") from error
     files = _fetched(manifest, place)
     try:
         with hold_lock(path):
@@ -333,13 +334,11 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> fro
         there = read_regular(manifest_path)
         if there == raw:
             return manifest.own_names
-        try:
-            before, _, intact = parse_manifest(there, manifest_path, in_folder(path))
-        except DatasetError:
-            intact = False
-        if not intact or not _is_earlier(before, manifest):
-            raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
-        return before.own_names
+        with suppress(DatasetError):
+            before = parse_manifest(there, manifest_path, in_folder(path))[0]
+            if _is_earlier(before, manifest):
+                return before.own_names
+        raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
     names = names | {lock_path(path).name, *(("lost+found",) if is_mount_point(path) else ())}
     found = [one.name for one in path.iterdir() if one.name not in names]

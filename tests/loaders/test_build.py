@@ -86,9 +86,11 @@ def test_every_setting_of_torchs_dataloader_is_known_or_refused_by_name(converte
         build_loader(converted["shards"], worker=3)
 
 
-@pytest.mark.parametrize("name", ["workers", "check", "subset", "weights", "rank", "world_size"])
+@pytest.mark.parametrize("name", ["workers", "check", "subset", "last", "dtype", "views", "rank"])
 def test_a_setting_of_a_dataclass_given_flat_is_told_its_place(converted: dict[str, Path], name: str) -> None:
-    with pytest.raises(TypeError, match=rf"did you mean (reading|sampling|ranks)=.*\({name}=\.\.\.\)"):
+    with pytest.raises(
+        TypeError, match=rf"did you mean (reading|serving|sampling|ranks)=.*\({name}=\.\.\.\)"
+    ):
         loaders.build(converted["shards"], **{name: 1})
 
 

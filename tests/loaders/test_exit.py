@@ -74,7 +74,7 @@ if run is not None:
         iterator = iter(loader)
         batch = next(iterator)
     elif ending == "two":
-        other = loaders.build(path, dtype=torch.float32, **settings)
+        other = loaders.build(path, serving=loaders.Serving(dtype=torch.float32), **settings)
         pairs = zip(loader, other)
         next(pairs)
     elif ending == "cycle":
@@ -152,10 +152,8 @@ import torch
 import loaders
 
 path, backend = sys.argv[1:]
-reading = loaders.Reading(workers=2)
-loader = loaders.build(
-    path, backend=backend, size=40, batch_size=4, dtype=torch.float32, reading=reading
-)
+reading, serving = loaders.Reading(workers=2), loaders.Serving(dtype=torch.float32)
+loader = loaders.build(path, backend=backend, size=40, batch_size=4, serving=serving, reading=reading)
 iterator = iter(loader)
 batch = next(iterator)
 print("running", flush=True)

@@ -36,7 +36,8 @@ FEEDS = {
     "dali, cache device": ("webdataset", "dali", Reading(cache="device")),
 }
 """Name -> format, or nothing for the tree; backend; reading."""
-KINDS: list[dict[str, Any]] = [{}, {"dtype": torch.bfloat16}, {"dtype": torch.bfloat16, "augment": "train"}]
+HALF = loaders.Serving(dtype=torch.bfloat16)
+KINDS: list[dict[str, Any]] = [{}, {"serving": HALF}, {"serving": HALF, "augment": "train"}]
 on_gpu = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 Sums = list[tuple[list[float], list[int]]]
 
@@ -97,7 +98,7 @@ def test_a_loader_serves_the_same_behind_a_stalled_stream(feed: dict[str, Any], 
 def test_memory_of_the_device_stays_flat_over_epochs(feed: dict[str, Any]) -> None:
     """Of the whole device: nvJPEG and DALI take memory that torch does not count."""
     taken = []
-    with build(device="cuda", dtype=torch.bfloat16, augment="train", **feed) as loader:
+    with build(device="cuda", serving=HALF, augment="train", **feed) as loader:
         for _ in range(8):
             for batch in loader:
                 batch.images.sum()

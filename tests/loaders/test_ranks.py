@@ -24,7 +24,8 @@ dist.init_process_group("gloo")
 path, out = sys.argv[1:]
 served = {}
 for last, batch_size in (("partial", 4), ("partial", 1), ("pad", 4), ("drop", 4)):
-    with loaders.build(path, batch_size=batch_size, last=last, reading=loaders.Reading(workers=1)) as loader:
+    reading, sampling = loaders.Reading(workers=1), loaders.Sampling(last=last)
+    with loaders.build(path, batch_size=batch_size, sampling=sampling, reading=reading) as loader:
         served[f"{last} {batch_size}"] = [
             [(batch.ids.tolist(), batch.ids[~batch.padding].tolist()) for batch in loader] for _ in range(2)
         ]

@@ -33,7 +33,9 @@ BROKEN = {"missing": "raise ModuleNotFoundError('No module named PIL', name='PIL
 
 
 def command_of_the_readme() -> str:
-    blocks = re.findall(r"^```sh\n(.*?)^```$", (ROOT / "precache/README.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```sh\n(.*?)^```$", (ROOT / "precache/README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     (command,) = (block for block in blocks if "uninstall -y pillow" in block)
     return str(command)
 

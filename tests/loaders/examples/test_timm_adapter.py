@@ -52,7 +52,7 @@ def of_training(path: Path, **options: Any) -> Any:
 @pytest.fixture
 def labels(data: Path) -> list[list[int]]:
     """Of each whole batch of the epochs 0 and 1, as the script asks for them."""
-    with loaders.build(data, batch_size=BATCH, last="drop", seed=42) as loader:
+    with loaders.build(data, batch_size=BATCH, seed=42, sampling=loaders.Sampling(last="drop")) as loader:
         return [batch.labels.tolist() for _ in range(2) for batch in loader]
 
 

@@ -1,8 +1,6 @@
 """A converted dataset is held against its source, its manifest and another conversion."""
 
-import json
 import math
-import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -37,10 +35,7 @@ def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path)
             changed = bytearray(content)
             changed[place] ^= 1 << bit
             (out / name).write_bytes(changed)
-            try:
-                problems = verify(out)
-            except DatasetError as error:  # it is not a manifest any more
-                problems = [str(error)]
+            problems = verify(out)
             assert [problem.startswith(f"{out / name}: ") for problem in problems] == [True]
         (out / name).write_bytes(content)
 
@@ -48,42 +43,16 @@ def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"{", "not valid JSON"),
+        (b"{", "not a manifest of this project"),
         (b'{"version": 99}', "manifest version 99, expected 1"),
-        (b'{"version": 1}', "not a manifest of this project"),
+        (b'{"version": 1}', "was edited or damaged"),
         (b"[]", "not a manifest of this project"),
-        ("samples", "not a manifest of this project"),
-        ("index", "not a manifest of this project"),
     ],
 )
-def test_a_damaged_manifest_names_its_file(
-    tmp_path: Path, content: bytes | str, message: str, converted: dict[str, Path]
-) -> None:
-    if isinstance(content, str):  # an edited one
-        edited = json.loads((converted["dali"] / MANIFEST_NAME).read_text())
-        if content == "index":
-            edited["index"] = []
-        else:
-            edited["index"]["bytes"] = "many"
-        content = json.dumps(edited).encode()
+def test_a_damaged_manifest_names_its_file(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / MANIFEST_NAME).write_bytes(content)
-    with pytest.raises(DatasetError, match=message) as caught:
+    with pytest.raises(DatasetError, match=f"{tmp_path / MANIFEST_NAME}: .*{message}"):
         open_dataset(tmp_path)
-    assert str(tmp_path / MANIFEST_NAME) in str(caught.value)
-
-
-@pytest.mark.parametrize("value", [None, 1.5, "text", [], ["text"]], ids=str)
-def test_a_manifest_with_a_value_of_another_kind_is_refused_by_its_name(
-    value: object, tmp_path: Path, converted: dict[str, Path]
-) -> None:
-    content = json.loads((converted["shards"] / MANIFEST_NAME).read_text())
-    for name in sorted({*content} - {"version", "checksum"}):
-        if type(value) is not type(content[name]):
-            (tmp_path / MANIFEST_NAME).write_text(json.dumps({**content, name: value}))
-            with pytest.raises(DatasetError) as caught:
-                open_dataset(tmp_path)
-            said = str(caught.value).removeprefix(str(tmp_path / MANIFEST_NAME))
-            assert not re.search("object|argument", said), (name, said)
 
 
 @pytest.mark.parametrize("name", [*sorted(FORMATS), "keep-shards", "keep-dali", "rectangle-shards"])

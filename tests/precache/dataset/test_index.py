@@ -29,7 +29,7 @@ def rows_of(path: Path) -> ShardRows:
     shards = manifest.shards
     assert shards.checksums is not None
     file = IndexFile(in_folder(path), manifest.index)
-    return ShardRows(file, shards.samples, shards.checksums, shards.file_name, {})
+    return ShardRows(file, shards.samples, shards.checksums, shards.file_name)
 
 
 def test_the_stock_reader_opens_it(described: Path) -> None:

@@ -17,13 +17,13 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.backends.cache import open_cached
 from loaders.backends.host_memory import free_memory
-from loaders.dataset import RAW, SplitData, open_split
+from loaders.converting import Conversion, Converting
+from loaders.dataset import RAW, SplitData, open_split, with_parts
 from loaders.deliver.devices import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
-from loaders.remote import with_parts
 from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     LoaderSpec,
@@ -40,6 +40,7 @@ from loaders.settings import (
 from loaders.transfer import Pipeline, Transfer, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
+from precache.recipe import Recipe
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Url, is_url
 
@@ -63,6 +64,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     sampling: Sampling | None = None,
     ranks: Ranks | None = None,
     reading: Reading | None = None,
+    precache: str | os.PathLike[str] | None = None,
+    recipe: Recipe | None = None,
     **other: Any,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`, or what was converted at a URL.
@@ -98,6 +101,10 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             datasets, what fills no batch; see `loaders.Sampling`. Default: each once.
         ranks: which processes share each epoch; see `loaders.Ranks`. `batch_size` is that of one of them.
         reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
+        precache: a folder: while the raw tree at `path` is trained on, a process of the lowest priority
+            converts it into shards there, as `precache convert` would; from the start of the epoch after
+            they are finished they are read in its place, in the order that the tree would have.
+        recipe: of `precache`; default that of `precache convert --format shards`.
         other: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
@@ -113,6 +120,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
     """
     refuse(other, build)
+    if recipe is not None and precache is None:
+        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
     check_given(path)
     assert path is not None
     check_name(backend)
@@ -143,10 +152,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     weights = find_weights(sampling, data)
     data = with_parts(data, None if weights is None else weights > 0)
 
-    def open_source(spec: LoaderSpec) -> Pipeline:
+    def open_source(spec: LoaderSpec) -> Pipeline | Converting:
         if spec.last != "pad":  # more than there are samples are in no batch
             spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
-        return _open_pipeline(augment, spec, data, lane)
+        if precache is None:
+            return _open_pipeline(augment, spec, data, lane)
+        return _open_converting(augment, spec, data, lane, precache, recipe)
 
     pipeline = open_source(spec)
     try:
@@ -221,6 +232,30 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     return Pipeline(
         data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.serving.views), size, fields
     )
+
+
+def _open_converting(
+    augment: Augment,
+    spec: LoaderSpec,
+    data: SplitData,
+    lane: Lane,
+    folder: str | os.PathLike[str],
+    recipe: Recipe | None,
+) -> Converting:
+    """The raw tree, and its shards in the same order, size and part."""
+    conversion = Conversion(data, spec.split, folder, recipe, spec.rank)
+    size, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.serving.crop_ratio)
+    serving = replace(spec.serving, crop_ratio=ratio)
+    of_shards = replace(spec, backend="auto", shuffle="full", size=size, serving=serving)
+
+    def open_pipeline(part: SplitData) -> Pipeline:
+        return _open_pipeline(augment, spec if part is data else of_shards, part, lane)
+
+    try:
+        return Converting(conversion, data, open_pipeline)
+    except BaseException:
+        conversion.close()
+        raise
 
 
 def _check_batch(spec: LoaderSpec, data: SplitData) -> None:

@@ -13,6 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from loaders.backends.integrity import SampleCheck
+from loaders.converting import Conversion
 from loaders.dataset import RAW, open_split
 from loaders.fields import labels_of
 from loaders.settings import OF_IMAGES, check_given, refuse
@@ -23,10 +24,12 @@ from precache.pictures import images
 from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.reading import steadily
+from precache.recipe import Recipe
 from precache.storage import read_regular_part
 from precache.storage.urls import Url
 
 DECODES = ("pil", "tensor")
+_LOOK_SAMPLES = 512
 _WHOLE = Rendering(size=1)  # nothing is fitted, so no size matters
 
 
@@ -49,6 +52,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: of the picture.
         target_transform: of the label.
         decode: `"pil"` or `"tensor"`.
+        precache, recipe: as of `loaders.build`; each process that reads looks every 512 samples whether the
+            shards are finished; a new worker of a DataLoader at its first.
         other: a setting of torchvision's datasets is refused with the name of the one here.
 
     Attributes:
@@ -72,16 +77,24 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
         decode: str = "pil",
+        precache: str | os.PathLike[str] | None = None,
+        recipe: Recipe | None = None,
         **other: Any,
     ) -> None:
         refuse(other, ImageDataset, OF_IMAGES, {})
+        if recipe is not None and precache is None:
+            raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
         check_given(path)
         assert path is not None
         check_choice("decode", decode, DECODES)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
                 raise SettingError(f"{name} must be a function or None, got {function!r}")
-        self._data = open_split(path, split)
+        self._data = self._tree = open_split(path, split)
+        self._conversion: Conversion | None = None
+        if precache is not None:
+            self._conversion = Conversion(self._data, split, precache, recipe)
+        self._asked = 0
         modes = (1, 3, 4) if self._data.dtype == np.uint8 else (1,)
         if decode == "pil" and self._data.channels not in modes:
             raise SettingError(
@@ -103,13 +116,13 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
     @cached_property
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
-        return self._data.targets()
+        return self._tree.targets()
 
     @cached_property
     def samples(self) -> list[tuple[str, Any]]:
         """(path, label) of each sample: of the file in a raw tree, or relative to a dataset's source."""
-        if self._data.kind == RAW:
-            return list(zip(self._data.files, self.targets, strict=True))
+        if self._tree.kind == RAW:
+            return list(zip(self._tree.files, self.targets, strict=True))
         return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
 
     @property
@@ -125,6 +138,8 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             position = range(len(self))[as_index(index)]
         except IndexError:
             raise IndexError(f"{self.root}: sample {index} of {len(self):,}") from None
+        if self._conversion is not None:
+            self._look(self._conversion)
         picture = self._raw(position) if self._data.kind == RAW else self._stored(position)
         label: Any = int(self._data.labels[position])
         if self._data.index is not None and self._data.index.targets is not None:
@@ -138,9 +153,16 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     def __repr__(self) -> str:
         return (
-            f"<loaders.ImageDataset {self._data.kind} {self.root}: {self._split}, {len(self):,} samples, "
+            f"<loaders.ImageDataset {self._tree.kind} {self.root}: {self._split}, {len(self):,} samples, "
             f"{len(self.classes):,} classes>"
         )
+
+    def _look(self, conversion: Conversion) -> None:
+        """Read the shards in the place of the tree, once they are finished."""
+        if self._asked % _LOOK_SAMPLES == 0 and (stored := conversion.found()) is not None:
+            self._check = SampleCheck(stored, "first-read")
+            self._data, self._conversion = stored, None  # not before: other threads read, too
+        self._asked += 1
 
     def _raw(self, position: int) -> Image.Image | torch.Tensor:
         path = self._data.files[position]

@@ -1,4 +1,9 @@
-"""The one loader: epochs, order, state and reading ahead, over any backend's `Reader`."""
+"""The one loader: epochs, order, state and reading ahead, over any backend's `Reader`.
+
+Beside it is what frameworks look for at a loader that they take for torch's DataLoader: data set and
+samplers. Who puts a DataLoader together out of them, as Accelerate's `skip_first_batches` does, gets the
+loader's own batches: `RankBatchSampler` names them, and `SplitDataset` hands them over.
+"""
 
 import logging
 import os
@@ -10,14 +15,14 @@ from operator import index
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
-from torch.utils.data import IterableDataset
+import torch
+from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSampler
 
-from loaders import frameworks
 from loaders.batch import Batch, Request
+from loaders.converting import Converting
 from loaders.dataset import SplitData
 from loaders.deliver.prefetch import Prefetch, of_dead_worker
 from loaders.deliver.threads import Ending
-from loaders.frameworks import Place
 from loaders.mixture import MixedData, Mixture
 from loaders.order.order import Order
 from loaders.settings import LoaderSpec
@@ -29,9 +34,11 @@ _AHEAD_BATCHES = 2
 _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
 _LOGGER = logging.getLogger(__name__)
-Source: TypeAlias = Pipeline | Mixture
+Source: TypeAlias = Pipeline | Converting | Mixture
 OpenSource: TypeAlias = Callable[[LoaderSpec], Source]
 """Opens what serves as the settings say."""
+Place: TypeAlias = tuple[int, int]
+"""Epoch and number of a batch."""
 
 
 class _Asked(NamedTuple):
@@ -81,6 +88,121 @@ class Iteration(Iterator[Batch]):
         return self.epoch, self._number - 1
 
 
+class SplitDataset(Dataset[Any]):
+    """The samples of a split: how many, of which classes.
+
+    Attributes:
+        classes: class names.
+        class_to_idx: class name -> label.
+    """
+
+    def __init__(self, loader: "Loader", data: SplitData | MixedData) -> None:
+        self.classes = data.classes
+        self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
+        self._loader = loader
+        self._data = data
+
+    @property
+    def targets(self) -> list[Any]:
+        """What each sample is labelled with, in stored order: an index, a number, or a list of them."""
+        return self._data.targets()
+
+    @property
+    def total_dataset_length(self) -> int:
+        """0: Accelerate need not cut anything off what it gathers of the last batch."""
+        return 0
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, position: Any) -> Any:
+        raise SettingError(
+            f"the loader of {self._data.path} serves whole batches, and divides them among processes by "
+            f"itself; iterate over the loader, pass it to accelerator.prepare(), or pass on its `dataset` "
+            f"and `batch_sampler` together, unchanged"
+        )
+
+    def __getitems__(self, asked: list[int]) -> Batch:
+        """The batch that `RankBatchSampler` named."""
+        if not isinstance(asked, BatchPlace) or not asked.follows():
+            self[asked]  # raises
+            raise AssertionError
+        return self._loader.take(asked.place)
+
+
+class BatchPlace(list[int]):
+    """The samples of a batch, as positions in stored order, and where in an iteration it is served."""
+
+    def __init__(self, positions: list[int], place: Place, taken: list[int]) -> None:
+        super().__init__(positions)
+        self.place = place
+        self._samples = len(positions)
+        self._taken = taken  # the number of the batch taken before in the same iteration
+
+    def follows(self) -> bool:
+        """Whether it is whole and next: none between the one before and this one was given to another."""
+        number = self.place[1]
+        follows = len(self) == self._samples and (not self._taken or number == self._taken[0] + 1)
+        self._taken[:] = [number]
+        return follows
+
+
+class RankSampler(Sampler[int]):
+    """The positions that this rank serves in the coming epoch; who sets its epoch sets the loader's."""
+
+    def __init__(self, loader: "Loader", order: Order, epoch: int) -> None:
+        self._loader = loader
+        self._order = order
+        self._epoch = epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `loaders.Loader.set_epoch`."""
+        self._loader.set_epoch(epoch)
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        for share in self._order.batches(self._epoch):
+            yield from share.positions.tolist()
+
+    def __len__(self) -> int:
+        return self._order.cut.rank_samples()
+
+
+class InStoredOrder(RankSampler, SequentialSampler):
+    """Of a loader that does not shuffle: Lightning's `overfit_batches` wants a SequentialSampler."""
+
+
+class RankBatchSampler:
+    """Names the batches of one iteration of the loader, as torch's `BatchSampler` names samples."""
+
+    def __init__(self, loader: "Loader", sampler: RankSampler, order: Order) -> None:
+        self.sampler = sampler
+        self.batch_size = order.cut.batch_size
+        self.drop_last = order.cut.last == "drop"
+        self._loader = loader
+        self._order = order
+
+    def set_epoch(self, epoch: int) -> None:
+        """See `loaders.Loader.set_epoch`."""
+        self.sampler.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[BatchPlace]:
+        taken: list[int] = []
+        shares = None
+        iteration = self._loader.__iter__()
+        while (place := iteration.next_place()) is not None:
+            shares = shares or self._order.batches(place[0])
+            yield BatchPlace(shares[place[1]].positions.tolist(), place, taken)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+
+def as_is(batch: torch.Tensor) -> torch.Tensor:
+    """What is served is collated."""
+    return batch
+
+
 class Loader(IterableDataset[Batch]):
     """What `loaders.build` returns.
 
@@ -98,7 +220,7 @@ class Loader(IterableDataset[Batch]):
 
     An IterableDataset, so that torch's DataLoader and torchdata's StatefulDataLoader take it as the
     dataset (`batch_size=None`, no workers of theirs). For what takes a loader for a DataLoader it has what
-    such a one has: see `loaders.frameworks`.
+    such a one has: see `SplitDataset` and `RankBatchSampler`.
 
     Attributes:
         spec: the settings.
@@ -113,7 +235,7 @@ class Loader(IterableDataset[Batch]):
     # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
     _is_accelerate_prepared = True
     # Of a DataLoader between the loader and the caller, for those who make one.
-    num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(frameworks.as_is)
+    num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(as_is)
 
     def __init__(
         self,
@@ -168,20 +290,21 @@ class Loader(IterableDataset[Batch]):
         return self._data.served_size(self.spec.size) if self._size is None else self._size
 
     @property
-    def dataset(self) -> frameworks.SplitDataset:
+    def dataset(self) -> SplitDataset:
         """The samples of the split: `len(loader.dataset)`, `loader.dataset.targets`."""
-        return frameworks.SplitDataset(self, self._data)
+        return SplitDataset(self, self._data)
 
     @property
-    def sampler(self) -> frameworks.RankSampler:
+    def sampler(self) -> RankSampler:
         """What this rank serves; `loader.sampler.set_epoch` is the loader's."""
         return self.batch_sampler.sampler
 
     @property
-    def batch_sampler(self) -> frameworks.RankBatchSampler:
+    def batch_sampler(self) -> RankBatchSampler:
         """The batches of an iteration; Lightning calls its `sampler.set_epoch` ahead of each epoch."""
         epoch = self._coming if self._asked is None else self._asked.epoch
-        return frameworks.make_batch_sampler(self, self._order, epoch)
+        kind = InStoredOrder if self._order.epochs.kind == "none" else RankSampler
+        return RankBatchSampler(self, kind(self, self._order, epoch), self._order)
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""

@@ -30,6 +30,7 @@ LOADERS_MAY_USE = {
     "pictures.masks",
     "pictures.reading",
     "pictures.sizes",
+    "recipe",
     "sources",
     "storage",
 }
@@ -97,12 +98,11 @@ FLOORS = {
     "loaders": [
         {"settings", "batch", "deliver"},
         {"order", "augment"},
-        {"remote"},
         {"dataset"},
         {"fields", "sampling"},
         {"backends", "transfer"},
-        {"image_dataset", "mixture"},
-        {"frameworks"},
+        {"converting", "mixture"},
+        {"image_dataset"},
         {"loader"},
         {"build"},
         {"examples"},

@@ -1,9 +1,9 @@
-"""Reading whole shards one after the other, ahead of their first use."""
+"""Reading whole shards one after the other, and fetching those at a URL, ahead of their first use."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,13 +12,13 @@ from typing import TypeVar
 import numpy as np
 
 from loaders.backends.integrity import SampleCheck, check_index
-from loaders.batch import Request
-from loaders.dataset import SplitData
-from loaders.deliver.threads import Pool
-from loaders.remote import FetchAhead
+from loaders.batch import Positions, Request
+from loaders.dataset import Hold, RemoteShards, SplitData
+from loaders.deliver.threads import Pool, stop_check
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
+_AT_A_TIME = 4  # shards that are fetched, each in several parts
 
 
 def look_ahead(
@@ -139,3 +139,83 @@ class EncodedShards:
                 samples[row] = replace(sample, id=int(ids[row]), label=int(labels[row]))
         check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
         return dict(enumerate(samples))
+
+
+class FetchAhead:
+    """Fetches the shards of requests in the order in which they will be needed, several at a time.
+
+    What is fetched stays in the cache until it was opened.
+
+    Args:
+        most_shards: to fetch before they are opened.
+        most_samples: to look ahead; requests may have no end.
+    """
+
+    def __init__(self, remote: RemoteShards, most_shards: int, most_samples: int) -> None:
+        self._remote = remote
+        self._most_shards, self._most_samples = most_shards, most_samples
+        self._pool = Pool(min(_AT_A_TIME, max(1, most_shards)), "fetch-shard")
+        self._check = stop_check()
+        self._coming: dict[int, Future[Hold]] = {}
+        self._asked: set[int] = set()  # until they are closed
+
+    def requests(
+        self, requests: Iterator[Request], shards_of: Callable[[Positions], Positions]
+    ) -> Iterator[Request]:
+        """The same requests; the shards of later ones, as `shards_of` tells of positions, come meanwhile."""
+        waiting: deque[Request] = deque()
+        samples = 0
+        while True:
+            # of what comes behind an empty request nothing is known yet: see `ray_decoder`
+            while not waiting or (
+                len(self._coming) < self._most_shards
+                and samples < self._most_samples
+                and len(waiting[-1].positions)
+            ):
+                if (request := next(requests, None)) is None:
+                    break
+                waiting.append(request)
+                samples += len(request.positions)
+                for number in dict.fromkeys(shards_of(request.positions).tolist()):
+                    if number not in self._asked:
+                        self._asked.add(number)
+                        self._coming[number] = self._pool.submit(self._fetch, number)
+            if not waiting:
+                return
+            samples -= len(waiting[0].positions)
+            yield waiting.popleft()
+
+    @contextmanager
+    def fetched(self, number: int) -> Iterator[None]:
+        """Wait for shard `number`, which stays in the cache until the end of the block.
+
+        Raises:
+            StorageError: it cannot be fetched.
+        """
+        coming = self._coming.pop(number, None)
+        hold = self._remote.hold(number) if coming is None else coming.result()
+        try:
+            yield
+        finally:
+            hold.release()
+
+    def _fetch(self, number: int) -> Hold:
+        own = stop_check()
+
+        def check() -> None:
+            own()
+            self._check()  # the one that waits for this has been asked to end: it cannot say so itself
+
+        return self._remote.hold(number, check=check)
+
+    def closed(self, number: int) -> None:
+        """Note that shard `number` is not open any more; who asks for it again has it fetched again."""
+        self._asked.discard(number)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._pool.close()
+        while self._coming:
+            coming = self._coming.popitem()[1]
+            if not coming.cancelled() and coming.exception() is None:
+                coming.result().release()

@@ -6,6 +6,7 @@ wherever that is asked for (`read`): it is sent to worker processes. `precache.s
 
 import hashlib
 import os
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -114,21 +115,12 @@ class Samples(Sequence[SampleRef]):
         fields: Mapping[str, Column] | None = None,
     ) -> "Samples":
         """The columns of `refs`, with these targets and fields in the place of theirs."""
-        names = list(dict.fromkeys(ref.split for ref in refs))
-        paths = [os.fsencode(ref.path) for ref in refs]
-        return cls(
-            ids=np.array([ref.id for ref in refs], np.int64),
-            labels=np.array([ref.label for ref in refs], np.int64),
-            file_bytes=np.array([ref.bytes for ref in refs], np.int64),
-            modified_ns=np.array([ref.modified_ns for ref in refs], np.int64),
-            splits=np.array([names.index(ref.split) for ref in refs], np.int64),
-            split_names=tuple(names),
-            paths=b"".join(paths),
-            path_ends=np.cumsum([len(path) for path in paths], dtype=np.int64),
-            places=np.array([ref.place for ref in refs], np.int64),
-            targets=targets,
-            fields=dict(fields or {}),
-        )
+        listed = SampleList()
+        for ref in refs:
+            listed.add(ref.path, ref.bytes, ref.modified_ns, ref.place, ref.split)
+        samples = listed.samples(np.array([ref.label for ref in refs], np.int64), targets, fields)
+        samples.ids = np.array([ref.id for ref in refs], np.int64)
+        return samples
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -168,6 +160,59 @@ class Samples(Sequence[SampleRef]):
             targets=None if self.targets is None else self.targets.select(rows),
             fields=columns.select(self.fields, rows),
             original_sizes=None if self.original_sizes is None else self.original_sizes[rows],
+        )
+
+
+class SampleList:
+    """Samples while a source lists them, one after the other: some 50 bytes each, and their paths.
+
+    Attributes:
+        file_bytes, modified_ns, places: as of `Samples`, so far.
+        split_of: number of each split, by its name.
+    """
+
+    def __init__(self) -> None:
+        self._paths, self._path_ends = bytearray(), array("q")
+        self.file_bytes, self.modified_ns, self.places, self._splits = (array("q") for _ in range(4))
+        self.split_of: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def path(self, row: int) -> str:
+        """The path of a sample."""
+        return os.fsdecode(bytes(self._paths[self._path_ends[row - 1] if row else 0 : self._path_ends[row]]))
+
+    def add(
+        self, path: str, file_bytes: int = 0, modified_ns: int = 0, place: int = 0, split: str = ""
+    ) -> None:
+        """Add a sample; see `SampleRef`."""
+        self._paths += os.fsencode(path)
+        self._path_ends.append(len(self._paths))
+        self.file_bytes.append(file_bytes)
+        self.modified_ns.append(modified_ns)
+        self.places.append(place)
+        self._splits.append(self.split_of.setdefault(split, len(self.split_of)))
+
+    def samples(
+        self, labels: Ints, targets: Column | None = None, fields: Mapping[str, Column] | None = None
+    ) -> Samples:
+        """All of them; ids are their ranks, splits are sorted, and nothing can be added any more."""
+        names = sorted(self.split_of)
+        rank = np.empty(len(names), np.int64)
+        rank[[self.split_of[name] for name in names]] = np.arange(len(names))
+        return Samples(
+            ids=np.arange(len(self)),
+            labels=labels,
+            file_bytes=np.frombuffer(self.file_bytes, np.int64),
+            modified_ns=np.frombuffer(self.modified_ns, np.int64),
+            splits=rank[np.frombuffer(self._splits, np.int64)],
+            split_names=tuple(names),
+            paths=bytes(self._paths),
+            path_ends=np.frombuffer(self._path_ends, np.int64),
+            places=np.frombuffer(self.places, np.int64),
+            targets=targets,
+            fields=dict(fields or {}),
         )
 
 

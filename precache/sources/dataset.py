@@ -24,15 +24,15 @@ Hugging Face's library (extra `hf`) is imported for `hf:FOLDER` alone, where `sa
 one that is passed brings what is needed.
 """
 
+import hashlib
 import os
 import stat
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,13 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
 from precache.packages import install_extra
 from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.recipe import SPLIT_NAME
 from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
-from precache.sources.labels import Columns, Labelled, Labels
+from precache.sources.labels import Columns, Rows
 from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
 
 PREFIX = "hf:"
@@ -83,10 +82,9 @@ class _Listing:
     Attributes:
         part: where they are read.
         count: of samples.
+        columns: what else is known of them.
+        values: of these columns, one value for each sample.
         classes: names that integer labels index; None: labels speak for themselves.
-        labels: one for each sample, or None.
-        splits: names of splits, one for each sample, or None.
-        fields: what else is kept, by name, one value for each sample.
         files: the files of the pictures, relative to the folder of `part`; else None.
         unread: rows of which nothing but their number is known, for they could not be read.
         warnings: see `Scan`.
@@ -94,28 +92,28 @@ class _Listing:
 
     part: _Part
     count: int
+    columns: Columns
+    values: Mapping[Any, Sequence[Any]] = field(default_factory=dict)
     classes: tuple[str, ...] | None = None
-    labels: Sequence[Any] | None = None
-    splits: Sequence[Any] | None = None
-    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     files: Sequence[str] | None = None
     unread: frozenset[int] = frozenset()
     warnings: tuple[str, ...] = ()
 
-    def refs(self, split: str) -> Iterator[SampleRef]:
-        """Its samples, without labels; SourceError for what is not the name of a split."""
-        part, splits = self.part, self.splits or [split] * self.count
-        for row, name in enumerate(splits):
-            place, size, modified_ns = part.first + row, (-1 if row in self.unread else 0), 0
-            path = f"{place:08d}"
+    def add_to(self, rows: Rows, split: str) -> None:
+        """Add its samples, of which those without a split of their own belong to `split`."""
+        part, columns = self.part, self.columns
+        for row in range(self.count):
+            place, path = part.first + row, f"{part.first + row:08d}"
+            size, modified_ns = -1 if row in self.unread else 0, 0
             if self.files is not None:
                 path = self.files[row]
                 size, modified_ns = _status(os.path.join(part.folder, path))
-            if self.splits is not None and (not isinstance(name, str) or not SPLIT_NAME.fullmatch(name)):
-                raise SourceError(
-                    f"{part.name}: row {row}: {name!r:.60} is not a valid split name; write one such as train"
-                )
-            yield SampleRef(place, f"{part.prefix}{path}", -1, size, name, modified_ns, place)
+            own = split if columns.split is None else self.values[columns.split][row]
+            rows.add(f"{part.prefix}{path}", size, modified_ns, place, own)
+        for label in () if columns.label is None else self.values[columns.label]:
+            rows.labels.add(label)
+        for name in columns.fields:
+            rows.values[name] += self.values[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,27 +135,21 @@ class DatasetSource:
     def scan(self) -> Scan:
         by_split = self._listings()
         every = list(by_split.values())
+        first, scanned = every[0], replace(self, dataset=None, parts=tuple(listing.part for listing in every))
+        rows = Rows(scanned._row, first.columns)
         for split, listing in by_split.items():
-            if listing.classes != every[0].classes:
+            if listing.classes != first.classes:
                 raise SourceError(f"{self.root}: split {split!r} has other classes than the others")
-        scanned = replace(self, dataset=None, parts=tuple(listing.part for listing in every))
-        column = ""
-        try:
-            fields = {}
-            for column in every[0].fields:
-                fields[column] = Column.of(_joined([listing.fields[column] for listing in every]))
-            refs = [ref for split, listing in by_split.items() for ref in listing.refs(split)]
-            column = "label"
-            labels = None if every[0].labels is None else _joined([listing.labels for listing in every])
-            labelled = _labelled(labels, every[0].classes, self.options, len(refs))
-        except ValueOfRowError as error:
-            raise SourceError(f"{scanned._row(error.row)}: {column}: {error.reason}") from error
+            if listing.columns.names != first.columns.names:
+                raise SourceError(f"{self.root}: split {split!r} has other columns than the others")
+            listing.add_to(rows, split)
         unread = sum(len(listing.unread) for listing in every)
-        if unread == len(refs):
+        if unread == len(rows):
             raise SourceError(f"{self.root}: none of its {unread:,} samples can be read; repair it")
-        samples = Samples.of(refs, fields=fields)
         warnings = [warning for listing in every for warning in listing.warnings]
-        return labelled.scan(scanned, samples, (), warnings, more=scanned.probe(samples))
+        scan = rows.scan(scanned, self.options, (), warnings, first.classes)
+        probed = f"{scan.digest}{scanned.probe(scan.samples)}"
+        return replace(scan, digest=hashlib.sha256(probed.encode()).hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         part, where = self._part(ref.place), self.where(ref)
@@ -253,63 +245,12 @@ def _is_splits(dataset: Any) -> bool:
     return isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
 
 
-def _joined(columns: Sequence[Sequence[Any] | None]) -> list[Any]:
-    return list(chain.from_iterable(column or () for column in columns))
-
-
 def _status(path: str) -> tuple[int, int]:
     try:
         status = os.stat(path)
     except (OSError, ValueError):
         return -1, 0
     return status.st_size, status.st_mtime_ns
-
-
-def _labelled(
-    labels: Sequence[Any] | None, classes: tuple[str, ...] | None, options: SourceOptions, count: int
-) -> Labelled:
-    """What the samples are labelled with, by the names that the dataset has for its classes.
-
-    Raises:
-        ValueOfRowError: one is unlike the others, or no class that there is.
-    """
-    if labels is None or options.target == "none":
-        return Labelled.with_nothing(count)
-    collected = Labels()
-    for label in labels:
-        collected.add(label)
-    labelled = collected.labelled(options.target, options.separator, cells=False)
-    if classes is None or labelled.target not in ("class", "classes"):
-        return labelled
-    by_name = {name: index for index, name in enumerate(classes)}
-    numbers = not any(isinstance(part, str) for label in labels for part in _parts_of(label))
-    by_name |= {str(index): index for index in range(len(classes))} if numbers else {}
-    index_of = np.array([by_name.get(name, -1) for name in labelled.classes], np.int64)
-    if (index_of < 0).any():
-        number = int(np.argmin(index_of))
-        strange, row = labelled.classes[number], _first_row(labelled, number)
-        raise ValueOfRowError(
-            row,
-            f"{strange} is not a class; expected 0 to {len(classes) - 1}, or one of "
-            f"{', '.join(classes)[:80]} (a dataset without labels is converted with target='none')",
-        )
-    targets = labelled.targets
-    if targets is not None:
-        targets = Column(index_of[targets.values], targets.ends)
-        return replace(labelled, classes=classes, targets=targets, notes=())
-    return replace(labelled, classes=classes, labels=index_of[labelled.labels], notes=())
-
-
-def _first_row(labelled: Labelled, number: int) -> int:
-    """The first row of a sample of this class."""
-    if labelled.targets is None or labelled.targets.ends is None:
-        return int(np.argmax(labelled.labels == number))
-    place = np.argmax(labelled.targets.values == number)
-    return int(np.searchsorted(labelled.targets.ends, place, side="right"))
-
-
-def _parts_of(label: Any) -> Sequence[Any]:
-    return label if isinstance(label, list | tuple) else [label]
 
 
 def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
@@ -399,17 +340,22 @@ def _listed(dataset: Any, name: str, options: SourceOptions) -> _Listing:
         options.only(FOLDER_DATASET)
         root = os.fspath(dataset.root)
         files = [_within(root, path) for path, _ in samples]
-        labels, classes = [label for _, label in samples], _class_names(dataset)
         return _Listing(
-            part=_Part(name=name, folder=root), count=count, classes=classes, labels=labels, files=files
+            part=_Part(name=name, folder=root),
+            count=count,
+            columns=Columns(label=None if options.target == "none" else "label"),
+            values={"label": [label for _, label in samples]},
+            classes=_class_names(dataset),
+            files=files,
         )
     columns = _columns_of(_first_sample(dataset, name, count), name, options)
     part = _Part(name=name, read=partial(_read_picture, dataset, name, columns.image))
     notes = (f"{name}: {columns.note}",) if columns.note else ()
-    listing = _Listing(part=part, count=count, classes=_class_names(dataset), warnings=notes)
+    classes = _class_names(dataset)
+    listing = _Listing(part=part, count=count, columns=columns, classes=classes, warnings=notes)
     if samples is not None and columns.names:
-        return replace(listing, labels=[label for _, label in samples])
-    return _read_all(dataset, columns, listing) if columns.names else listing
+        return replace(listing, values={columns.label: [label for _, label in samples]})
+    return _read_all(dataset, listing) if columns.names else listing
 
 
 def _list_columns(dataset: Any, name: str, options: SourceOptions) -> _Listing:
@@ -427,18 +373,14 @@ def _list_columns(dataset: Any, name: str, options: SourceOptions) -> _Listing:
     pictures = plain.select_columns([image])
     if _is_image(features[image]):
         pictures = pictures.cast_column(image, type(features[image])(decode=False))
-    listing = _Listing(
+    return _Listing(
         part=_Part(name=name, read=partial(_read_picture, pictures, name, image)),
         count=len(plain),
+        columns=columns,
+        values=values,
         classes=None if columns.label is None else _feature_names(features[columns.label]),
         warnings=tuple(notes),
     )
-    return _with_values(listing, columns, values)
-
-
-def _with_values(listing: _Listing, columns: Columns, values: Mapping[Any, Sequence[Any]]) -> _Listing:
-    fields = {key: values[key] for key in columns.fields}
-    return replace(listing, labels=values.get(columns.label), splits=values.get(columns.split), fields=fields)
 
 
 def _columns_of(sample: Any, name: str, options: SourceOptions) -> Columns:
@@ -520,9 +462,9 @@ def _read_picture(dataset: Any, name: str, key: Any, row: int) -> Any:
         raise ImageError(f"{name}: row {row}", str(error)) from error
 
 
-def _read_all(dataset: Any, columns: Columns, listing: _Listing) -> _Listing:
+def _read_all(dataset: Any, listing: _Listing) -> _Listing:
     """Read every sample for its label and fields; one that cannot be read gets those of another."""
-    name, rows = listing.part.name, list[list[Any] | None]()
+    name, columns, rows = listing.part.name, listing.columns, list[list[Any] | None]()
     for row in range(listing.count):
         try:
             sample = _read_sample(dataset, name, row)
@@ -535,7 +477,8 @@ def _read_all(dataset: Any, columns: Columns, listing: _Listing) -> _Listing:
     values = zip(*(filler if row is None else row for row in rows), strict=True)
     others = "ImageFolder and Hugging Face datasets need not be"
     return replace(
-        _with_values(listing, columns, dict(zip(columns.names, map(list, values), strict=True))),
+        listing,
+        values=dict(zip(columns.names, map(list, values), strict=True)),
         unread=frozenset(row for row, found in enumerate(rows) if found is None),
         warnings=(*listing.warnings, f"{name}: every sample was read for its label; {others}"),
     )

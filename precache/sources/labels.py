@@ -1,19 +1,18 @@
-"""What the rows of a table, or the samples of a dataset, are labelled with: from values to a target.
+"""What the rows of a table, the samples of a dataset or of tars say: paths, splits, fields, and labels.
 
     text, whole numbers                  class: the names are sorted, whole numbers by their size
     lists of them, text with separators  classes
     other numbers, lists of these        number
 
-That is what the values say; a `target` that is asked for goes before. The cells of a CSV are text at first,
-and `typed` says what they hold; a class is called as its cell is written, be it 1, 1.0 or 1e0.
+That is what the values of the labels say; a `target` that is asked for goes before. The cells of a CSV are
+text at first, and `typed` says what they hold; a class is called as its cell is written: 1, 1.0 or 1e0.
 """
 
-import hashlib
 import json
 import math
 import re
 from array import array
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -21,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
-from precache.errors import SettingError
-from precache.sources.base import IgnoredPath, Samples, Scan, Source, digest_of
+from precache.errors import SettingError, SourceError
+from precache.recipe import SPLIT_NAME
+from precache.sources.base import IgnoredPath, SampleList, Scan, Source, digest_of
 from precache.sources.options import SourceOptions
 
 IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
@@ -56,35 +56,6 @@ class Labelled:
     labels: Ints
     targets: Column | None = None
     notes: tuple[str, ...] = ()
-
-    def scan(
-        self,
-        source: Source,
-        samples: Samples,
-        ignored: Sequence[IgnoredPath] = (),
-        warnings: Iterable[str] = (),
-        name: str = "",
-        more: str = "",
-    ) -> Scan:
-        """The scan of `source`, whose `samples` get these labels.
-
-        Args:
-            name: of the column of the labels, as warnings call it.
-            more: what the digest tells apart beside the samples.
-        """
-        samples.labels, samples.targets = self.labels, self.targets
-        digest = digest_of(samples, self.classes)
-        said = f"{source.root}: the labels{f' in {name!r}' if name else ''}"
-        return Scan(
-            source,
-            self.classes,
-            samples,
-            tuple(ignored),
-            len(samples) + len(ignored),
-            hashlib.sha256(f"{digest}{more}".encode()).hexdigest() if more else digest,
-            (*warnings, *(f"{said} {note}" for note in self.notes)),
-            self.target,
-        )
 
     @classmethod
     def with_nothing(cls, count: int, *notes: str) -> "Labelled":
@@ -229,6 +200,101 @@ def _is_list(cell: str) -> bool:
     return True
 
 
+class Rows(SampleList):
+    """Samples that say themselves what they are labelled with: the rows of a table, and the like.
+
+    Args:
+        where: what messages call a row.
+        columns: what the rows have; the labels of pairs have no name, and are called `label`.
+
+    Attributes:
+        labels: of the rows so far.
+        values: those of each field, a list each.
+        text_labels, text_fields: whether they are text that says what it holds, as the cells of a CSV are.
+        optional_fields: whether a field that is no column is left out with a warning.
+    """
+
+    def __init__(self, where: Callable[[int], str], columns: Columns) -> None:
+        super().__init__()
+        self._where, self._columns = where, columns
+        self.text_labels = self.text_fields = self.optional_fields = False
+        self.labels = Labels()
+        self.values: dict[str, list[Any]] = {name: [] for name in columns.fields}
+        self.optional = False
+
+    def error(self, row: int, column: Any, reason: str) -> SourceError:
+        """An error to raise: what is wrong with the value of a row."""
+        name = column if isinstance(column, str) else "label"  # of a pair
+        return SourceError(f"{self._where(row)}: {name!r}: {reason}")
+
+    def add(
+        self, path: str, file_bytes: int = 0, modified_ns: int = 0, place: int = 0, split: Any = ""
+    ) -> None:
+        """Add a row; SourceError for what is no name of a split. Fold 0 of the column `fold` is `fold0`."""
+        column = self._columns.split
+        if column is None:
+            super().add(path, file_bytes, modified_ns, place, split)
+            return
+        name = str(split) if isinstance(split, str) or type(split) is int else ""
+        name = f"{column}{name}" if name.isdecimal() else name
+        super().add(path, file_bytes, modified_ns, place, name)
+        if not SPLIT_NAME.fullmatch(name):
+            reason = f"{split!r:.60} is not a valid split name; write one such as train"
+            raise self.error(len(self) - 1, column, reason)
+
+    def scan(
+        self,
+        source: Source,
+        options: SourceOptions,
+        ignored: Sequence[IgnoredPath] = (),
+        warnings: Iterable[str] = (),
+        classes: tuple[str, ...] | None = None,
+    ) -> Scan:
+        """The scan of `source`, which has these rows.
+
+        Args:
+            classes: names that whole numbers among the labels are indices of.
+
+        Raises:
+            SourceError: a value does not fit the others; names its row.
+        """
+        label, warnings = self._columns.label, list(warnings)
+        labelled = Labelled.with_nothing(len(self))
+        if label is not None:
+            try:
+                labelled = self.labels.labelled(options, cells=self.text_labels, classes=classes)
+            except ValueOfRowError as error:
+                raise self.error(error.row, label, error.reason) from error
+        fields = {}
+        for name in list(self.values):
+            try:
+                fields[name] = self._field(name)
+            except ValueOfRowError as error:
+                problem = self.error(error.row, name, error.reason)
+                if not self.optional_fields:
+                    raise problem from error
+                warnings.append(f"{source.root}: a field is left out, {problem}")
+        warnings += (f"{source.root}: the labels in {label!r} {note}" for note in labelled.notes)
+        samples = self.samples(labelled.labels, labelled.targets, fields)
+        return Scan(
+            source=source,
+            classes=labelled.classes,
+            samples=samples,
+            ignored=tuple(ignored),
+            scanned=len(samples) + len(ignored),
+            digest=digest_of(samples, labelled.classes),
+            warnings=tuple(warnings),
+            target=labelled.target,
+        )
+
+    def _field(self, name: str) -> Column:
+        values = self.values.pop(name)  # and let go what was read
+        for row, value in enumerate(values):
+            if value is None:
+                raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
+        return Column.of(typed(values) if self.text_fields else values)
+
+
 class Labels:
     """Labels as they are read, row by row; each text and each integer is kept once."""
 
@@ -250,18 +316,21 @@ class Labels:
             self._rows.append(len(self._codes))
         self._codes.append(code)
 
-    def labelled(self, target: str | None, separator: str | None, *, cells: bool) -> Labelled:
+    def labelled(
+        self, options: SourceOptions, *, cells: bool, classes: tuple[str, ...] | None = None
+    ) -> Labelled:
         """The labels as a target: classes or numbers.
 
         Args:
-            target: that is asked for; None: what the values say.
-            separator: between the classes of a text.
+            options: their target and separator.
             cells: whether they are cells of a CSV.
+            classes: names that they are, or are indices of; None: they speak for themselves.
 
         Raises:
             ValueOfRowError: one is empty, or unlike the others, or not what the target takes.
             SettingError: the target takes no separator.
         """
+        target, separator = options.target, options.separator
         if target == "none":
             return Labelled.with_nothing(len(self._codes))
         try:
@@ -273,13 +342,16 @@ class Labels:
             named = values
             if values is not self._values and chosen in ("class", "classes") and _is_number(values[0]):
                 named = [_WrittenNumber(cell) for cell in self._values]
-            classes, labels, targets = _MAKERS[chosen](named)
+            found, labels, targets = _MAKERS[chosen](named)
+            notes = (*self._choice(values, target, chosen, found), *_alike(found))
+            if classes is not None and chosen != "number":
+                labels, targets = _as_indices(values, found, labels, targets, classes)
+                found, notes = classes, ()
         except ValueOfRowError as error:
             raise ValueOfRowError(self._rows[error.row], error.reason) from None
         codes = np.frombuffer(self._codes, np.int64)
         every = np.full(len(codes), -1) if labels is None else labels[codes]
-        notes = (*self._choice(values, target, chosen, classes), *_alike(classes))
-        return Labelled(chosen, classes, every, None if targets is None else targets.select(codes), notes)
+        return Labelled(chosen, found, every, None if targets is None else targets.select(codes), notes)
 
     def _typed(self, target: str | None) -> Sequence[Any]:
         values = typed(self._values)
@@ -401,6 +473,34 @@ def _many_classes(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]
     indices = [sorted({index_of[part] for part in parts}) for parts in lists]
     ends = np.cumsum([len(found) for found in indices], dtype=np.int64)
     return names, None, Column(np.array([i for found in indices for i in found], np.int64), ends)
+
+
+def _as_indices(
+    values: Sequence[Any],
+    found: Sequence[str],
+    labels: Ints | None,
+    targets: Column | None,
+    classes: Sequence[str],
+) -> tuple[Ints | None, Column | None]:
+    """`labels` and `targets`, which index the names `found`, as indices of `classes`."""
+    by_name = {name: index for index, name in enumerate(classes)}
+    parts = (part for value in values for part in (value if isinstance(value, list | tuple) else [value]))
+    if not any(isinstance(part, str) and part for part in parts):  # numbers are indices themselves
+        by_name |= {str(index): index for index in range(len(classes))}
+    index_of = np.array([by_name.get(name, -1) for name in found], np.int64)
+    strange = int(np.argmin(index_of))
+    if index_of[strange] < 0:
+        row = int(np.argmax(labels == strange)) if labels is not None else 0
+        if targets is not None and targets.ends is not None:
+            row = int(np.searchsorted(targets.ends, np.argmax(targets.values == strange), side="right"))
+        raise ValueOfRowError(
+            row,
+            f"{found[strange]} is not a class; expected 0 to {len(classes) - 1}, or one of "
+            f"{', '.join(classes)[:80]} (a dataset without labels is converted with target='none')",
+        )
+    if targets is not None:
+        return None, Column(index_of[targets.values], targets.ends)
+    return index_of[labels], None
 
 
 def _is_name(part: Any) -> bool:

@@ -31,23 +31,21 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import xxhash
 
-from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError, did_you_mean
 from precache.packages import install_extra
 from precache.pictures.reading import read_picture, steadily
-from precache.recipe import SPLIT_NAME
 from precache.reporting import counted
-from precache.sources.base import SampleRef, Samples, Scan
-from precache.sources.labels import Columns, Labelled, Labels, typed
+from precache.sources.base import SampleRef, Scan
+from precache.sources.labels import Columns, Rows
 from precache.sources.options import TABLE_SUFFIXES, SourceOptions
 from precache.sources.tree import ObjectTree, read_object
 from precache.storage import open_regular
-from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 
 Row: TypeAlias = tuple[int, Sequence[Any]]
 """The line that the row begins in, 0 where the format has no lines, and its values."""
-Rows: TypeAlias = Callable[[Sequence[str]], Iterator[Row]]
+Lines: TypeAlias = Callable[[Sequence[str]], Iterator[Row]]
 """What a reader of a table gives beside the names of the columns: the rows, of the columns that are asked."""
 
 _LINE_BYTES = 64 << 20  # a longer line is not a line of a table
@@ -108,30 +106,16 @@ class TableSource:
         return ObjectTree.reads_at_a_time if self.url else 0
 
     def scan(self) -> Scan:
-        with _opened(self.root, self.file) as (names, rows):
+        with _opened(self.root, self.file) as (names, lines):
             columns = Columns.of(self.root, names, self.options)
             if self.options.root is not None and not self.url and not os.path.isdir(self.options.root):
                 raise SettingError(f"--root {self.options.root}: no such folder; name that of the pictures")
-            found = _TableRows(self.root, None if self.url else os.path.abspath(self.folder), columns)
-            found.read(rows)
-        found.check_twice()
-        sizes, modified_ns, warnings = found.stat(self.folder)
-        labelled = found.labelled(self.options)
-        split_names, splits = found.splits()
-        samples = Samples(
-            ids=np.arange(len(found)),
-            labels=labelled.labels,
-            file_bytes=sizes,
-            modified_ns=modified_ns,
-            splits=splits,
-            split_names=split_names,
-            paths=bytes(found.paths),
-            path_ends=np.frombuffer(found.path_ends, np.int64),
-            places=np.frombuffer(found.lines, np.int64),
-            fields={name: found.field(name) for name in columns.fields},
-        )
-        warnings += [f"{self.root}: {columns.note}"] if columns.note else []
-        return labelled.scan(self, samples, (), warnings, columns.label or "")
+            rows = Rows(lambda row: _place_of(self.root, rows.places[row], row), columns)
+            rows.text_labels = rows.text_fields = self.root.suffix.lower() in _DELIMITERS
+            self._read(rows, columns, lines)
+        missing = self._find(rows)
+        note = [f"{self.root}: {columns.note}"] if columns.note else []
+        return rows.scan(self, self.options, (), [*missing, *note])
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file that the row names."""
@@ -141,163 +125,88 @@ class TableSource:
             raise ImageError(self.where(ref), f"{reason}; named in {_place_of(self.root, ref.place, ref.id)}")
         if self.url:
             scanned = (ref.bytes, ref.modified_ns)
-            return read_object(self.url, ref.path, ref.bytes, max_pixels, lambda it: _as_found(it) == scanned)
+            return read_object(
+                self.url, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, it.modified_ns) == scanned
+            )
         return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))
 
     def where(self, ref: SampleRef) -> str:
         """Its row, and the path of its file."""
         return f"{_place_of(self.root, ref.place, ref.id)}: {os.path.join(self.folder, ref.path)}"
 
-
-class _TableRows:
-    """The rows of a table, in columns; some 100 bytes a row where there are no fields.
-
-    Args:
-        folder: that paths are relative to, absolute; None: that is a URL.
-    """
-
-    def __init__(self, table: Location, folder: str | None, columns: Columns) -> None:
-        self.table, self._folder, self._columns = table, folder, columns
-        self.paths, self.path_ends = bytearray(), array("q")
-        self.lines = array("q")
-        self._hashes = array("Q")
-        self._labels = Labels()
-        self._split_of: dict[str, int] = {}
-        self._splits = array("q")
-        self._fields: dict[str, list[Any]] = {name: [] for name in columns.fields}
-        self._is_text = table.suffix.lower() in _DELIMITERS
-
-    def __len__(self) -> int:
-        return len(self.lines)
-
-    def read(self, rows: Rows) -> None:
-        """Read all rows."""
-        columns = self._columns
+    def _read(self, rows: Rows, columns: Columns, lines: Lines) -> None:
+        """Add the rows of the table; SourceError where two name one picture."""
+        folder = None if self.url else os.path.abspath(self.folder)
         names = list(dict.fromkeys((columns.image, *columns.names)))
         at = {name: place for place, name in enumerate(names)}
-        image, fields = at[columns.image], [(at[name], values) for name, values in self._fields.items()]
-        label = None if columns.label is None else at[columns.label]
-        split = None if columns.split is None else at[columns.split]
-        for line, values in rows(names):
-            self.lines.append(line)
-            self._add_path(values[image])
-            if label is not None:
-                self._labels.add(values[label])
-            if split is not None:
-                self._add_split(values[split])
-            for place, column in fields:
-                column.append(values[place])
-        if not self.lines:
-            raise SourceError(f"{self.table}: has no rows; expected one for each picture")
+        fields, hashes = [(at[name], values) for name, values in rows.values.items()], array("Q")
+        for line, cells in lines(names):
+            path = cells[at[columns.image]]
+            if reason := _why_no_path(path):
+                where = _place_of(self.root, line, len(rows))
+                raise SourceError(f"{where}: {columns.image!r}: {path!r:.60} {reason}")
+            short, place = _shortest(folder, path)
+            hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(place)))
+            rows.add(short, place=line, split=cells[at[columns.split]] if columns.split else "")
+            if columns.label is not None:
+                rows.labels.add(cells[at[columns.label]])
+            for number, values in fields:
+                values.append(cells[number])
+        if not len(rows):
+            raise SourceError(f"{self.root}: has no rows; expected one for each picture")
+        found = np.frombuffer(hashes, np.uint64)
+        order = np.argsort(found, kind="stable")
+        for at_first in np.flatnonzero(found[order][1:] == found[order][:-1]).tolist():
+            first, second = order[at_first : at_first + 2].tolist()
+            other = f"line {rows.places[first]:,} (id {first})" if rows.places[first] else f"row {first}"
+            raise rows.error(
+                second,
+                columns.image,
+                f"{rows.path(second)!r} is in {other}, too; remove one of them, or write all its labels into "
+                f"one cell (--separator)",
+            )
 
-    def _error(self, row: int, column: str | None, reason: str) -> SourceError:
-        return SourceError(f"{_place_of(self.table, self.lines[row], row)}: {column!r}: {reason}")
-
-    def _add_path(self, path: Any) -> None:
-        row, column = len(self.lines) - 1, self._columns.image
-        if not isinstance(path, str) or not path:
-            raise self._error(row, column, f"expected the path of a picture, got {path!r:.60}; fill it in")
-        if "://" in path:
-            raise self._error(row, column, f"{path!r:.60} is a URL; download the pictures first")
-        try:
-            encoded = os.fsencode(path)
-        except UnicodeEncodeError:
-            reason = f"{path!r:.60} is not a valid file name; correct it"
-            raise self._error(row, column, reason) from None
-        if b"\0" in encoded or len(encoded) > _PATH_BYTES:
-            what = f"has {len(encoded):,} bytes" if len(encoded) > _PATH_BYTES else "has a NUL in it"
-            raise self._error(row, column, f"{path!r:.60} {what}, so it cannot be a path; correct it")
-        short, place = _shortest(self._folder, path)
-        self.paths += os.fsencode(short)
-        self.path_ends.append(len(self.paths))
-        self._hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(place)))
-
-    def _add_split(self, value: Any) -> None:
-        column = self._columns.split or ""
-        if isinstance(value, int) and not isinstance(value, bool):
-            value = str(value)
-        if isinstance(value, str) and value.isdecimal():
-            value = column + value  # folds are numbers more often than not
-        if not isinstance(value, str) or not SPLIT_NAME.fullmatch(value):
-            reason = f"{value!r:.60} is not a valid split name; write one such as train"
-            raise self._error(len(self.lines) - 1, column, reason)
-        self._splits.append(self._split_of.setdefault(value, len(self._split_of)))
-
-    def _path(self, row: int) -> str:
-        return os.fsdecode(bytes(self.paths[self.path_ends[row - 1] if row else 0 : self.path_ends[row]]))
-
-    def check_twice(self) -> None:
-        """Raise SourceError where two rows name one picture."""
-        hashes = np.frombuffer(self._hashes, np.uint64)
-        order = np.argsort(hashes, kind="stable")
-        for at in np.flatnonzero(hashes[order][1:] == hashes[order][:-1]).tolist():
-            first, second = int(order[at]), int(order[at + 1])
-            paths = [self._path(row) for row in (first, second)]
-            if len({_shortest(self._folder, path)[1] for path in paths}) == 1:  # not their hashes alone
-                other = f"line {self.lines[first]:,} (id {first})" if self.lines[first] else f"row {first}"
-                raise self._error(
-                    second,
-                    self._columns.image,
-                    f"{paths[1]!r} is in {other}, too; remove one of them, or write all its labels into one "
-                    f"cell (--separator)",
-                )
-
-    def stat(self, folder: str) -> tuple[Any, Any, list[str]]:
-        """Size, -1 where there is no file, and time of the last write of each picture; and a warning.
+    def _find(self, rows: Rows) -> list[str]:
+        """Note size, -1 where there is no file, and time of the last write of each picture; and a warning.
 
         Raises:
             SourceError: there is none of them, or one cannot be looked at.
         """
-        sizes, modified_ns = np.full(len(self), -1), np.zeros(len(self), np.int64)
-        prefix, find = folder, _status_on_disk
-        if isinstance(url := locate(folder), Url):
-            objects = {info.name: _as_found(info) for info in ObjectStore(url).list()}
+        prefix, find, absent = self.folder, _status_on_disk, []
+        if self.url:
+            objects = {info.name: (info.bytes, info.modified_ns) for info in ObjectStore(self.url).list()}
             prefix, find = "", lambda path: objects.get(os.path.normpath(path))
-        for row in range(len(self)):
-            status = find(os.path.join(prefix, self._path(row)))
-            if status is not None:
-                sizes[row], modified_ns[row] = status
-        absent = np.flatnonzero(sizes < 0)
-        if not len(absent):
-            return sizes, modified_ns, []
-        first = int(absent[0])
-        path = os.path.join(folder, self._path(first))
-        where = _place_of(self.table, self.lines[first], first)
-        if len(absent) == len(self):
+        for row in range(len(rows)):
+            status = find(os.path.join(prefix, rows.path(row)))
+            rows.file_bytes[row], rows.modified_ns[row] = status or (-1, 0)
+            if status is None:
+                absent.append(row)
+        if not absent:
+            return []
+        path = os.path.join(self.folder, rows.path(absent[0]))
+        where = _place_of(self.root, rows.places[absent[0]], absent[0])
+        if len(absent) == len(rows):
             raise SourceError(
                 f"{where}: there is no picture {path!r}, nor one for any other row; paths are relative "
                 f"to the table, or to the folder that --root names, and have the same extension as the files"
             )
-        missing = f"{counted(len(absent), 'row')} of {len(self):,} without a picture"
-        return sizes, modified_ns, [f"{self.table}: {missing}; the first is {where}: {path!r}"]
+        missing = f"{counted(len(absent), 'row')} of {len(rows):,} without a picture"
+        return [f"{self.root}: {missing}; the first is {where}: {path!r}"]
 
-    def labelled(self, options: SourceOptions) -> Labelled:
-        """What the rows are labelled with."""
-        if self._columns.label is None:
-            return Labelled.with_nothing(len(self))
-        try:
-            return self._labels.labelled(options.target, options.separator, cells=self._is_text)
-        except ValueOfRowError as error:
-            raise self._error(error.row, self._columns.label, error.reason) from error
 
-    def splits(self) -> tuple[tuple[str, ...], Any]:
-        """Their names, sorted as the folders of a tree are, and int64 [n] of indices."""
-        if not self._split_of:
-            return ("",), np.zeros(len(self), np.int64)
-        names = sorted(self._split_of)
-        rank = np.empty(len(names), np.int64)
-        rank[[self._split_of[name] for name in names]] = np.arange(len(names))
-        return tuple(names), rank[np.frombuffer(self._splits, np.int64)]
-
-    def field(self, name: str) -> Column:
-        """A field; the values that were read are let go."""
-        values = self._fields.pop(name)
-        if None in values:
-            raise self._error(values.index(None), name, "is empty; fill it in, or leave the column out")
-        try:
-            return Column.of(typed(values) if self._is_text else values)
-        except ValueOfRowError as error:
-            raise self._error(error.row, name, error.reason) from error
+def _why_no_path(path: Any) -> str | None:
+    """What is wrong with what a row has for the path of its picture; None where it is one."""
+    if not isinstance(path, str) or not path:
+        return "is no path of a picture; fill it in"
+    if "://" in path:
+        return "is a URL; download the pictures first"
+    try:
+        encoded = os.fsencode(path)
+    except UnicodeEncodeError:
+        return "is not a valid file name; correct it"
+    if len(encoded) > _PATH_BYTES:
+        return f"has {len(encoded):,} bytes, so it cannot be a path; correct it"
+    return "has a NUL in it, so it cannot be a path; correct it" if b"\0" in encoded else None
 
 
 def _status_on_disk(path: str) -> tuple[int, int] | None:
@@ -309,10 +218,6 @@ def _status_on_disk(path: str) -> tuple[int, int] | None:
             return None
         status = steadily(lambda: os.stat(path), path)
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
-
-
-def _as_found(info: ObjectInfo) -> tuple[int, int]:
-    return info.bytes, info.modified_ns
 
 
 def why_no_table(path: Path) -> str | None:
@@ -334,7 +239,7 @@ def columns_of(path: Path) -> list[str]:
 
 
 @contextmanager
-def _opened(table: Location, path: Path) -> Iterator[tuple[list[str], Rows]]:
+def _opened(table: Location, path: Path) -> Iterator[tuple[list[str], Lines]]:
     """The names of its columns, and its rows; None where JSON lines or Parquet have no value."""
     try:
         with open(open_regular(path), "rb") as file:
@@ -369,7 +274,7 @@ def _lines(path: Location, file: BinaryIO) -> Iterator[str]:
             ) from error
 
 
-def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
+def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     delimiter = _DELIMITERS[path.suffix.lower()]
     reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
 
@@ -406,7 +311,7 @@ def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
     return names, rows
 
 
-def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
+def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
         for line, text in enumerate(_lines(path, file), 1):
             if text.isspace():
@@ -435,7 +340,7 @@ def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
     return list(first[1]), rows
 
 
-def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
+def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -465,7 +370,7 @@ def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Rows]:
         return list(table.schema_arrow.names), rows
 
 
-_READERS: dict[str, Callable[[Location, BinaryIO], tuple[list[str], Rows]]] = dict(
+_READERS: dict[str, Callable[[Location, BinaryIO], tuple[list[str], Lines]]] = dict(
     zip(TABLE_SUFFIXES, (_read_csv, _read_csv, _read_json_lines, _read_parquet), strict=True)
 )
 

@@ -23,7 +23,6 @@ import errno
 import hashlib
 import os
 import stat
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +35,7 @@ import xxhash
 from precache.errors import SourceError, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, steadily
-from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan, Source
+from precache.sources.base import IgnoredPath, SampleList, SampleRef, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
@@ -252,7 +251,7 @@ def scan_folders(top: Folder, source: FolderSource) -> Scan:
     """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
     lister = _Lister()
     for split, prefix, folder in _split_folders(top, source.class_depth):
-        lister.splits.append(split)
+        lister.begin(split)
         if source.class_depth == 0:
             lister.list_pictures(folder, prefix, "")
         else:
@@ -278,27 +277,30 @@ def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
 
 
 class _Lister:
-    """Lists folders, and holds what was found: a few dozen bytes per picture.
+    """Lists folders, and holds what was found.
 
     Attributes:
-        splits: those without a picture, too; what is listed belongs to the last one.
+        split: that what is listed belongs to.
         counts: pictures of each folder that has some.
     """
 
     def __init__(self) -> None:
-        self.splits: list[str] = []
+        self.split = ""
         self.counts: list[int] = []
-        self._split_of: list[int] = []  # of each of these folders, as of `splits`
-        self._class_of: list[str] = []
+        self._class_of: list[str] = []  # of each of these folders
+        self._listed = SampleList()
         self._ignored: list[IgnoredPath] = []
-        self._paths = bytearray()
-        self._path_ends, self._sizes, self._modified_ns, self._places = (array("q") for _ in range(4))
         self._digest = hashlib.sha256()
         self._missed: list[str] = []  # ignored files that look like pictures
         self._empty: list[str] = []  # class folders without pictures
         self._loops: list[str] = []
         self._name_of: dict[tuple[int, int], str] = {}  # a folder's device and number -> its path
         self._twice: list[str] = []
+
+    def begin(self, split: str) -> None:
+        """Let what is listed from now on belong to `split`; one without a picture is a split, too."""
+        self.split = split
+        self._listed.split_of[split] = len(self._listed.split_of)
 
     def list_class_folders(self, folder: Folder, path: str, name: str, depth: int) -> None:
         """List the class folders that lie `depth` folders deep in `folder`, and what lies beside them.
@@ -326,7 +328,7 @@ class _Lister:
 
     def list_pictures(self, folder: Folder, path: str, class_name: str) -> int:
         """List the pictures in `folder`, all of one class; how many there are."""
-        before, hashed = len(self._sizes), bytearray()
+        before, hashed = len(self._listed), bytearray()
         entries = _sorted_entries(folder)
         entries.reverse()
         while entries:
@@ -341,18 +343,12 @@ class _Lister:
             else:
                 status = _status(entry)
                 size, modified_ns, place = status.st_size, status.st_mtime_ns, 0
-            encoded = os.fsencode(here)
-            self._paths += encoded
-            self._path_ends.append(len(self._paths))
-            self._sizes.append(size)
-            self._modified_ns.append(modified_ns)
-            self._places.append(place)
-            hashed += b"%b\0%d\0" % (encoded, size)
+            self._listed.add(here, size, modified_ns, place, self.split)
+            hashed += b"%b\0%d\0" % (os.fsencode(here), size)
         self._digest.update(hashed)
-        count = len(self._sizes) - before
+        count = len(self._listed) - before
         if count:
             self.counts.append(count)
-            self._split_of.append(len(self.splits) - 1)
             self._class_of.append(class_name)
         return count
 
@@ -373,7 +369,7 @@ class _Lister:
         lines = []
         if self._empty:
             lines.append(f"{root}: class folders without a picture: {_names(self._empty)}")
-        if len(self._missed) > _MISSED_SHARE * (len(self._sizes) + len(self._missed)):
+        if len(self._missed) > _MISSED_SHARE * (len(self._listed) + len(self._missed)):
             lines.append(
                 f"{root}: {len(self._missed):,} files that look like pictures are left out: "
                 f"{_names(self._missed)}"
@@ -392,17 +388,8 @@ class _Lister:
         target = "class" if source.class_depth else "none"
         classes = sorted(set(self._class_of)) if target == "class" else []
         label_of = {name: label for label, name in enumerate(classes)}
-        samples = Samples(
-            ids=np.arange(len(self._sizes)),
-            labels=np.repeat([label_of.get(name, -1) for name in self._class_of], self.counts),
-            file_bytes=np.frombuffer(self._sizes, np.int64),
-            modified_ns=np.frombuffer(self._modified_ns, np.int64),
-            splits=np.repeat(self._split_of, self.counts),
-            split_names=tuple(self.splits),
-            paths=bytes(self._paths),
-            path_ends=np.frombuffer(self._path_ends, np.int64),
-            places=np.frombuffer(self._places, np.int64),
-        )
+        labels = np.repeat([label_of.get(name, -1) for name in self._class_of], self.counts)
+        samples = self._listed.samples(labels)
         if source.class_depth != 1:  # the same files are other classes
             self._digest.update(b"class depth %d" % source.class_depth)
         return Scan(

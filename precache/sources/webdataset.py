@@ -16,21 +16,18 @@ import os
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from precache.dataset.columns import Column, ValueOfRowError
 from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
 from precache.reporting import some
 from precache.sources.archive import FILE, FOLDER, NO_NAME, Archive, Member, open_archive, parts_of
-from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
-from precache.sources.labels import Labelled, Labels
+from precache.sources.base import IgnoredPath, SampleRef, Scan
+from precache.sources.labels import Columns, Rows
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.tree import SPLIT_FOLDERS, Node
 from precache.storage.urls import Location
@@ -144,19 +141,30 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     root, options = source.root, source.options
     options.only(TARS)
     starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
-    splits, found = _splits(archives), _TarSamples(options)
-    for archive, start, split in zip(archives, starts, splits, strict=True):
+    found = _TarSamples(options)
+    for archive, start, split in zip(archives, starts, _splits(archives), strict=True):
         found.read(archive, start, split)
     if not any(ref.bytes >= 0 for ref in found.refs):
         raise SourceError(f"{root}: has no pictures; expected samples as 0001.jpg and 0001.cls in its tars")
     named = len({ref.path for ref in found.refs}) < len(found.refs)
-    if named:
-        found.name_archives(archives, starts)
-    labelled = found.labelled()
-    fields, warnings = found.fields()
+    labels, classes, warnings = found.labels_and_classes()
+    columns = Columns(label=None if labels is None else options.label or LABEL)
+    rows = Rows(found.where, columns)
+    rows.values, rows.optional_fields = found.fields, not options.fields
+    rows.text_labels = options.label is None and classes is None
+    for ref in found.refs:
+        tar = os.path.basename(archives[bisect_right(starts, ref.place) - 1].shown)
+        path = f"{tar}/{ref.path}" if named else ref.path
+        rows.add(path, ref.bytes, ref.modified_ns, ref.place, ref.split)
+    for label in labels or ():
+        rows.labels.add(label)
+    if found.left_out:
+        names = some([repr(name) for name in found.left_out])
+        warnings.append(f"fields that only some samples have are left out: {names}")
     source = replace(source, archives=tuple(archives), starts=starts, named=named)
-    warnings = [f"{root}: {warning}" for warning in warnings]
-    return labelled.scan(source, Samples.of(found.refs, fields=fields), found.ignored, warnings)
+    return rows.scan(
+        source, options, found.ignored, [f"{root}: {warning}" for warning in warnings], classes=classes
+    )
 
 
 def _splits(archives: Sequence[Archive]) -> list[str]:
@@ -167,15 +175,20 @@ def _splits(archives: Sequence[Archive]) -> list[str]:
 
 
 class _TarSamples:
-    """The samples so far, one row each."""
+    """The samples so far, one row each.
+
+    Attributes:
+        fields: values of those that are asked for, or that every sample has; and `left_out`, the others.
+    """
 
     def __init__(self, options: SourceOptions) -> None:
         self.refs: list[SampleRef] = []
         self.ignored: list[IgnoredPath] = []
+        self.fields: dict[str, list[Any]] = {name: [] for name in options.fields}
+        self.left_out: dict[str, None] = {}
         self._options = options
         self._tars: list[tuple[int, str]] = []  # first row and path of each
         self._labels: list[Any] = []
-        self._fields = _Fields(options.fields)
 
     def read(self, archive: Archive, start: int, split: str) -> None:
         """Add the samples of a tar, whose places count from `start`."""
@@ -195,7 +208,7 @@ class _TarSamples:
                 self.refs.append(SampleRef(row, path, -1, size, split, archive.modified_ns, start + place))
             values = _values_of(sample.parts, where)
             self._labels.append(self._label(sample.parts, values, where))
-            self._fields.add(values, where)
+            self._add_fields(values, where)
 
     def where(self, row: int) -> str:
         """The name of a sample for messages: its tar and its key."""
@@ -252,87 +265,45 @@ class _TarSamples:
             raise SourceError(f"{where} has no {key!r} in its .json for --label; it has {_named(values)}")
         return values[key] if key in self._options.fields else values.pop(key)
 
-    def labelled(self) -> Labelled:
-        """The labels of all samples."""
-        options, rows = self._options, len(self.refs)
-        missing = next((row for row, label in enumerate(self._labels) if label is None), None)
-        if missing is not None and options.label is None:
-            if any(label is not None for label in self._labels):
-                raise SourceError(f"{self.where(missing)}: missing .{LABEL}; other samples have one")
-            notes = (f"are missing, no sample has a .{LABEL}; name a key of .json with --label",)
-            return Labelled.with_nothing(rows, *notes if options.target != "none" else ())
-        labels, asked = Labels(), (options.label, options.target, options.separator)
-        try:
-            if asked == (None, None, None) and any(map(_INDEX.fullmatch, self._labels)):
-                return _indices(self._labels)
-            for label in self._labels:
-                labels.add(label)
-            return labels.labelled(options.target, options.separator, cells=options.label is None)
-        except ValueOfRowError as error:
-            raise SourceError(f"{self.where(error.row)}: its label {error.reason}") from None
-
-    def fields(self) -> tuple[dict[str, Column], list[str]]:
-        """The columns, and warnings of those that are left out."""
-        return self._fields.columns(self.where)
-
-    def name_archives(self, archives: Sequence[Archive], starts: Sequence[int]) -> None:
-        """Begin paths with the tar's name."""
-        for row, ref in enumerate(self.refs):
-            tar = archives[bisect_right(starts, ref.place) - 1]
-            self.refs[row] = replace(ref, path=f"{os.path.basename(tar.shown)}/{ref.path}")
-
-
-def _indices(labels: Sequence[str]) -> Labelled:
-    """Whole numbers are what training with WebDataset takes them for: indices of classes."""
-    for row, label in enumerate(labels):
-        if not _INDEX.fullmatch(label) or int(label) >= _MOST_CLASSES:
-            expected = f"expected the index of a class, 0 to {_MOST_CLASSES - 1:,}, as in other samples"
-            remedy = "for names of classes pass --target class"
-            raise ValueOfRowError(row, f"is {label[:60]!r}; {expected}; {remedy}")
-    indices = np.array(labels, np.int64)
-    return Labelled("class", tuple(map(str, range(indices.max() + 1))), indices)
-
-
-class _Fields:
-    """Columns of further fields: those `wanted`, or all that every sample has."""
-
-    def __init__(self, wanted: Sequence[str]) -> None:
-        self._wanted = wanted
-        self._values: dict[str, list[Any]] = {name: [] for name in wanted}
-        self._left_out: dict[str, None] = {}
-        self._rows = 0
-
-    def add(self, values: dict[str, Any], where: str) -> None:
-        """Add the values of the next sample; SourceError if one that is wanted is missing."""
-        if self._rows == 0 and not self._wanted:
-            self._values = {name: [] for name in values}
-        for name in list(self._values):
+    def _add_fields(self, values: dict[str, Any], where: str) -> None:
+        """Add the values of the last sample; SourceError if one that is asked for is missing."""
+        asked = self._options.fields
+        if len(self.refs) == 1 and not asked:
+            self.fields = {name: [] for name in values}
+        for name in list(self.fields):
             if name in values:
-                self._values[name].append(values[name])
-            elif self._wanted:
+                self.fields[name].append(values[name])
+            elif asked:
                 raise SourceError(f"{where} has no {name!r} for --field; it has {_named(values)}")
             else:
-                self._left_out[name] = None
-                del self._values[name]
-        if not self._wanted:
-            self._left_out.update(dict.fromkeys(name for name in values if name not in self._values))
-        self._rows += 1
+                self.left_out[name] = None
+                del self.fields[name]
+        if not asked:
+            self.left_out.update(dict.fromkeys(name for name in values if name not in self.fields))
 
-    def columns(self, where: Callable[[int], str]) -> tuple[dict[str, Column], list[str]]:
-        """The columns, and warnings of what is left out; `where` is what messages call a row."""
-        columns, warnings = {}, []
-        if self._left_out:
-            names = some([repr(name) for name in self._left_out])
-            warnings.append(f"fields that only some samples have are left out: {names}")
-        for name, values in self._values.items():
-            try:
-                columns[name] = Column.of(values)
-            except ValueOfRowError as error:
-                what = f"{where(error.row)}, field {name!r}: {error.reason}"
-                if self._wanted:
-                    raise SourceError(what) from None
-                warnings.append(f"a field is left out, {what}")
-        return columns, warnings
+    def labels_and_classes(self) -> tuple[list[Any] | None, tuple[str, ...] | None, list[str]]:
+        """The labels, None where there are none; names that they index, if they do; and warnings.
+
+        Whole numbers are what training with WebDataset takes them for: indices of classes.
+        """
+        options, labels = self._options, self._labels
+        missing = next((row for row, label in enumerate(labels) if label is None), None)
+        if missing is not None and options.label is None:
+            if any(label is not None for label in labels):
+                raise SourceError(f"{self.where(missing)}: missing .{LABEL}; other samples have one")
+            warning = f"the labels are missing, no sample has a .{LABEL}; name a key of .json with --label"
+            return None, None, [] if options.target == "none" else [warning]
+        asked = (options.label, options.target, options.separator)
+        if asked != (None, None, None) or not any(map(_INDEX.fullmatch, labels)):
+            return labels, None, []
+        for row, label in enumerate(labels):
+            if not _INDEX.fullmatch(label) or int(label) >= _MOST_CLASSES:
+                raise SourceError(
+                    f"{self.where(row)}: its label is {label[:60]!r}; expected the index of a class, 0 to "
+                    f"{_MOST_CLASSES - 1:,}, as in other samples; for names of classes pass --target class"
+                )
+        indices = list(map(int, labels))
+        return indices, tuple(map(str, range(max(indices) + 1))), []
 
 
 def _values_of(parts: dict[str, bytes], where: str) -> dict[str, Any]:

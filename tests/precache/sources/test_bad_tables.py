@@ -29,7 +29,7 @@ ERRORS = {
     "blank label": ("path,a\n0.jpg,x\n1.jpg, \n", {"label": "a"}, ["line 3 (id 1): 'a': is empty"]),
     "empty number": ("path,a\n0.jpg,1\n1.jpg,\n", {"label": "a"}, ["line 3 (id 1)", "is empty", "'1'"]),
     "empty field": ("path,a\n0.jpg,1\n1.jpg,\n", {"fields": ("a",)}, ["line 3 (id 1): 'a': is empty", "'1'"]),
-    "empty path": ("path,a\n0.jpg,1\n,2\n", {}, ["line 3 (id 1)", "expected the path of a picture"]),
+    "empty path": ("path,a\n0.jpg,1\n,2\n", {}, ["line 3 (id 1)", "is no path of a picture"]),
     "twice": ("path\n0.jpg\n1.jpg\n./0.jpg\n", {}, ["line 4 (id 2)", "'0.jpg' is in line 2 (id 0), too"]),
     "mixed": (
         "path,a\n0.jpg,0.5\n1.jpg,o.7\n",
@@ -89,7 +89,7 @@ ERRORS = {
         {},
         ["line 2 (id 0)", "a.jpg", "nor one for any other row", "--root"],
     ),
-    "not text": ('{"path": 5}\n', {}, ["line 1 (id 0)", "got 5"]),
+    "not text": ('{"path": 5}\n', {}, ["line 1 (id 0)", "5 is no path"]),
     "JSON types": (
         '{"path": "0.jpg", "a": 1}\n\n{"path": "1.jpg", "a": "x"}\n',
         {"label": "a"},

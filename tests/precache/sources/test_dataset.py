@@ -209,16 +209,16 @@ BAD = {
     "no class": (
         lambda: numbered([0, 7, 1], classes=TWO),
         {},
-        "row 1: label: 7 is not a class; expected 0 to",
+        "row 1: 'label': 7 is not a class; expected 0 to",
     ),
     "without labels": (
         lambda: numbered([-1, -1], classes=TWO),
         {},
-        "row 0: label: -1 is not a class.*'none'",
+        "row 0: 'label': -1 is not a class.*'none'",
     ),
-    "no such name": (lambda: numbered(["a", "c"], classes=TWO), {}, "row 1: label: c is not a class"),
-    "mixed": (lambda: numbered([0, "a", 1]), {}, "row 1: label: 'a' is text, other rows have a number"),
-    "empty label": (lambda: numbered(["a", None]), {}, "row 1: label: is empty"),
+    "no such name": (lambda: numbered(["a", "c"], classes=TWO), {}, "row 1: 'label': c is not a class"),
+    "mixed": (lambda: numbered([0, "a", 1]), {}, "row 1: 'label': 'a' is text, other rows have a number"),
+    "empty label": (lambda: numbered(["a", None]), {}, "row 1: 'label': is empty"),
     "of other shapes": (lambda: Items([(picture(0), 1), (picture(1),)]), {}, "row 1: is not a pair"),
 }
 

@@ -89,7 +89,7 @@ def test_bad_columns_are_named(datasets: Any, raw_tree: Path) -> None:
         open_source(dataset.select_columns(["label"])).scan()
     unlabelled = dataset.remove_columns("label").add_column("label", [-1] * IMAGES)
     unlabelled = unlabelled.cast_column("label", dataset.features["label"])
-    with pytest.raises(SourceError, match="row 0: label: -1 is not a class"):
+    with pytest.raises(SourceError, match="row 0: 'label': -1 is not a class"):
         open_source(unlabelled).scan()
     assert open_source(unlabelled, SourceOptions(target="none")).scan().target == "none"
 

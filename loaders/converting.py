@@ -1,0 +1,218 @@
+"""Convert while training: the raw tree is read until `precache convert` has made shards of it, then those.
+
+A process of the lowest priority converts, with what the training leaves of the CPUs, and with the journal,
+the lock and the bytes of `precache convert`: killed, it goes on the next time. Order, ids and states are
+those of the raw tree before and after, so that each rank changes over by itself, at the start of an epoch.
+"""
+
+import hashlib
+import logging
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loaders.batch import Request
+from loaders.dataset import RAW, SplitData, open_split
+from loaders.transfer import Pipeline, Sent
+from precache.dataset.converted import is_converted, open_dataset
+from precache.errors import DatasetError, PrecacheError, SettingError, printable
+from precache.recipe import DEFAULT_SPLITS, Recipe
+from precache.storage.urls import is_url
+
+# ends with the process that started it, whose end of the pipe is then closed
+_PROGRAM = """
+import os, signal, sys, threading
+from precache.__main__ import entry_point
+
+def watch():
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+os.nice(19)
+threading.Thread(target=watch, daemon=True).start()
+entry_point()
+"""
+_ENDING_S = 10.0
+_LOGGER = logging.getLogger(__name__)
+
+
+class Conversion:
+    """The conversion of a raw tree into a folder of shards, by a process of this one's or in another run.
+
+    Args:
+        data: a split of the tree.
+        folder: that another run may have finished, begun, or be writing now.
+        recipe: default that of `precache convert --format shards`.
+        rank: 0 starts a process, the others read what it commits; LOCAL_RANK, where that is set, is taken.
+
+    Raises:
+        SettingError: the shards could not be read in the order of the tree.
+        DatasetError: the folder holds what was converted from something else.
+    """
+
+    def __init__(
+        self,
+        data: SplitData,
+        split: str,
+        folder: str | os.PathLike[str],
+        recipe: Recipe | None,
+        rank: int = 0,
+    ) -> None:
+        recipe = recipe or Recipe(format="shards")
+        if data.kind != RAW:
+            raise SettingError(f"precache: {data.path} is converted already; leave precache out")
+        if is_url(folder):
+            raise SettingError(f"precache {folder}: give a folder; 'precache push' takes it to a URL later")
+        served = recipe.format, recipe.splits, recipe.channels, recipe.dtype
+        if served != ("shards", DEFAULT_SPLITS, "rgb", "uint8"):
+            raise SettingError(
+                f"precache by the recipe '{recipe.to_flags()}': only shards of RGB in the splits of the tree "
+                f"are read in its place; run 'precache convert' with this recipe, and build on what it writes"
+            )
+        self.folder, self._data, self._split = Path(folder), data, split
+        self._process: subprocess.Popen[bytes] | None = None
+        self._given_up = False
+        if self.finished() is None and int(os.environ.get("LOCAL_RANK", rank)) == 0:
+            self._start(recipe)
+
+    def _start(self, recipe: Recipe) -> None:
+        words = ["convert", str(self._data.path), str(self.folder), *shlex.split(recipe.to_flags())]
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+        )
+        self._end = weakref.finalize(self, _end, self._process, os.getpid())
+
+    def close(self) -> None:
+        """End the process; what it has written stays, and is gone on from the next time."""
+        if self._process is not None:
+            self._end()
+
+    def finished(self) -> SplitData | None:
+        """What was converted, its samples in the order of the tree; None: it is not finished.
+
+        Raises:
+            DatasetError: the folder holds what was converted from something else, or less.
+        """
+        if not is_converted(self.folder):
+            self._warn_if_failed()
+            return None
+        manifest = open_dataset(self.folder).manifest
+        digest = hashlib.sha256(f"raw {manifest.source_digest}".encode()).hexdigest()
+        if manifest.recipe.format != "shards" or manifest.updates or digest != self._data.whole.digest:
+            raise DatasetError(
+                f"{self.folder}: holds something else than shards of {self._data.path} as it is now; name "
+                f"another folder, or build on this one alone"
+            )
+        stored = open_split(self.folder, self._split)
+        stored_ids, ids = stored.ids[:], self._data.ids[:]
+        by_id = np.argsort(stored_ids)
+        rows = by_id[np.searchsorted(stored_ids, ids, sorter=by_id).clip(max=len(by_id) - 1)]
+        if lacking := int((stored_ids[rows] != ids).sum()):
+            raise DatasetError(
+                f"{self.folder}: lacks {lacking:,} pictures of {self._data.path}, which cannot be decoded; "
+                f"run 'precache check' on it, and build with on_error='skip'"
+            )
+        return replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
+
+    def found(self) -> SplitData | None:
+        """As `finished`; what it would raise is said once, and it is looked for no more: training goes on."""
+        if self._given_up:
+            return None
+        try:
+            return self.finished()
+        except PrecacheError as error:
+            self._given_up = True
+            _LOGGER.warning("%s; reading goes on from %s", error, printable(str(self._data.path)))
+            return None
+
+    def _warn_if_failed(self) -> None:
+        """Say once why the process ended, where it did not finish."""
+        if self._process is not None and self._process.poll():
+            self._process = None
+            self._said.seek(0)
+            lines = self._said.read().decode(errors="replace").strip().splitlines() or ["it was killed"]
+            _LOGGER.warning(
+                "%s is not converted: %s; reading goes on from %s",
+                *(printable(str(self.folder)), printable(lines[-1]), printable(str(self._data.path))),
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not
+        known = {name: self.__dict__[name] for name in ("folder", "_data", "_split", "_given_up")}
+        return {**known, "_process": None}
+
+
+class Converting:
+    """Serves the raw tree, and from the start of an epoch on its shards; otherwise as a `Pipeline`.
+
+    Args:
+        open_pipeline: what serves the tree, or its shards.
+    """
+
+    random_access = True
+
+    def __init__(
+        self, conversion: Conversion, data: SplitData, open_pipeline: Callable[[SplitData], Pipeline]
+    ) -> None:
+        self._conversion, self._open = conversion, open_pipeline
+        stored = conversion.finished()
+        self._is_stored = stored is not None
+        self._pipeline = open_pipeline(data if stored is None else stored)
+        self.lane, self.size = self._pipeline.lane, self._pipeline.size
+        self.receive = self._pipeline.receive
+
+    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+        """Yield one batch per request."""
+        if not self._is_stored:
+            last: list[tuple[Request, SplitData]] = []
+            with closing(self._pipeline.read(_until_finished(requests, self._conversion, last))) as batches:
+                yield from batches
+            for request, stored in last:
+                _LOGGER.info("%s is converted: epoch %d reads it", self._conversion.folder, request.epoch)
+                self._pipeline.close()
+                self._pipeline, self._is_stored = self._open(stored), True
+                requests = chain([request], requests)
+        yield from self._pipeline.read(requests)
+
+    def close(self) -> None:
+        """End the conversion; free threads, processes and files; idempotent."""
+        self._conversion.close()
+        self._pipeline.close()
+
+
+def _until_finished(
+    requests: Iterator[Request], conversion: Conversion, last: list[tuple[Request, SplitData]]
+) -> Iterator[Request]:
+    """The requests up to the epoch that finds the shards; these go into `last`, with its first one."""
+    epoch = -1
+    for request in requests:
+        if request.epoch != epoch and (stored := conversion.found()) is not None:
+            last.append((request, stored))
+            return
+        epoch = request.epoch
+        yield request
+
+
+def _end(process: "subprocess.Popen[bytes]", parent: int) -> None:
+    if os.getpid() == parent:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_ENDING_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

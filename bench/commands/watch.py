@@ -17,7 +17,7 @@ from bench.measure.watched import measure_replaced, recipe_for
 from bench.report import waiting
 from bench.report.waiting import Cure, Stream
 from bench.report.words import Table, machine_line, say
-from bench.watch.run import Watched, command_line, watch
+from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, note, write_json
 from precache.conversion.convert import convert
@@ -115,7 +115,7 @@ def command(
     raise click.exceptions.Exit(found.code)
 
 
-def _find_cures(found: Watched, streams: list[Stream], dst: Path) -> list[Cure]:
+def _find_cures(found: Observed, streams: list[Stream], dst: Path) -> list[Cure]:
     """Those worth naming; what stands in for an ImageFolder is measured on a sample of it."""
     if not streams or not waiting.waits(streams[0]):
         return []
@@ -151,9 +151,8 @@ def _prepare(name: str, stream: Stream, cure: Cure, dst: Path, yes: bool) -> dic
     if name not in _CONVERTED:
         return told
     click.echo()
-    if not yes and not click.confirm(
-        f"Convert {stream.info['root']} into {dst} ({cure.cost})?", default=True
-    ):
+    root = stream.info["root"]
+    if not yes and not click.confirm(f"Convert {root} into {dst} ({cure.cost})?", default=True):
         raise click.Abort
     with ProgressBar("convert", "image") as bar:
         convert(root, dst, recipe_for(int(stream.info["side"])), on_progress=bar)
@@ -162,12 +161,12 @@ def _prepare(name: str, stream: Stream, cure: Cure, dst: Path, yes: bool) -> dic
     return {**told, "shards": str(dst.resolve())}
 
 
-def _why_not_cured(found: Watched) -> str:
+def _why_not_cured(found: Observed) -> str:
     faults = [event[1] for events in found.processes for event in events if event[0] == "fault"]
     return faults[0] if faults else "the second run of the script made no such DataLoader; change it by hand"
 
 
-def show(found: Watched, streams: list[Stream], cures: list[Cure], gpu_price: float | None) -> None:
+def show(found: Observed, streams: list[Stream], cures: list[Cure], gpu_price: float | None) -> None:
     """Print the answer, what would help, and what it comes from."""
     click.echo()
     if not streams:
@@ -199,7 +198,7 @@ def show(found: Watched, streams: list[Stream], cures: list[Cure], gpu_price: fl
     )
 
 
-def _say_why_nothing(found: Watched) -> None:
+def _say_why_nothing(found: Observed) -> None:
     events = [event for events in found.processes for event in events]
     if faults := [event[1] for event in events if event[0] == "fault"]:
         say(f"The batches could not be timed: {faults[0]}")
@@ -213,7 +212,7 @@ def _say_why_nothing(found: Watched) -> None:
 
 
 def _content(
-    found: Watched, streams: list[Stream], cures: list[Cure], after: list[Stream] | None
+    found: Observed, streams: list[Stream], cures: list[Cure], after: list[Stream] | None
 ) -> dict[str, Any]:
     return {
         "version": 1,

@@ -70,7 +70,7 @@ def measure_replaced(info: Mapping[str, Any], parts: Mapping[str, float], dst: P
     startup_s, image_s = fit_conversion(small, large, cpus)
     images = len(scan.samples)
     cost = convert_cost(images * image_bytes, startup_s + images * image_s / cpus)
-    at, into = os.path.relpath(tree), os.path.relpath(dst)
+    at, into = (_as_typed(path) for path in (tree, dst))
     served = f"batch_size={batch}, size={side}, augment='train')"
     convert = f"precache convert {at} {into} --format shards --size {recipe.size}; then"
     return [
@@ -117,6 +117,12 @@ def factor_of(parts: Mapping[str, float], loading: Sequence[float], pixels: floa
         for saved_s in (resize_s * (1 - pixels), 0.0)  # random crops are resized from all sizes
     ]
     return estimate(shares)
+
+
+def _as_typed(path: Path) -> str:
+    """Relative where it lies below the working folder."""
+    below = os.path.relpath(path)
+    return os.path.abspath(path) if below.startswith("..") else below
 
 
 def _as_today(path: str) -> Any:

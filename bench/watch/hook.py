@@ -248,8 +248,8 @@ class _Stream:
 
 
 def _cuda_event() -> Any:
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")  # an iterator that --loader names may need none
+    if torch is None or not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -499,7 +499,7 @@ def _probe_here(send: Any, dataset: Any, collate: Any, batch_size: int, workers:
     os.environ.pop("BENCH_WATCH", None)
     try:
         if workers:  # its batches are collated in shared memory
-            worker = sys.modules["torch.utils.data._utils.worker"]
+            worker: Any = sys.modules["torch.utils.data._utils.worker"]
             worker._worker_info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
         found = _time_parts(dataset, collate, batch_size)
         if not workers:

@@ -14,8 +14,7 @@ from PIL import Image, features
 from precache.errors import SourceError
 from precache.sources.base import SampleRef, Samples
 from precache.sources.tree import scan_tree
-from tests.command import ROOT
-from tests.command import run_here as run
+from tests.command import ROOT, run
 from tests.precache.sources.archives import JPEG, Files
 from tests.precache.sources.archives import put as put_files
 

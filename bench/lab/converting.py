@@ -3,8 +3,8 @@
     python -m bench.lab.converting TREE --trainer-rate 400
 
 Each turn trains two epochs on an emulated accelerator of so many images/s: on the tree alone, on the tree
-while it is converted, and on shards after `precache convert`. Seconds are counted until both epochs are trained
-and the shards are finished.
+while it is converted, and on shards after `precache convert`. Seconds are counted until both epochs are
+trained and the shards are finished.
 """
 
 import tempfile

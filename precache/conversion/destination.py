@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.conversion.difference import compare
 from precache.conversion.journal import (
     JOURNAL_NAME,
     Target,
@@ -31,7 +30,7 @@ from precache.conversion.journal import (
     read_header,
     unfinished_names,
 )
-from precache.conversion.lock import is_mount_point
+from precache.conversion.update import compare
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
@@ -40,6 +39,7 @@ from precache.reporting import counted, some, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
+from precache.storage.locks import is_mount_point
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 

@@ -2,7 +2,7 @@
 
 The first record (see `precache.storage.records`) says what is made, and the numbers of its shards: they give
 the names of all files. Each further record is a finished shard, see `WrittenShard`. A folder with a journal
-is an unfinished conversion of ours; the same command continues it. What does not fit the plan is not used.
+is an unfinished conversion of ours; the same command continues it.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
 from precache.dataset.files import FileEntry, check_file, first_problem
 from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
@@ -36,6 +35,7 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
+from precache.storage.locks import LOCK_SUFFIX, is_mount_point
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
@@ -132,37 +132,28 @@ class WrittenShard:
 
     @classmethod
     def from_json(
-        cls, content: Mapping[str, Any], plans: Mapping[str, ShardPlan], samples: Samples, form: Format
-    ) -> "WrittenShard | None":
-        """What `to_json` gave; None if it is no shard that these plans make."""
-        try:
-            plan = plans[content["shard"]]
-            row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
-            rejected = tuple(
-                Rejected(samples[row_of.pop(number)].path, _text(reason), number)
-                for number, reason in content["rejected"]
-            )
-            columns = {name: column_of(name, content["columns"][name]) for name in COLUMNS}
-            for name, column in columns.items():
-                count = len(plan.rows if name.startswith(SOURCE) else row_of)
-                if len(column) != count and (len(column) or name != "mask_checksums"):
-                    raise ValueError(f"{name} of another number of pictures")
-            names = file_names(plan.name, form) if row_of else ()
-            files = zip(names, content["files"], strict=True)
-            pixels, sums, squares = content["sums"]
-            return cls(
-                ShardEntry(plan.name, plan.split, len(row_of), tuple(FileEntry(n, *of) for n, of in files)),
-                rejected,
-                columns,
-                PixelSums(int(pixels), tuple(map(int, sums)), tuple(map(int, squares))),
-                tuple(map(_text, content["etags"])),
-            )
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-            return None
+        cls, content: Mapping[str, Any], plan: ShardPlan, samples: Samples, form: Format
+    ) -> "WrittenShard":
+        """What `to_json` gave of the shard of this plan."""
+        row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
+        rejected = tuple(
+            Rejected(samples[row_of.pop(number)].path, reason, number)
+            for number, reason in content["rejected"]
+        )
+        names = file_names(plan.name, form) if row_of else ()
+        files = tuple(FileEntry(name, *of) for name, of in zip(names, content["files"], strict=True))
+        pixels, sums, squares = content["sums"]
+        return cls(
+            ShardEntry(plan.name, plan.split, len(row_of), files),
+            rejected,
+            {name: column_of(name, values) for name, values in content["columns"].items()},
+            PixelSums(pixels, tuple(sums), tuple(squares)),
+            tuple(content["etags"]),
+        )
 
 
 def column_of(name: str, values: Sequence[Any]) -> Array:
-    """A column of `COLUMNS`; ValueError, TypeError or OverflowError if it has no such values."""
+    """A column of `COLUMNS`."""
     dtype, row_shape = COLUMNS[name]
     return np.array(values, dtype).reshape(-1, *row_shape)
 
@@ -303,16 +294,13 @@ class Journal:
         """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
         lost: list[str] = []
         for line in lines:
-            shard = WrittenShard.from_json(line, self._plans, self._scan.samples, self._form)
-            if shard is None:
-                records.damaged = True
-                records.count -= 1
-                break
+            plan = self._plans[line["shard"]]
+            shard = WrittenShard.from_json(line, plan, self._scan.samples, self._form)
             self.finished.pop(shard.entry.name, None)
             if problem := self._why_not_kept(shard):
                 lost.append(problem)
                 continue
-            times = self._scan.samples.modified_ns[self._plans[shard.entry.name].rows]
+            times = self._scan.samples.modified_ns[plan.rows]
             self.finished[shard.entry.name] = replace(shard, columns={**shard.columns, MODIFIED_NS: times})
         if records.damaged:
             warn(
@@ -439,12 +427,6 @@ def recipe_differences(found: Mapping[str, Any], asked: Recipe) -> list[str]:
         for name, value in asked.to_json().items()
         if found.get(name) != value
     ]
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.99} is not text")
-    return value
 
 
 def _in_words(value: object) -> object:

@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from precache.conversion.lock import hold_lock, is_mount_point, lock_path
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
 from precache.dataset.index import REJECTED_NAME
@@ -41,6 +40,7 @@ from precache.storage import (
     temporary_folder,
     temporary_path,
 )
+from precache.storage.locks import hold_lock, is_mount_point, lock_path
 from precache.storage.retries import Check
 from precache.storage.urls import Url, local_path
 

@@ -6,6 +6,7 @@ elsewhere.
 
 output       large files, written once, past the page cache
 records      files of JSON lines that show what became of them
+locks        one process at a time writes to a destination
 urls         which text names a path, and which a URL
 objects      S3, Google Cloud Storage, Azure, web servers: by obstore
 retries      what of a request is asked again, and how it fails

@@ -17,6 +17,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from precache.storage.locks import lock
+
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
 _lock = threading.Lock()
 _own: dict[int, Path] = {}  # by process: a fork must not use its parent's
@@ -42,8 +44,6 @@ def sweep() -> list[Path]:
 
 def left() -> Iterator[Path]:
     """The folders of processes that are gone."""
-    import fcntl  # as of `precache.conversion.lock`
-
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         with suppress(OSError):
             status = os.lstat(path)
@@ -51,18 +51,17 @@ def left() -> Iterator[Path]:
                 continue
             descriptor = os.open(path / _MARK, os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                gone = lock(descriptor)
             finally:
                 os.close(descriptor)
-            yield path
+            if gone:
+                yield path
 
 
 def _make() -> Path:
-    import fcntl
-
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # stays open as long as the process lives
+    lock(descriptor)  # stays open as long as the process lives
     os.rename(path / f"{_MARK}.new", path / _MARK)  # nobody sees it unlocked
     return path
 

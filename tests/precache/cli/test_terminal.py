@@ -20,7 +20,7 @@ from precache import verify
 from precache.cli import terminal
 from precache.cli.terminal import ProgressBar
 from precache.conversion.journal import JOURNAL_NAME
-from precache.conversion.lock import hold_lock
+from precache.storage.locks import hold_lock
 from tests.command import ROOT
 
 # Each picture takes its time, so that there are moments in which to lose a terminal.

@@ -10,7 +10,7 @@ from precache.conversion.clean import Leftovers, leftovers
 from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.url import working_folder
 from precache.errors import DatasetError
-from precache.storage import staging
+from precache.storage import locks, staging
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 from tests.cloud.uploading import objects
@@ -27,6 +27,7 @@ def _staging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(staging, "_own", {})
     monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(locks, "_PATIENCE_S", 0.0)
 
 
 def clean(place: Location) -> Leftovers:

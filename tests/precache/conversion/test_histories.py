@@ -21,10 +21,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from precache import PrecacheError, Recipe, convert, open_dataset, verify
 from precache.conversion.clean import leftovers
-from precache.conversion.lock import lock_path
 from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
+from precache.storage.locks import lock_path
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 from tests.faults.worlds import make_tree
@@ -420,7 +420,7 @@ def test_no_history_of_a_folder_loses_anything() -> None:
 
 def test_no_history_of_a_url_loses_anything(bucket: Url) -> None:
     HistoriesAtUrl.bucket = bucket
-    run_state_machine_as_test(HistoriesAtUrl, settings=settings(QUICK, max_examples=8))
+    run_state_machine_as_test(HistoriesAtUrl, settings=settings(QUICK, max_examples=5))
 
 
 @pytest.mark.slow

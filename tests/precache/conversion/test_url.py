@@ -14,6 +14,7 @@ from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.url import working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.sharing.push_pull import push
+from precache.storage import locks
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
@@ -115,7 +116,11 @@ def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
     assert objects(bucket) == contents(converted["shards"])
 
 
-def test_two_processes_of_a_machine_are_kept_apart(bucket: Url, raw_tree: Path) -> None:
+def test_two_processes_of_a_machine_are_kept_apart(
+    bucket: Url, raw_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(locks, "_PATIENCE_S", 0.0)
+
     def again(*_: object) -> None:
         convert(raw_tree, bucket, small_recipe("shards"), workers=0)
 

@@ -74,7 +74,7 @@ def test_a_dataset_may_lie_beside_its_table_and_not_in_the_folder_of_pictures_th
         (tmp_path / name).rename(tmp_path / "moved" / name)
     there = str(tmp_path / "moved")
     assert verify_deep(tmp_path / "out", tmp_path / "t.csv", root=there, workers=0).samples == 3
-    deep = run(
+    deep = run_here(
         "precache", "verify", "--deep", "out", "t.csv", "--root", "moved", "--workers", 0, cwd=tmp_path
     )
     assert deep.returncode == 0, deep.stderr

@@ -24,9 +24,9 @@ from precache.conversion.destination import (
     check_finished,
     check_may_be_replaced,
     finish_swap,
+    remove_rest,
     resolve,
     swap_in,
-    tidy,
     too_many_rejected,
     warn_of_build,
 )
@@ -269,7 +269,7 @@ def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> tup
     folder, plan, names = destination, None, frozenset[str]()
     finished = is_converted(destination)
     if finished:
-        tidy(destination)
+        remove_rest(destination)
     if finished and overwrite:
         check_may_be_replaced(destination)
         folder = build_folder(destination)

@@ -111,7 +111,7 @@ def check_files(dataset: ConvertedDataset) -> None:
         )
 
 
-def tidy(folder: Path) -> None:
+def remove_rest(folder: Path) -> None:
     """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
     try:
         manifest = open_dataset(folder).manifest
@@ -159,10 +159,10 @@ def check_may_be_replaced(destination: Path) -> None:
 
 
 def build_folder(destination: Path) -> Path:
-    """Folder in which the dataset is built that will replace the finished one; one that was begun goes on."""
-    begun = folders_beside(destination, "new")
+    """The folder for the dataset that will replace the finished one; an unfinished one is continued."""
+    unfinished = folders_beside(destination, "new")
     name = f".{destination.name}.{secrets.token_hex(8)}.new.precache"
-    return begun[0] if begun else destination.with_name(name)
+    return unfinished[0] if unfinished else destination.with_name(name)
 
 
 def folders_beside(destination: Path, kind: str) -> list[Path]:
@@ -212,7 +212,7 @@ def finish_swap(destination: Path) -> None:
         _remove_old(destination, old)
     for new in folders_beside(destination, "new"):
         if is_converted(new):
-            tidy(new)
+            remove_rest(new)
             swap_in(destination, new)
 
 

@@ -249,11 +249,11 @@ class Journal:
         self._records.close()
 
     def _continue(self, records: RecordFile, target: Target, overwrite: bool) -> None:
-        """Take over what the journal found lists; or remove it, if it is of another target."""
+        """Go on with the journal found; or remove what it lists, if it is of another target."""
         lines = records.read()
         header = next(lines, None)
         if header is None:
-            self._believe_nothing()
+            self._start_over()
         elif not own_names(header):
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
@@ -272,9 +272,9 @@ class Journal:
             check_empty(self.folder)
         self._shard_files.check_free(self._names)
 
-    def _believe_nothing(self) -> None:
+    def _start_over(self) -> None:
         """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
-        if others := _others(self.folder, self._names | self._dataset_names):
+        if others := others_in(self.folder, self._names | self._dataset_names):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
                 f"move them elsewhere, or choose another DST"
@@ -284,14 +284,14 @@ class Journal:
         warn(f"{self._path}: its first line is damaged; all shards are converted again")
 
     def _discard(self, names: frozenset[str]) -> None:
-        """Remove the files of an unfinished conversion, but not its journal: that one is replaced."""
+        """Remove the files of an unfinished conversion; its journal is replaced later."""
         remove_leftovers(
             self.folder, names
         )  # first: what a worker that outlives its parent writes gets no name
         self._shard_files.remove(names - {JOURNAL_NAME})
 
     def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
-        """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
+        """Fill `finished` with the shards on record that are still whole; warn of the others."""
         lost: list[str] = []
         for line in lines:
             plan = self._plans[line["shard"]]
@@ -318,7 +318,7 @@ class Journal:
         return self._shard_files.problem_of(shard)
 
     def _rewrite(self) -> RecordFile:
-        """A journal of what is believed, in the place of the one found; open for more."""
+        """Replace the journal found by one of `finished`, open for more records."""
         with atomic_write(self._path) as file:
             records = RecordFile(file.fileno())
             records.append(self._header, durable=False)
@@ -365,7 +365,7 @@ class FilesInFolder:
 def check_empty(folder: Path) -> None:
     """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
     ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
-    if folder.is_dir() and not ours and (others := _others(folder, frozenset({JOURNAL_NAME}))):
+    if folder.is_dir() and not ours and (others := others_in(folder, frozenset({JOURNAL_NAME}))):
         raise DatasetError(
             f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
             f"choose another DST, or empty it yourself"
@@ -455,7 +455,7 @@ def _foreign(path: Path) -> DatasetError:
     )
 
 
-def _others(folder: Path, names: frozenset[str]) -> list[str]:
+def others_in(folder: Path, names: frozenset[str]) -> list[str]:
     """What the folder holds that is neither of `names` nor left of writing one of them."""
     allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
     found = (path for path in folder.iterdir() if path.name not in names | allowed)

@@ -127,7 +127,7 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
     numbers = np.fromiter(found, np.int64, len(samples))
     ids, stored = samples.ids.copy(), known.index.ids
     alike = (numbers >= 0) & (known.ids[numbers] == ids)
-    # whether a sample can have the id of its own that it has; in a dataset made anew it may be another's
+    # whether a sample may keep an id of its own: in a dataset that was made again it may be another's
     free = scan.own_ids & ~np.isin(ids, stored) & (alike | ~np.isin(ids, known.ids))
     state = dataset.read_source_state()
     if len(state) != len(known.ids):

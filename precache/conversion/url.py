@@ -57,7 +57,7 @@ def working_folder(url: Url) -> Path:
 
 @contextmanager
 def locked_working_folder(url: Url) -> Iterator[Path]:
-    """`working_folder`, held by this process; if nothing lies in it at the end, it is removed.
+    """`working_folder`, held by this process; an empty one is removed at the end.
 
     Raises:
         DatasetError: another process of this machine converts into `url`.
@@ -220,7 +220,7 @@ def is_plain_file(path: Path) -> bool:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder if nothing lies in it."""
+    """Remove a folder if it is empty."""
     with suppress(OSError):  # it is not there, or holds something
         folder.rmdir()
 

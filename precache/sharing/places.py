@@ -24,10 +24,10 @@ from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, MissingDependencyError, SettingError, StorageError
 from precache.packages import install_extra
-from precache.storage import temporary_folder
 from precache.storage.objects import ObjectInfo, ObjectStore, unquoted
 from precache.storage.retries import Check, ObjectNotFoundError
 from precache.storage.shard_cache import DISK_FULL
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url, locate
 
 _WRITTEN = "another process has written a dataset there meanwhile"

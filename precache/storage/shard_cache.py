@@ -8,7 +8,7 @@
 
 All processes of a machine share the folder. Who fetches a file locks it alone (flock), who uses it shares a
 lock with others. The system takes a lock back when its process ends, however that ends: who waited for it
-fetches the file anew.
+fetches the file again.
 
 Where a file needs room, those that nobody has locked go, the least recently used first, whichever dataset it
 is of. If that is of the dataset which needs the room, the file that was read last goes instead: an epoch

@@ -14,9 +14,10 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from precache.errors import StorageError
 from precache.storage.locks import lock
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
@@ -32,6 +33,22 @@ def folder() -> Path:
             _own[os.getpid()] = _make()
             atexit.register(_remove, os.getpid())
         return _own[os.getpid()]
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in that of this process, for the time of the block; StorageError if none can be made."""
+    try:
+        path = Path(tempfile.mkdtemp(dir=folder()))
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror}); make room there, or "
+            f"set TMPDIR to a folder on another disk"
+        ) from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep() -> list[Path]:

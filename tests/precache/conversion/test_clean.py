@@ -62,13 +62,6 @@ def test_a_finished_dataset_in_a_bucket_stays(
     assert verify(str(bucket)) == []
 
 
-def test_a_bucket_that_is_not_ours_is_left_alone(bucket: Url) -> None:
-    store = ObjectStore(bucket)
-    store.put("train-00000.safetensors", THESIS)
-    assert not clean(bucket)
-    assert objects(bucket) == {"train-00000.safetensors": THESIS}
-
-
 def test_a_conversion_that_runs_is_left_alone(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
     refused = []
 

@@ -71,9 +71,10 @@ def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         (tree / "000.class" / f"broken-{number}.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
         shutil.copytree(tree / "002.class", tree / f"00{number + 2}.new")
     fsync, os.fsync = os.fsync, lambda descriptor: None  # what is killed loses no page of the system's cache
+    folder, tempfile.tempdir = tempfile.tempdir, str(root)  # staging folders of other processes lie elsewhere
     _trees[:] = [root / f"{number}" for number in range(VERSIONS)]
     yield
-    os.fsync = fsync
+    os.fsync, tempfile.tempdir = fsync, folder
     _undisturbed.clear()
     _of.clear()
     _names.clear()

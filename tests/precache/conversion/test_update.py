@@ -83,18 +83,6 @@ def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
     assert used == [IMAGES, IMAGES + 1, IMAGES + 2]
 
 
-def test_no_file_of_the_dataset_that_a_reader_has_open_changes(tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    update(tree, out)
-    reader = open_dataset(out)
-    before = contents(out)
-    grow(tree, 1)
-    update(tree, out)
-    named = [file.name for file in reader.manifest.files]
-    assert {name: contents(out)[name] for name in named} == {name: before[name] for name in named}
-    assert len(reader.read_index()) == reader.manifest.samples == IMAGES
-
-
 def test_folders_of_splits_say_where_a_new_picture_belongs(tree: Path, tmp_path: Path) -> None:
     source, out = tmp_path / "source", tmp_path / "out"
     for split in ("train", "val"):

@@ -8,7 +8,7 @@
 
 All processes of a machine share the folder. Who fetches a file locks it alone (flock), who uses it shares a
 lock with others. The system takes a lock back when its process ends, however that ends: who waited for it
-fetches the file anew.
+fetches the file again.
 
 Where a file needs room, those that nobody has locked go, the least recently used first, whichever dataset it
 is of. If that is of the dataset which needs the room, the file that was read last goes instead: an epoch
@@ -31,6 +31,7 @@ from typing import Any, Protocol
 
 from precache.errors import SettingError, StorageError, check_range
 from precache.storage import atomic_write, crc32c_file, open_regular, open_single
+from precache.storage.locks import is_at, lock, unlock
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import Check, Patience, unchecked
 from precache.storage.urls import Url
@@ -148,7 +149,7 @@ class CachedFiles:
                 try:
                     self._fetch(file, part, alone, temporary, path, check)
                 finally:
-                    _unlock(alone)
+                    unlock(alone)
         except OSError as error:
             raise StorageError(
                 f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
@@ -292,7 +293,7 @@ class CachedFiles:
                 if error.errno not in DISK_FULL or not _remove_first(victims):
                     raise error
         finally:
-            _unlock(locked)
+            unlock(locked)
 
     def _remove_excess(self, needed: int) -> "Iterator[_FileInCache]":
         """Remove files until `needed` bytes fit, or nothing may go any more; those that would go next."""
@@ -351,11 +352,11 @@ def _remove_first(victims: Iterator[_FileInCache]) -> int:
         with suppress(OSError):
             descriptor = open_regular(file.path, os.O_RDWR)  # NFS locks nothing else for one alone
             try:
-                if _lock(descriptor, alone=True) and _is_at(descriptor, file.path):
+                if lock(descriptor) and is_at(descriptor, file.path):
                     file.path.unlink()
                     return max(1, file.bytes)
             finally:
-                _unlock(descriptor)
+                unlock(descriptor)
     return 0
 
 
@@ -379,8 +380,8 @@ def _open_to_use(path: Path, file_bytes: int) -> int | None:
     except FileNotFoundError:
         return None
     try:
-        _lock(descriptor, alone=False, waiting=True)
-        if os.fstat(descriptor).st_size == file_bytes and _is_at(descriptor, path):
+        lock(descriptor, alone=False, waiting=True)
+        if os.fstat(descriptor).st_size == file_bytes and is_at(descriptor, path):
             with suppress(OSError):  # it is another user's, or the disk is for reading
                 os.utime(descriptor)  # was used last
             return descriptor
@@ -395,7 +396,7 @@ def _open_alone(path: Path) -> int | None:
     """A descriptor of the file at `path`, made if missing, locked exclusively; None: others have a lock."""
     descriptor = open_single(path, os.O_CREAT)
     try:
-        if _lock(descriptor, alone=True) and _is_at(descriptor, path):
+        if lock(descriptor) and is_at(descriptor, path):
             return descriptor
     except BaseException:
         os.close(descriptor)
@@ -404,33 +405,5 @@ def _open_alone(path: Path) -> int | None:
     return None
 
 
-def _lock(descriptor: int, *, alone: bool, waiting: bool = False) -> bool:
-    """Lock an open file until it is closed; False if others have it."""
-    import fcntl  # Windows has none
-
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-    try:
-        fcntl.flock(descriptor, how if waiting else how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(descriptor: int) -> None:
-    """Unlock and close an open file: a process that was forked meanwhile may have it open, too."""
-    import fcntl
-
-    with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
-
-
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.exists() else None
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False

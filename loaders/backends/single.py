@@ -48,8 +48,9 @@ class EncodedSamples:
     ) -> None:
         """Put the samples of shard `index`, wanted at `slots`, into `found`."""
         with self._data.held(index) as path:
-            descriptor = open_regular(path)
-        try:
+            file = open_regular(path)
+        with file:
+            descriptor = file.fileno()
             if index not in self._places:
                 self._places[index] = self._find(index)
             places = self._places[index]
@@ -60,8 +61,6 @@ class EncodedSamples:
             for slot, start, size in wanted:
                 content = read_descriptor_at(descriptor, start, size)
                 found[slot] = FORMATS[self._data.kind].read_sample(content)
-        finally:
-            os.close(descriptor)
 
     def _find(self, index: int) -> Places:
         """Where the samples of shard `index` lie."""

@@ -508,10 +508,7 @@ def _first_bytes(entry: Entry) -> bytes:
         return entry.first_bytes()
 
     def start() -> bytes:
-        descriptor = open_regular(entry.path)
-        try:  # a file object's `read` gives None where there is nothing yet
-            return os.read(descriptor, kinds.PREFIX_BYTES)
-        finally:
-            os.close(descriptor)
+        with open_regular(entry.path) as file:  # whose own `read` gives None where there is nothing yet
+            return os.read(file.fileno(), kinds.PREFIX_BYTES)
 
     return steadily(start, entry.path)

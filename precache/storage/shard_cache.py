@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -120,14 +121,11 @@ class CachedFiles:
         Raises:
             StorageError: it cannot be fetched, or the storage has something else.
         """
-        descriptor = self.hold(file)
-        try:
+        with self.hold(file):
             yield self.folder / file.name
-        finally:
-            os.close(descriptor)
 
-    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> int:
-        """A descriptor of a file, which is fetched if it is not there, and stays until this is closed.
+    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> FileIO:
+        """An open file, which is fetched if it is not there, and stays until this is closed.
 
         Args:
             check: called now and then while it is fetched, by several threads; what it raises ends that.
@@ -140,13 +138,13 @@ class CachedFiles:
         temporary = path.with_name(f".{path.name}{_FETCHING}")
         begin_s = time.monotonic()
         try:
-            while (descriptor := _open_to_use(path, file.bytes)) is None:
+            while (opened := _open_to_use(path, file.bytes)) is None:
                 alone = _open_alone(temporary)
                 if alone is None:
                     self._wait(temporary, begin_s, check)
                     continue
                 try:
-                    self._fetch(file, part, alone, temporary, path, check)
+                    self._fetch(file, part, alone.fileno(), temporary, path, check)
                 finally:
                     _unlock(alone)
         except OSError as error:
@@ -154,7 +152,7 @@ class CachedFiles:
                 f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
                 f"({error.strerror}); make room on that disk, or give another cache_dir or {CACHE_DIR}"
             ) from error
-        return descriptor
+        return opened
 
     def forget(self, name: str) -> None:
         """Remove a damaged file, if it is there: it is fetched again when it is needed."""
@@ -349,13 +347,13 @@ def _remove_first(victims: Iterator[_FileInCache]) -> int:
     """Remove the first file that nobody uses; its bytes, or 0 if there is none."""
     for file in victims:
         with suppress(OSError):
-            descriptor = open_regular(file.path, os.O_RDWR)  # NFS locks nothing else for one alone
+            opened = open_regular(file.path, os.O_RDWR)  # NFS locks nothing else for one alone
             try:
-                if _lock(descriptor, alone=True) and _is_at(descriptor, file.path):
+                if _lock(opened, alone=True) and _is_at(opened, file.path):
                     file.path.unlink()
                     return max(1, file.bytes)
             finally:
-                _unlock(descriptor)
+                _unlock(opened)
     return 0
 
 
@@ -372,65 +370,57 @@ def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]
     return None
 
 
-def _open_to_use(path: Path, file_bytes: int) -> int | None:
-    """A descriptor of the file at `path`, which keeps it from being removed; None unless it is all there."""
+def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
+    """The file at `path`, open, which keeps it from being removed; None unless it is all there."""
     try:
-        descriptor = open_regular(path)
+        file = open_regular(path)
     except FileNotFoundError:
         return None
-    try:
-        _lock(descriptor, alone=False, waiting=True)
-        if os.fstat(descriptor).st_size == file_bytes and _is_at(descriptor, path):
-            with suppress(OSError):  # it is another user's, or the disk is for reading
-                os.utime(descriptor)  # was used last
-            return descriptor
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+    _lock(file, alone=False, waiting=True)
+    if os.fstat(file.fileno()).st_size == file_bytes and _is_at(file, path):
+        with suppress(OSError):  # it is another user's, or the disk is for reading
+            os.utime(file.fileno())  # was used last
+        return file
+    file.close()
     return None
 
 
-def _open_alone(path: Path) -> int | None:
-    """A descriptor of the file at `path`, made if missing, locked exclusively; None: others have a lock."""
-    descriptor = open_single(path, os.O_CREAT)
-    try:
-        if _lock(descriptor, alone=True) and _is_at(descriptor, path):
-            return descriptor
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+def _open_alone(path: Path) -> FileIO | None:
+    """The file at `path`, open, made if missing, locked exclusively; None: others have a lock."""
+    file = FileIO(open_single(path, os.O_CREAT), "r+")
+    if _lock(file, alone=True) and _is_at(file, path):
+        return file
+    file.close()
     return None
 
 
-def _lock(descriptor: int, *, alone: bool, waiting: bool = False) -> bool:
+def _lock(file: FileIO, *, alone: bool, waiting: bool = False) -> bool:
     """Lock an open file until it is closed; False if others have it."""
     import fcntl  # Windows has none
 
     how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     try:
-        fcntl.flock(descriptor, how if waiting else how | fcntl.LOCK_NB)
+        fcntl.flock(file, how if waiting else how | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
 
 
-def _unlock(descriptor: int) -> None:
+def _unlock(file: FileIO) -> None:
     """Unlock and close an open file: a process that was forked meanwhile may have it open, too."""
     import fcntl
 
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)
+        fcntl.flock(file, fcntl.LOCK_UN)
+    file.close()
 
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.exists() else None
 
 
-def _is_at(descriptor: int, path: Path) -> bool:
+def _is_at(file: FileIO, path: Path) -> bool:
     try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
         return False

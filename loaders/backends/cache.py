@@ -78,6 +78,7 @@ class CachedReader:
         self._kept = kept
         self._lane = lane
         self._refused: dict[int, ImageError] = {}  # what could not be decoded: id -> why
+        self._whole = crops.random is None
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -163,9 +164,12 @@ class CachedReader:
                 read = pictures_of(self._data, request.positions[slots], images)
                 pictures.update(zip(slots.tolist(), read, strict=True))
             self._check_there(request, list(pictures))
-            found = self._kept.pictures(request.positions[kept])
-            pictures.update(zip(np.flatnonzero(kept).tolist(), found, strict=True))
-            return self._filler.fill(Pictures(request, partial(self._picture, request.positions, pictures)))
+            copy = self._kept.copier(request.positions) if self._whole and kept.all() else None
+            if copy is None:
+                found = self._kept.pictures(request.positions[kept])
+                pictures.update(zip(np.flatnonzero(kept).tolist(), found, strict=True))
+            picture_of = partial(self._picture, request.positions, pictures)
+            return self._filler.fill(Pictures(request, picture_of, copy=copy))
         assert isinstance(self._kept, DevicePictures)
         refused = self._is_refused(request.positions)
         ids = self._data.ids[request.positions]

@@ -8,6 +8,7 @@ size and time, too: another process may have found another picture there.
 
 import os
 import struct
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -129,6 +130,14 @@ class HostPictures:
                 starts.tolist(), lengths.tolist(), shapes.tolist(), strict=True
             )
         ]
+
+    def copier(self, positions: Positions) -> Callable[[slice, Pixels], object] | None:
+        """As `copy` of `loaders.backends.filler.Pictures`; None where each picture has a size of its own."""
+        if (squares := self._squares) is None:
+            return None
+        numbers = self.share.find(positions)
+        # clip: else NumPy fills memory of its own first, in case that a number is wrong
+        return lambda part, out: np.take(squares, numbers[part], axis=0, out=out, mode="clip")
 
     def close(self) -> None:
         """As of `Kept`: the system has the memory back when the last process has closed it."""

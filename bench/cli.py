@@ -23,11 +23,12 @@ COMMANDS = {
     "report": "bench.commands.report",
     "simulate": "bench.commands.simulate",
     "sweep": "bench.commands.sweep",
+    "watch": "bench.commands.watch",
 }
 """Each module holds its click command as `command`, and is imported when that is asked for."""
 
 
-FIRST = ("loaders", "recommend", "sweep", "hardware")
+FIRST = ("watch", "loaders", "recommend", "sweep", "hardware")
 """What a newcomer needs."""
 
 
@@ -37,6 +38,7 @@ def main() -> None:
     """Does your GPU wait for data, and what would fix it?
 
     \b
+    bench watch train.py --epochs 3 photos          does my own training, unchanged, wait?
     bench recommend photos                          what would converting these pictures bring?
     bench loaders photos --backend imagefolder,pytorch --html report.html
     """

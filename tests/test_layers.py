@@ -109,7 +109,7 @@ FLOORS = {
     ],
     "bench": [
         {"report"},
-        {"machine"},
+        {"machine", "watch"},
         {"peers"},
         {"measure"},
         {"commands", "lab", "sagemaker"},

@@ -65,29 +65,32 @@ class EndingThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self._done = self._joined = False
+        self._asked = self._done = self._joined = False
         self._process = os.getpid()
         self.inbox = inbox
         self.stopping = False
         self.helps = helps
 
     def start(self) -> None:
-        """As a Thread's; Ctrl-C in the midst of it is raised behind it.
+        """As a Thread's, which a thread of the system calls: no handler of a signal runs in that.
 
-        It would leave a lock of `threading` locked, for which the new thread would wait for ever.
+        What one raises in the midst of it, as of Ctrl-C or of a dead worker, would leave a lock of
+        `threading` locked, for which the new thread would wait for ever.
         """
-        before = signal.getsignal(signal.SIGINT)
-        if threading.current_thread() is not threading.main_thread() or before is None:
-            super().start()
-            return
-        received: list[int] = []
-        signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
+        started: SimpleQueue[BaseException | None] = SimpleQueue()
+        self._asked = True
+        _thread.start_new_thread(self._start, (started,))
+        if (error := started.get()) is not None:
+            self._asked = False
+            raise error
+
+    def _start(self, started: "SimpleQueue[BaseException | None]") -> None:
         try:
             super().start()
-        finally:
-            signal.signal(signal.SIGINT, before)
-            if received:
-                signal.raise_signal(signal.SIGINT)
+        except BaseException as error:
+            started.put(error)
+        else:
+            started.put(None)
 
     def run(self) -> None:
         """Call `function(self, *arguments)`."""
@@ -105,12 +108,12 @@ class EndingThread(threading.Thread):
         """Return at once; `end_threads` waits."""
         self.stopping = True
         self.inbox.put(None)
-        if self.ident is None:  # was never started, so that `run` does not let go of it
+        if not self._asked:  # was never started, so that `run` does not let go of it
             self._work = None
 
     def has_ended(self) -> bool:
         """Whether it was not started, or somebody has waited for its end, or it runs in another process."""
-        return self.ident is None or self._joined or os.getpid() != self._process
+        return not self._asked or self._joined or os.getpid() != self._process
 
     def wait(self, most_s: float) -> None:
         """Wait until it has ended, or for so long."""

@@ -14,12 +14,12 @@ from pathlib import Path
 
 from precache.conversion.destination import folders_beside, resolve
 from precache.conversion.journal import JOURNAL_NAME, own_names_in
-from precache.conversion.lock import hold_lock, lock_path
 from precache.conversion.url import is_plain_file, remove_if_empty, unfinished_files, working_folder
 from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.storage import fsync_folder, is_leftover, staging
+from precache.storage.locks import hold_lock, lock_path
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 

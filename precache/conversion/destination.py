@@ -23,7 +23,6 @@ from pathlib import Path
 
 import numpy as np
 
-from precache.conversion.difference import compare
 from precache.conversion.journal import (
     JOURNAL_NAME,
     Target,
@@ -31,7 +30,7 @@ from precache.conversion.journal import (
     read_header,
     unfinished_names,
 )
-from precache.conversion.lock import is_mount_point
+from precache.conversion.update import compare
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
@@ -40,6 +39,7 @@ from precache.reporting import counted, some, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
+from precache.storage.locks import is_mount_point
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 
@@ -111,7 +111,7 @@ def check_files(dataset: ConvertedDataset) -> None:
         )
 
 
-def tidy(folder: Path) -> None:
+def remove_rest(folder: Path) -> None:
     """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
     try:
         manifest = open_dataset(folder).manifest
@@ -159,10 +159,10 @@ def check_may_be_replaced(destination: Path) -> None:
 
 
 def build_folder(destination: Path) -> Path:
-    """Folder in which the dataset is built that will replace the finished one; one that was begun goes on."""
-    begun = folders_beside(destination, "new")
+    """The folder for the dataset that will replace the finished one; an unfinished one is continued."""
+    unfinished = folders_beside(destination, "new")
     name = f".{destination.name}.{secrets.token_hex(8)}.new.precache"
-    return begun[0] if begun else destination.with_name(name)
+    return unfinished[0] if unfinished else destination.with_name(name)
 
 
 def folders_beside(destination: Path, kind: str) -> list[Path]:
@@ -212,7 +212,7 @@ def finish_swap(destination: Path) -> None:
         _remove_old(destination, old)
     for new in folders_beside(destination, "new"):
         if is_converted(new):
-            tidy(new)
+            remove_rest(new)
             swap_in(destination, new)
 
 

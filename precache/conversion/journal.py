@@ -2,7 +2,7 @@
 
 The first record (see `precache.storage.records`) says what is made, and the numbers of its shards: they give
 the names of all files. Each further record is a finished shard, see `WrittenShard`. A folder with a journal
-is an unfinished conversion of ours; the same command continues it. What does not fit the plan is not used.
+is an unfinished conversion of ours; the same command continues it.
 """
 
 import json
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.conversion.lock import LOCK_SUFFIX, is_mount_point
 from precache.dataset.files import FileEntry, check_file, first_problem
 from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
@@ -36,6 +35,7 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
+from precache.storage.locks import LOCK_SUFFIX, is_mount_point
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
@@ -132,37 +132,28 @@ class WrittenShard:
 
     @classmethod
     def from_json(
-        cls, content: Mapping[str, Any], plans: Mapping[str, ShardPlan], samples: Samples, form: Format
-    ) -> "WrittenShard | None":
-        """What `to_json` gave; None if it is no shard that these plans make."""
-        try:
-            plan = plans[content["shard"]]
-            row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
-            rejected = tuple(
-                Rejected(samples[row_of.pop(number)].path, _text(reason), number)
-                for number, reason in content["rejected"]
-            )
-            columns = {name: column_of(name, content["columns"][name]) for name in COLUMNS}
-            for name, column in columns.items():
-                count = len(plan.rows if name.startswith(SOURCE) else row_of)
-                if len(column) != count and (len(column) or name != "mask_checksums"):
-                    raise ValueError(f"{name} of another number of pictures")
-            names = file_names(plan.name, form) if row_of else ()
-            files = zip(names, content["files"], strict=True)
-            pixels, sums, squares = content["sums"]
-            return cls(
-                ShardEntry(plan.name, plan.split, len(row_of), tuple(FileEntry(n, *of) for n, of in files)),
-                rejected,
-                columns,
-                PixelSums(int(pixels), tuple(map(int, sums)), tuple(map(int, squares))),
-                tuple(map(_text, content["etags"])),
-            )
-        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-            return None
+        cls, content: Mapping[str, Any], plan: ShardPlan, samples: Samples, form: Format
+    ) -> "WrittenShard":
+        """What `to_json` gave of the shard of this plan."""
+        row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
+        rejected = tuple(
+            Rejected(samples[row_of.pop(number)].path, reason, number)
+            for number, reason in content["rejected"]
+        )
+        names = file_names(plan.name, form) if row_of else ()
+        files = tuple(FileEntry(name, *of) for name, of in zip(names, content["files"], strict=True))
+        pixels, sums, squares = content["sums"]
+        return cls(
+            ShardEntry(plan.name, plan.split, len(row_of), files),
+            rejected,
+            {name: column_of(name, values) for name, values in content["columns"].items()},
+            PixelSums(pixels, tuple(sums), tuple(squares)),
+            tuple(content["etags"]),
+        )
 
 
 def column_of(name: str, values: Sequence[Any]) -> Array:
-    """A column of `COLUMNS`; ValueError, TypeError or OverflowError if it has no such values."""
+    """A column of `COLUMNS`."""
     dtype, row_shape = COLUMNS[name]
     return np.array(values, dtype).reshape(-1, *row_shape)
 
@@ -258,11 +249,11 @@ class Journal:
         self._records.close()
 
     def _continue(self, records: RecordFile, target: Target, overwrite: bool) -> None:
-        """Take over what the journal found lists; or remove it, if it is of another target."""
+        """Go on with the journal found; or remove what it lists, if it is of another target."""
         lines = records.read()
         header = next(lines, None)
         if header is None:
-            self._believe_nothing()
+            self._start_over()
         elif not own_names(header):
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
@@ -281,9 +272,9 @@ class Journal:
             check_empty(self.folder)
         self._shard_files.check_free(self._names)
 
-    def _believe_nothing(self) -> None:
+    def _start_over(self) -> None:
         """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
-        if others := _others(self.folder, self._names | self._dataset_names):
+        if others := others_in(self.folder, self._names | self._dataset_names):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
                 f"move them elsewhere, or choose another DST"
@@ -293,26 +284,23 @@ class Journal:
         warn(f"{self._path}: its first line is damaged; all shards are converted again")
 
     def _discard(self, names: frozenset[str]) -> None:
-        """Remove the files of an unfinished conversion, but not its journal: that one is replaced."""
+        """Remove the files of an unfinished conversion; its journal is replaced later."""
         remove_leftovers(
             self.folder, names
         )  # first: what a worker that outlives its parent writes gets no name
         self._shard_files.remove(names - {JOURNAL_NAME})
 
     def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
-        """Fill `finished` with what the journal lists, as far as it is to be believed; say what is not."""
+        """Fill `finished` with the shards on record that are still whole; warn of the others."""
         lost: list[str] = []
         for line in lines:
-            shard = WrittenShard.from_json(line, self._plans, self._scan.samples, self._form)
-            if shard is None:
-                records.damaged = True
-                records.count -= 1
-                break
+            plan = self._plans[line["shard"]]
+            shard = WrittenShard.from_json(line, plan, self._scan.samples, self._form)
             self.finished.pop(shard.entry.name, None)
             if problem := self._why_not_kept(shard):
                 lost.append(problem)
                 continue
-            times = self._scan.samples.modified_ns[self._plans[shard.entry.name].rows]
+            times = self._scan.samples.modified_ns[plan.rows]
             self.finished[shard.entry.name] = replace(shard, columns={**shard.columns, MODIFIED_NS: times})
         if records.damaged:
             warn(
@@ -330,7 +318,7 @@ class Journal:
         return self._shard_files.problem_of(shard)
 
     def _rewrite(self) -> RecordFile:
-        """A journal of what is believed, in the place of the one found; open for more."""
+        """Replace the journal found by one of `finished`, open for more records."""
         with atomic_write(self._path) as file:
             records = RecordFile(file.fileno())
             records.append(self._header, durable=False)
@@ -377,7 +365,7 @@ class FilesInFolder:
 def check_empty(folder: Path) -> None:
     """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
     ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
-    if folder.is_dir() and not ours and (others := _others(folder, frozenset({JOURNAL_NAME}))):
+    if folder.is_dir() and not ours and (others := others_in(folder, frozenset({JOURNAL_NAME}))):
         raise DatasetError(
             f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
             f"choose another DST, or empty it yourself"
@@ -441,12 +429,6 @@ def recipe_differences(found: Mapping[str, Any], asked: Recipe) -> list[str]:
     ]
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r:.99} is not text")
-    return value
-
-
 def _in_words(value: object) -> object:
     """A setting as it is typed: the one that is a list is a size, height and width."""
     return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
@@ -473,7 +455,7 @@ def _foreign(path: Path) -> DatasetError:
     )
 
 
-def _others(folder: Path, names: frozenset[str]) -> list[str]:
+def others_in(folder: Path, names: frozenset[str]) -> list[str]:
     """What the folder holds that is neither of `names` nor left of writing one of them."""
     allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
     found = (path for path in folder.iterdir() if path.name not in names | allowed)

@@ -58,7 +58,7 @@ class ShardTask:
 
 @dataclass(slots=True)
 class _Unfinished:
-    """A shard whose files are written, but neither durable nor under their names yet; a row a picture."""
+    """A shard whose files are written under temporary names, and not yet durable; a row for each picture."""
 
     task: ShardTask
     files: list[OutputFile] = field(default_factory=list)

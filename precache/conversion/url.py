@@ -34,12 +34,12 @@ from precache.conversion.journal import (
     own_names_in,
     read_header,
 )
-from precache.conversion.lock import hold_lock
 from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.reporting import counted, warn
 from precache.storage import crc32c_file, is_leftover, read_regular
+from precache.storage.locks import hold_lock
 from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import Cache
@@ -57,7 +57,7 @@ def working_folder(url: Url) -> Path:
 
 @contextmanager
 def locked_working_folder(url: Url) -> Iterator[Path]:
-    """`working_folder`, held by this process; if nothing lies in it at the end, it is removed.
+    """`working_folder`, held by this process; an empty one is removed at the end.
 
     Raises:
         DatasetError: another process of this machine converts into `url`.
@@ -130,13 +130,11 @@ class ShardsAtUrl:
             return f"{self._url}: the journal does not say that {shard.entry.name} was pushed"
         for file, etag in zip(shard.entry.files, shard.etags, strict=True):
             there = found.get(file.name)
-            if there is not None and _unquoted(there.etag) != _unquoted(etag):
-                there = self._store.find(file.name)  # some storages list etags in another form
             if there is None:
                 return f"{self._url / file.name}: missing"
             if there.bytes != file.bytes:
                 return f"{self._url / file.name}: expected {file.bytes:,} bytes, got {there.bytes:,}"
-            if _unquoted(there.etag) != _unquoted(etag):
+            if self._store.is_replaced(there, etag):
                 return f"{self._url / file.name}: was replaced after it was pushed"
         return None
 
@@ -222,7 +220,7 @@ def is_plain_file(path: Path) -> bool:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove a folder if nothing lies in it."""
+    """Remove a folder if it is empty."""
     with suppress(OSError):  # it is not there, or holds something
         folder.rmdir()
 
@@ -249,7 +247,3 @@ def _finished_by_another(url: Url) -> DatasetError:
         f"{url}: another process has finished a dataset there meanwhile; check it with 'precache verify "
         f"{url}', or choose another DST"
     )
-
-
-def _unquoted(etag: str | None) -> str:
-    return (etag or "").strip('"')

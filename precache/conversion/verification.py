@@ -5,7 +5,8 @@ And is every stored picture what the converter makes of its source today: pixels
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,14 +14,13 @@ import numpy as np
 from PIL import Image
 
 from precache import engines
-from precache.conversion.difference import compare
+from precache.conversion.update import compare
 from precache.dataset import columns
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.files import check_file, check_objects
 from precache.dataset.index import VALUE, Checksums, IndexFileError, SampleIndex
 from precache.dataset.manifest import ManifestError
 from precache.dataset.shard_table import ShardEntry
-from precache.dataset.statistics import NO_PIXELS, PixelSums, statistics_by_split
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS, Sample, StoredSample
 from precache.pictures import images, jpeg, masks
@@ -38,9 +38,6 @@ from precache.storage.urls import Url
 
 # A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
-# Mean and standard deviation of what became JPEGs may differ by this much: so may decoders.
-_STATISTICS_TOLERANCE = 1 / 255
-_ROUNDING = 1e-9  # of statistics that updates put together
 
 
 def verify(path: str | os.PathLike[str] | Url) -> list[str]:
@@ -118,8 +115,7 @@ class DeepReport:
 
     Attributes:
         samples: compared.
-        problems: one line per sample that is not what the converter makes of its source; if there are none,
-            one per split whose mean or standard deviation is not theirs.
+        problems: one line per sample that is not what the converter makes of its source.
         equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
             cropped.
         mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
@@ -193,11 +189,10 @@ def verify_deep(
     scan, checksums = _same_pictures(dataset, scan)
     report = engines.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)
-    shards = [
-        *engines.run(_Comparison(dataset, scan.source), tasks, min(workers, len(manifest.shards)), report)
-    ]
-    compared = [compared for shard in shards for compared in shard.pictures]
-    problems = sorted(c.problem for c in compared if c.problem) or _wrong_statistics(dataset, shards)
+    workers = min(workers, len(manifest.shards))
+    with closing(engines.run(_Comparison(dataset, scan.source), tasks, workers, report)) as shards:
+        compared = [picture for shard in shards for picture in shard]
+    problems = sorted(c.problem for c in compared if c.problem)
     finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
     worst = min(compared, key=lambda c: (c.psnr, c.path))
     return DeepReport(
@@ -264,13 +259,6 @@ class _Compared:
     path: str
     psnr: float
     problem: str
-    sums: PixelSums = NO_PIXELS
-
-
-@dataclass(frozen=True, slots=True)
-class _ComparedShard:
-    split: str
-    pictures: list[_Compared]
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +268,7 @@ class _Comparison:
     dataset: ConvertedDataset
     source: Source
 
-    def __call__(self, task: _DeepTask, tick: Callable[[], None]) -> _ComparedShard:
+    def __call__(self, task: _DeepTask, tick: Callable[[], None]) -> list[_Compared]:
         compared = []
         for row, sample in self.dataset.read_shard(task.shard, task.index):
             ref, _ = task.pictures[int(task.index.ids[row])]
@@ -290,7 +278,7 @@ class _Comparison:
             except SampleError as error:
                 compared.append(_Compared(ref.path, 0.0, str(error)))
             tick()
-        return _ComparedShard(task.shard.split, compared)
+        return compared
 
     def _compare(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> _Compared:
         recipe, where = self.dataset.manifest.recipe, f"{task.name}: sample {ref.id} ({ref.path})"
@@ -324,7 +312,7 @@ class _Comparison:
             problem = f"{where} differs from its source: the source file changed since it was converted"
         has_reference = recipe.fit != "pad" and not recipe.rendering.is_deep
         reference = _reference(data, path, recipe, decoded) if has_reference else expected
-        return _Compared(ref.path, jpeg.psnr(stored, reference), problem, PixelSums.of(expected))
+        return _Compared(ref.path, jpeg.psnr(stored, reference), problem)
 
     def _labelled_differently(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
         """How path, target, fields or mask of a sample in its shard differ from the source's; else empty.
@@ -361,19 +349,3 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
     image = decoded.image.convert(images.MODES[recipe.channels])
     return images.reference(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)
-
-
-def _wrong_statistics(dataset: ConvertedDataset, shards: Iterable[_ComparedShard]) -> list[str]:
-    """One line for each split whose statistics are not those of the pictures compared."""
-    manifest = dataset.manifest
-    exact = FORMATS[manifest.recipe.format].holds_pixels
-    tolerance = (_ROUNDING if manifest.updates else 0) if exact else _STATISTICS_TOLERANCE
-    problems = []
-    sums = ((shard.split, picture.sums) for shard in shards for picture in shard.pictures)
-    found = statistics_by_split(sums, manifest.recipe.dtype)
-    for split, said in manifest.statistics.items():
-        if split in manifest.removed:
-            continue  # it is of those, too
-        if not said.is_near(found[split], tolerance):
-            problems.append(f"{dataset.path}: split {split} has {found[split]}, its manifest says {said}")
-    return problems

@@ -29,7 +29,6 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 KINDS = ("int", "float", "vector", "ragged", "text")
 TARGETS = ("class", "classes", "number", "none")
-_NUMBERS = (np.dtype(np.int64), np.dtype(np.float64))
 _TEXT = np.dtype(np.uint8)
 _GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte
 _BLOCK_SAMPLES = 1 << 20
@@ -84,9 +83,6 @@ class Column:
 
     Args:
         values, ends: see the module; of a column in pieces an empty one of its kind.
-
-    Raises:
-        ValueError: the arrays are no such column.
     """
 
     __slots__ = ("_ends", "_pieces", "_values")
@@ -94,19 +90,6 @@ class Column:
     def __init__(
         self, values: npt.NDArray[Any], ends: Ints | None = None, pieces: Pieces | None = None
     ) -> None:
-        if ends is not None and values.dtype != _TEXT and values.dtype not in _NUMBERS:
-            raise ValueError(f"values of dtype {values.dtype}")
-        if not 1 <= values.ndim <= (2 if values.dtype != _TEXT else 1):
-            raise ValueError(f"values of shape {values.shape}")
-        if ends is not None:
-            adds_up = (ends[-1] if len(ends) else 0) == len(values)
-            if (
-                ends.dtype != np.int64
-                or ends.ndim != 1
-                or np.any(np.diff(ends, prepend=0) < 0)
-                or not adds_up
-            ):
-                raise ValueError("ends that do not add up")
         self._values, self._ends, self._pieces = values, ends, pieces
 
     @classmethod

@@ -248,7 +248,8 @@ def _decode(content: dict[str, Any], held: Held) -> Manifest:
                 split: tuple(counts) for split, counts in content["samples_per_class"].items()
             },
             "statistics": {
-                split: ChannelStatistics.from_json(of) for split, of in content["statistics"].items()
+                split: ChannelStatistics(tuple(of["mean"]), tuple(of["std"]), of["pixels"])
+                for split, of in content["statistics"].items()
             },
             "updates": tuple(Update(**update) for update in content["updates"]),
             "shards": read_table(file, splits, FORMATS[content["recipe"]["format"]]),

@@ -7,7 +7,6 @@ conversion says is what one run says.
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -90,16 +89,6 @@ class ChannelStatistics:
         )
         return cls(mean, std, count)
 
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "ChannelStatistics":
-        """Parse what the manifest holds; TypeError or ValueError for anything else."""
-        found = cls(tuple(content["mean"]), tuple(content["std"]), content["pixels"])
-        shares = all(isinstance(v, float) and 0 <= v <= 1 for v in (*found.mean, *found.std))
-        alike = len(found.mean) == len(found.std) > 0
-        if not (shares and alike and type(found.pixels) is int and found.pixels > 0):
-            raise ValueError("statistics: not as this project writes it")
-        return found
-
     def joined(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
         """Statistics of the pixels of both, but for rounding; None if their channels differ."""
         if len(self.mean) != len(other.mean):
@@ -117,13 +106,6 @@ class ChannelStatistics:
             ),
             pixels,
         )
-
-    def is_near(self, other: "ChannelStatistics", tolerance: float) -> bool:
-        """Whether each figure is within `tolerance` of the other's."""
-        if (self.pixels, len(self.mean)) != (other.pixels, len(other.mean)):
-            return False
-        pairs = zip((*self.mean, *self.std), (*other.mean, *other.std), strict=True)
-        return all(abs(one - another) <= tolerance for one, another in pairs)
 
     def __str__(self) -> str:
         mean, std = (" ".join(f"{value:.4f}" for value in part) for part in (self.mean, self.std))

@@ -11,23 +11,27 @@ itself retries nothing. What becomes of a task depends on what happened:
 Every node must have the versions and the folders of this machine: bytes would differ where libraries do, and
 what is written into a folder that is not shared is lost. So each node is checked before the first task; a
 worker on a node that joins later checks it itself.
+
+Only paths and what `finish` returns go over the network with a task. `function`, with all that it holds, lies
+in Ray's object store once, and each worker, which Ray keeps, unpacks it once.
 """
 
 import logging
 import os
+import pickle
 import signal
 import socket
 import tempfile
 import threading
 import time
+import zlib
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from precache.engines import ray_worker
 from precache.engines.processes import (
     Advanced,
     Attempt,
@@ -41,8 +45,10 @@ from precache.engines.processes import (
     cannot_be_sent,
     no_check,
     run_all,
+    sendable,
     unchanged,
 )
+from precache.engines.processes import run as run_here
 from precache.errors import (
     DatasetError,
     MissingDependencyError,
@@ -52,6 +58,7 @@ from precache.errors import (
     WorkerError,
 )
 from precache.packages import install_extra
+from precache.pictures import turns
 from precache.reporting import warn
 from precache.storage import open_new, read_regular, temporary_path
 from precache.storage.urls import Location, Url
@@ -119,10 +126,10 @@ class _Cluster:
         self._probes: dict[Any, str] = {}
         try:
             # in a list, it is not unpacked before a task asks for it
-            self._work = [ray.put(ray_worker.Work(function, finish, nodes.check, os.getcwd()))]
+            self._work = [ray.put(Work(function, finish, nodes.check, os.getcwd()))]
         except Exception as error:  # packing runs other people's code
             raise cannot_be_sent(error, "the cluster", "use the engine local") from error
-        self._call: Any = ray.remote(num_cpus=_CPUS, max_retries=0)(ray_worker.call)
+        self._call: Any = ray.remote(num_cpus=_CPUS, max_retries=0)(call)
 
     def check_nodes(self, on_progress: Callable[[int], None]) -> None:
         """Raise what is wrong with a node, before the first task."""
@@ -130,7 +137,7 @@ class _Cluster:
         names = _live_nodes(ray, _CPUS)
         if not names:
             warn("no node of the Ray cluster has a CPU yet; waiting for one")
-        ask: Any = ray.remote(num_cpus=0, max_retries=0)(ray_worker.probe)
+        ask: Any = ray.remote(num_cpus=0, max_retries=0)(probe_node)
         for node in names:
             self._probes[ask.options(scheduling_strategy=_on(ray, node)).remote(self._work)] = node
         until_s = time.monotonic() + _PROBE_S
@@ -310,7 +317,7 @@ def _no_cluster(address: str, reason: str) -> SettingError:
 def _live_nodes(ray: Any, cpus: int) -> dict[str, str]:
     """Id -> name of each node that has so many CPUs."""
     return {
-        node["NodeID"]: ray_worker.node_name(node["NodeManagerAddress"], node["NodeID"])
+        node["NodeID"]: node_name(node["NodeManagerAddress"], node["NodeID"])
         for node in ray.nodes()
         if node["Alive"] and node["Resources"].get("CPU", 0) >= cpus
     }
@@ -398,3 +405,109 @@ def _check_folder(node: str, probe: Path) -> None:
         ) from error
     if not is_shared:
         raise DatasetError(f"{node}: {folder} is missing there, or another folder; {_MOUNT}")
+
+
+class Work(NamedTuple):
+    """What each worker gets once.
+
+    Attributes:
+        function, finish: see `precache.engines.run`.
+        check: see `Nodes`.
+        folder: the working folder of the driver; relative paths are seen from there.
+    """
+
+    function: Any
+    finish: Any
+    check: Any
+    folder: str
+
+
+class Outcome(NamedTuple):
+    """The result of a task: `error`, or what `finish` returned; and the units done, on which node."""
+
+    node: str
+    units: int = 0
+    result: Any = None
+    error: Exception | None = None
+
+
+def probe_node(packed: list[Any]) -> Exception | None:
+    """What is wrong with this node, or None; `packed` holds a reference to the `Work`."""
+    try:
+        _unpacked(packed[0])
+    except Exception as error:
+        return sendable(error)
+    return None
+
+
+def call(packed: list[Any], task: Any, in_process: bool) -> Outcome:
+    """Do a task; `in_process`, by the engine `local`, which finds out over which unit its process dies."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    units: list[int] = []
+    try:
+        work = _unpacked(packed[0])
+        function = _Packed(work.function) if in_process else work.function
+        with _in_folder(work.folder):
+            (result,) = run_here(function, [task], int(in_process), units.append, finish=work.finish)
+    except Exception as error:  # as a result: Ray would wrap it in one of its own
+        return Outcome(node, error=sendable(error))
+    return Outcome(node, sum(units), result)
+
+
+class _Packed:
+    """A function as Ray packs it, even one of a class that no module has; for a process of its worker."""
+
+    def __init__(self, function: Any) -> None:
+        import ray
+
+        self._run_number, self._packed = _run_number(), ray.cloudpickle.dumps(function)
+
+    def __call__(self, task: Any, tick: Ticks) -> Any:
+        turns.take_part_in(self._run_number)
+        return pickle.loads(self._packed)(task, tick)
+
+
+_work: dict[str, Work] = {}  # of this worker, by the reference
+
+
+def _unpacked(reference: Any) -> Work:
+    """The work behind `reference`; the first time, this worker checks its node."""
+    import ray
+
+    key = reference.hex()
+    if key not in _work:
+        turns.take_part_in(_run_number())
+        work: Work = ray.get(reference)
+        with _in_folder(work.folder):
+            address = ray.util.get_node_ip_address()
+            work.check(node_name(address, ray.get_runtime_context().get_node_id()))
+        _work.clear()  # what another run left
+        _work[key] = work
+    return _work[key]
+
+
+def _run_number() -> int:
+    """The same for all workers of a run: on one machine they decode large pictures one after another."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return zlib.crc32(f"{context.gcs_address} {context.get_job_id()}".encode())
+
+
+def node_name(address: str, node_id: str) -> str:
+    """The name of a node for messages."""
+    return f"node {address} ({node_id[:8]})"
+
+
+@contextmanager
+def _in_folder(folder: str) -> Iterator[None]:
+    """Work in `folder`, where this node has it; the next task may be of another run."""
+    before = os.getcwd()
+    if os.path.isdir(folder):
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)

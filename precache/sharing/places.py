@@ -24,10 +24,10 @@ from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, MissingDependencyError, SettingError, StorageError
 from precache.packages import install_extra
-from precache.storage import temporary_folder
-from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.objects import ObjectInfo, ObjectStore, unquoted
 from precache.storage.retries import Check, ObjectNotFoundError
 from precache.storage.shard_cache import DISK_FULL
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url, locate
 
 _WRITTEN = "another process has written a dataset there meanwhile"
@@ -129,7 +129,7 @@ class Prefix:
 
     def send(self, path: Path, file: FileEntry, check: Check) -> None:
         found = self._store.find(MANIFEST_NAME)
-        if (found and _unquoted(found.etag)) != (self._manifest and _unquoted(self._manifest.etag)):
+        if (found and unquoted(found.etag)) != (self._manifest and unquoted(self._manifest.etag)):
             raise self._not_alone(_WRITTEN)
         self._etags[file.name] = self._store.upload(path, file.name, crc32c=file.crc32c, check=check)
 
@@ -137,9 +137,7 @@ class Prefix:
         there = {one.name: one for one in self._store.list()}
         for file in files:
             found = there.get(file.name)
-            if found is not None and not self._is_as_sent(found):
-                found = self._store.find(file.name)  # some storages list etags in another form
-            if found is None or not self._is_as_sent(found):
+            if found is None or self._store.is_replaced(found, self._etags.get(file.name)):
                 raise self._not_alone(f"{file.name} was changed by another process")
         done = self._store.put_if(MANIFEST_NAME, content, self._manifest)
         if done is None and self.read(MANIFEST_NAME) != content:  # else only the answer was lost
@@ -154,18 +152,10 @@ class Prefix:
         except ObjectNotFoundError:
             return None, None
 
-    def _is_as_sent(self, found: ObjectInfo) -> bool:
-        sent = self._etags.get(found.name)
-        return sent is None or found.etag is None or _unquoted(sent) == _unquoted(found.etag)
-
     def _not_alone(self, problem: str) -> DatasetError:
         return DatasetError(
             f"{self._url}: {problem}; run the same command again once nothing else writes there"
         )
-
-
-def _unquoted(etag: str | None) -> str:
-    return (etag or "").strip('"')
 
 
 class Repository:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from threading import Event, Lock, Thread
 
-from precache.conversion.lock import hold_lock, is_mount_point, lock_path
+from precache.conversion.journal import others_in
 from precache.dataset.converted import open_dataset
 from precache.dataset.files import FileEntry, Held, check_file, first_problem, in_folder
 from precache.dataset.index import REJECTED_NAME
@@ -34,14 +34,14 @@ from precache.storage import (
     crc32c,
     crc32c_file,
     fsync_folder,
-    is_leftover,
     open_new,
     read_regular,
     remove_leftovers,
-    temporary_folder,
     temporary_path,
 )
+from precache.storage.locks import hold_lock
 from precache.storage.retries import Check
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url, local_path
 
 _TRIES = 3  # of a file whose bytes came wrong
@@ -142,7 +142,7 @@ def pull(
 
     Raises:
         DatasetError: there is no dataset, the folder holds something else or cannot be written, or a file
-            came wrong thrice.
+            came wrong three times.
         StorageError: the storage refuses or does not answer.
     """
     place = open_place(source)
@@ -327,7 +327,7 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> fro
     """Make the folder one that the dataset, files of `names`, may be written to; DatasetError if it is not.
 
     Returns:
-        Names of files that may be written anew: of the state of the dataset that is there.
+        Names of files that may be replaced: those of the earlier state that is there.
     """
     manifest_path = path / MANIFEST_NAME
     if os.path.lexists(manifest_path):
@@ -340,10 +340,7 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> fro
                 return before.own_names
         raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
-    names = names | {lock_path(path).name, *(("lost+found",) if is_mount_point(path) else ())}
-    found = [one.name for one in path.iterdir() if one.name not in names]
-    others = sorted(name for name in found if not is_leftover(path / name, {*names, MANIFEST_NAME}))
-    if others:
+    if others := others_in(path, frozenset({*names, MANIFEST_NAME})):
         raise DatasetError(
             f"{path}: is not empty, and holds what no pull of this dataset left ({some(others)}); choose "
             f"another folder"

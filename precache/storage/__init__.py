@@ -6,6 +6,7 @@ elsewhere.
 
 output       large files, written once, past the page cache
 records      files of JSON lines that show what became of them
+locks        one process at a time writes to a destination
 urls         which text names a path, and which a URL
 objects      S3, Google Cloud Storage, Azure, web servers: by obstore
 retries      what of a request is asked again, and how it fails
@@ -19,7 +20,6 @@ import re
 import secrets
 import shutil
 import stat
-import tempfile
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -29,27 +29,13 @@ from typing import BinaryIO
 import google_crc32c
 import numpy as np
 
-from precache.errors import SettingError, StorageError
+from precache.errors import SettingError
 
 TEMPORARY_SUFFIX = ".partial"
 _TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _READ_BYTES = 1 << 20  # stays in the CPU's cache
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
-
-
-@contextmanager
-def temporary_folder() -> Iterator[Path]:
-    """A folder of this machine for the time of the block; StorageError if none can be made."""
-    try:
-        folder = tempfile.TemporaryDirectory(prefix="precache-")
-    except OSError as error:
-        raise StorageError(
-            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror}); make room there, or "
-            f"set TMPDIR to a folder on another disk"
-        ) from error
-    with folder as path:
-        yield Path(path)
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:

@@ -222,6 +222,13 @@ class ObjectStore:
 
         return sorted(self._asked("", once), key=lambda one: one.name)
 
+    def is_replaced(self, found: ObjectInfo, etag: str | None) -> bool:
+        """Whether the object found is another than the one whose upload was answered by `etag`."""
+        if not etag or found.etag is None or unquoted(found.etag) == unquoted(etag):
+            return False
+        again = self.find(found.name)  # some storages list etags in another form
+        return again is None or unquoted(again.etag) != unquoted(etag)
+
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, many with one request where the storage can; a missing one is not an error."""
 
@@ -276,6 +283,11 @@ class ObjectStore:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
         return etag
+
+
+def unquoted(etag: str | None) -> str:
+    """An etag without the quotes that some answers have around it."""
+    return (etag or "").strip('"')
 
 
 def _info(name: str, meta: Any) -> ObjectInfo:

@@ -2,7 +2,7 @@
 
 A conversion writes more than any cache holds and reads none of it again. Direct I/O spares the kernel
 the pages for it, and the source the pages that it would lose; a thread writes one buffer while the
-next one fills. Where direct I/O is not to be had (tmpfs, some network file systems, macOS), the same
+next one fills. Where there is no direct I/O (tmpfs, some network file systems, macOS), the same
 calls go through the cache.
 """
 

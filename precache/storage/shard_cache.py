@@ -8,7 +8,7 @@
 
 All processes of a machine share the folder. Who fetches a file locks it alone (flock), who uses it shares a
 lock with others. The system takes a lock back when its process ends, however that ends: who waited for it
-fetches the file anew.
+fetches the file again.
 
 Where a file needs room, those that nobody has locked go, the least recently used first, whichever dataset it
 is of. If that is of the dataset which needs the room, the file that was read last goes instead: an epoch
@@ -32,6 +32,7 @@ from typing import Any, Protocol
 
 from precache.errors import SettingError, StorageError, check_range
 from precache.storage import atomic_write, crc32c_file, open_regular, open_single
+from precache.storage.locks import is_at, lock, unlock
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import Check, Patience, unchecked
 from precache.storage.urls import Url
@@ -144,9 +145,9 @@ class CachedFiles:
                     self._wait(temporary, begin_s, check)
                     continue
                 try:
-                    self._fetch(file, part, alone.fileno(), temporary, path, check)
+                    self._fetch(file, part, alone, temporary, path, check)
                 finally:
-                    _unlock(alone)
+                    unlock(alone)
         except OSError as error:
             raise StorageError(
                 f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
@@ -290,7 +291,7 @@ class CachedFiles:
                 if error.errno not in DISK_FULL or not _remove_first(victims):
                     raise error
         finally:
-            _unlock(locked)
+            unlock(locked)
 
     def _remove_excess(self, needed: int) -> "Iterator[_FileInCache]":
         """Remove files until `needed` bytes fit, or nothing may go any more; those that would go next."""
@@ -347,13 +348,13 @@ def _remove_first(victims: Iterator[_FileInCache]) -> int:
     """Remove the first file that nobody uses; its bytes, or 0 if there is none."""
     for file in victims:
         with suppress(OSError):
-            opened = open_regular(file.path, os.O_RDWR)  # NFS locks nothing else for one alone
+            descriptor = open_single(file.path)  # for writing, too: NFS locks nothing else for one alone
             try:
-                if _lock(opened, alone=True) and _is_at(opened, file.path):
+                if lock(descriptor) and is_at(descriptor, file.path):
                     file.path.unlink()
                     return max(1, file.bytes)
             finally:
-                _unlock(opened)
+                unlock(descriptor)
     return 0
 
 
@@ -376,8 +377,8 @@ def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
         file = open_regular(path)
     except FileNotFoundError:
         return None
-    _lock(file, alone=False, waiting=True)
-    if os.fstat(file.fileno()).st_size == file_bytes and _is_at(file, path):
+    lock(file.fileno(), alone=False, waiting=True)
+    if os.fstat(file.fileno()).st_size == file_bytes and is_at(file.fileno(), path):
         with suppress(OSError):  # it is another user's, or the disk is for reading
             os.utime(file.fileno())  # was used last
         return file
@@ -385,42 +386,18 @@ def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
     return None
 
 
-def _open_alone(path: Path) -> FileIO | None:
-    """The file at `path`, open, made if missing, locked exclusively; None: others have a lock."""
-    file = FileIO(open_single(path, os.O_CREAT), "r+")
-    if _lock(file, alone=True) and _is_at(file, path):
-        return file
-    file.close()
-    return None
-
-
-def _lock(file: FileIO, *, alone: bool, waiting: bool = False) -> bool:
-    """Lock an open file until it is closed; False if others have it."""
-    import fcntl  # Windows has none
-
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+def _open_alone(path: Path) -> int | None:
+    """A descriptor of the file at `path`, made if missing, locked exclusively; None: others have a lock."""
+    descriptor = open_single(path, os.O_CREAT)
     try:
-        fcntl.flock(file, how if waiting else how | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _unlock(file: FileIO) -> None:
-    """Unlock and close an open file: a process that was forked meanwhile may have it open, too."""
-    import fcntl
-
-    with suppress(OSError):
-        fcntl.flock(file, fcntl.LOCK_UN)
-    file.close()
+        if lock(descriptor) and is_at(descriptor, path):
+            return descriptor
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
 
 
 def _size(path: Path) -> int | None:
     return path.stat().st_size if path.exists() else None
-
-
-def _is_at(file: FileIO, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False

@@ -14,8 +14,11 @@ import stat
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from precache.errors import StorageError
+from precache.storage.locks import lock
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
 _lock = threading.Lock()
@@ -32,6 +35,22 @@ def folder() -> Path:
         return _own[os.getpid()]
 
 
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder in that of this process, for the time of the block; StorageError if none can be made."""
+    try:
+        path = Path(tempfile.mkdtemp(dir=folder()))
+    except OSError as error:
+        raise StorageError(
+            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror}); make room there, or "
+            f"set TMPDIR to a folder on another disk"
+        ) from error
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def sweep() -> list[Path]:
     """Remove the folders of processes that are gone; their paths."""
     found = [*left()]
@@ -42,8 +61,6 @@ def sweep() -> list[Path]:
 
 def left() -> Iterator[Path]:
     """The folders of processes that are gone."""
-    import fcntl  # as of `precache.conversion.lock`
-
     for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
         with suppress(OSError):
             status = os.lstat(path)
@@ -51,18 +68,17 @@ def left() -> Iterator[Path]:
                 continue
             descriptor = os.open(path / _MARK, os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                gone = lock(descriptor)
             finally:
                 os.close(descriptor)
-            yield path
+            if gone:
+                yield path
 
 
 def _make() -> Path:
-    import fcntl
-
     path = Path(tempfile.mkdtemp(prefix=_PREFIX))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)  # stays open as long as the process lives
+    lock(descriptor)  # stays open as long as the process lives
     os.rename(path / f"{_MARK}.new", path / _MARK)  # nobody sees it unlocked
     return path
 

@@ -11,8 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from precache.conversion.lock import hold_lock
 from precache.errors import DatasetError
+from precache.storage.locks import hold_lock
 from tests.faults import nursery, scenarios
 from tests.faults.attempts import attempt, settle
 from tests.faults.scenarios import SCENARIOS

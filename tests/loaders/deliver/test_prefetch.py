@@ -143,31 +143,37 @@ def test_ctrl_c_while_it_is_closed_is_raised_when_the_thread_has_ended() -> None
         signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_while_its_thread_starts_is_raised_when_it_has_started(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """In the midst it would leave a lock locked, and the thread there for ever."""
-    wait = threading.Event.wait
+def test_what_a_handler_raises_while_threads_start_and_end_leaves_them_whole() -> None:
+    """As Ctrl-C does, and what torch raises for a dead worker: at any time, again and again."""
 
-    def interrupted(event: threading.Event, timeout: float | None = None) -> bool:
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.05)
-        return wait(event, timeout)
+    guarded: list[bool] = []
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    running = threading.active_count()
-    ahead = Prefetch(count_up([]), 2)
+    def interrupt(number: int, frame: object) -> None:
+        if guarded:
+            raise InterruptedError
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    running, caught = threading.active_count(), 0
     try:
-        with monkeypatch.context() as patched:
-            patched.setattr(threading.Event, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt):
+        for turn in range(300):
+            ahead = Prefetch(count_up([]), 2)
+            timer = threading.Timer(1e-6 * turn, os.kill, (os.getpid(), signal.SIGUSR1))
+            try:
+                timer.start()
+                guarded.append(True)
                 next(ahead)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        assert threading.active_count() == running + 1
-        ahead.close()
-        assert threading.active_count() == running
+                guarded.clear()
+            except InterruptedError:
+                caught += 1
+            finally:
+                guarded.clear()
+            timer.join()
+            ahead.close()
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGUSR1, before)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert threading.active_count() == running
+    assert caught > 10
 
 
 @pytest.mark.parametrize("where", ["own", "helper"])

@@ -8,7 +8,7 @@ import pytest
 import precache
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.tree import scan_tree
-from tests.command import check_bad_input, run, run_here
+from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES
 from tests.damage import DAMAGE, damage_tree
 
@@ -87,11 +87,11 @@ def test_the_command_names_each_bad_picture_and_exits_with_1(
 ) -> None:
     tree, bad = damaged
     (tree.parent / "good").symlink_to(raw_tree)
-    well = run("precache", "check", "good", "--list", "good.csv", cwd=tree.parent)
+    well = run_here("precache", "check", "good", "--list", "good.csv", "--workers", 0, cwd=tree.parent)
     assert (well.returncode, well.stdout) == (0, "good: all 70 pictures can be decoded\n")
     assert well.stderr == "", "a log gets no line of a short run"
     assert read_list(tree.parent / "good.csv") == ()
-    result = run("precache", "check", "tree", "--workers", 2, cwd=tree.parent)
+    result = run_here("precache", "check", "tree", "--workers", 0, cwd=tree.parent)
     assert result.returncode == 1
     *lines, summary = [line for line in result.stderr.splitlines() if line.startswith("tree")]
     assert [line.split(": ")[0] for line in lines] == [f"tree/{path}" for path in bad]

@@ -16,7 +16,7 @@ from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
 from tests.building import build_loader
-from tests.command import ROOT, check_bad_input, run, run_here
+from tests.command import ROOT, check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 
@@ -86,8 +86,8 @@ def test_a_refused_conversion_that_is_allowed_afterwards_says_what_it_leaves_out
 ) -> None:
     """All shards are there already: what is left is to publish them."""
     sorted(tree.glob("*/*.jpg"))[0].write_bytes(b"<html>")
-    arguments = ("convert", tree, "out", "--format", "shards", "--size", 16)
-    refused = run("precache", *arguments, "--strict", cwd=tmp_path)
+    arguments = ("convert", tree, "out", "--format", "shards", "--size", 16, "--workers", 0)
+    refused = run_here("precache", *arguments, "--strict", cwd=tmp_path)
     assert refused.returncode == 2
     assert "stopped, 1 picture is rejected and at most 0 may be" in refused.stderr.splitlines()[-1]
     allowed = run_here("precache", *arguments, cwd=tmp_path)
@@ -114,7 +114,6 @@ def test_the_size_is_predicted_and_checked_against_the_disk(
 
 
 def test_a_tree_with_splits_keeps_them(raw_tree: Path, tmp_path: Path) -> None:
-
     tree = tmp_path / "tree"
     shutil.copytree(raw_tree, tree / "train", ignore=shutil.ignore_patterns("*_000[1-4].*"))
     for path in raw_tree.glob("*/*_000[1-4].*"):

@@ -20,7 +20,7 @@ from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT, check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored
 from tests.precache.sources.objects import Items
@@ -109,7 +109,7 @@ def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Pa
     convert(dataset, tmp_path / "one", Recipe(format="shards", size=8), workers=0, **options)
     done = export(tmp_path / "one", tmp_path / "tree", workers=0)
     command = ["convert", done.source, "two", "--format", "shards", "--size", 8, "--workers", 0]
-    answer = run("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
+    answer = run_here("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     one, two = open_dataset(tmp_path / "one"), open_dataset(tmp_path / "two")
     for what in ("classes", "target", "samples_per_class"):
@@ -135,7 +135,7 @@ def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path, name: str) 
     convert(table, tmp_path / "one", Recipe(format=name, size=40), workers=0, mask=mask, **named)
     done = export(tmp_path / "one", tmp_path / "tree", workers=0)
     command = ["convert", done.source, "two", "--format", "shards", "--size", 40, "--workers", 0]
-    answer = run("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
+    answer = run_here("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     one, two = (open_dataset(tmp_path / folder) for folder in ("one", "two"))
     assert one.read_index().mask_checksums is not None
@@ -244,16 +244,16 @@ def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Pa
 
 
 def test_the_command_says_how_to_read_it_back(converted: dict[str, Path], tmp_path: Path) -> None:
-    done = run("precache", "export", converted["webdataset"], "tree", "--workers", 0, cwd=tmp_path)
+    done = run_here("precache", "export", converted["webdataset"], "tree", "--workers", 0, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (
         f"tree: {IMAGES} pictures as stored, not the originals; to convert them: precache convert"
         in done.stdout
     )
-    check_bad_input(run("precache", "export", tmp_path, "other", cwd=tmp_path), "not a converted dataset")
-    bad = run("precache", "export", converted["dali"], "other", "--format", "gif", cwd=tmp_path)
+    check_bad_input(run_here("precache", "export", tmp_path, "x", cwd=tmp_path), "not a converted dataset")
+    bad = run_here("precache", "export", converted["dali"], "other", "--format", "gif", cwd=tmp_path)
     check_bad_input(bad, "unknown format 'gif'; choose from: jpeg, png")
-    check_bad_input(run("precache", "export", converted["dali"], "tree", cwd=tmp_path), "is not empty")
+    check_bad_input(run_here("precache", "export", converted["dali"], "tree", cwd=tmp_path), "is not empty")
     assert np.all([path.name == "tree" for path in tmp_path.iterdir()])
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.conversion import lock
-from precache.conversion.lock import hold_lock, lock_path
 from precache.errors import DatasetError
+from precache.storage import locks as lock
+from precache.storage.locks import hold_lock, lock_path
 from tests.command import ROOT
 from tests.conftest import small_recipe
 
@@ -38,7 +38,7 @@ def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
 HOLD = """
 import sys
 from pathlib import Path
-from precache.conversion.lock import hold_lock
+from precache.storage.locks import hold_lock
 with hold_lock(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

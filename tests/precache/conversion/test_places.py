@@ -81,7 +81,7 @@ import sys
 from pathlib import Path
 from precache import convert
 from precache.errors import DatasetError
-from precache.conversion.lock import LOCK_SUFFIX
+from precache.storage.locks import LOCK_SUFFIX
 from tests.conftest import small_recipe
 tree, out = map(Path, sys.argv[1:])
 (out / "lost+found").mkdir()

@@ -16,7 +16,7 @@ import pytest
 from precache import convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from tests.command import ROOT, run
+from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
 from tests.precache.cli.test_terminal import CONVERT, SLOWLY
 from tests.precache.destinations import beside, contents
@@ -67,8 +67,9 @@ def test_a_killed_command_or_worker_changes_no_byte(
     assert beside(out) == ["slowly.py"]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("overwrites", [False, True])
+@pytest.mark.parametrize(
+    ("number", "code", "overwrites"), [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, True)]
+)
 def test_signals_end_with_one_line_their_code_and_what_is_kept(
     number: signal.Signals,
     code: int,
@@ -89,7 +90,7 @@ def test_signals_end_with_one_line_their_code_and_what_is_kept(
     (line,) = errors.splitlines()
     told = re.match(r"precache: error: .* after (\d+) of 70 pictures were finished; these are kept", line)
     assert told, line
-    resumed = run("precache", *arguments, cwd=tmp_path)
+    resumed = run_here("precache", *arguments, cwd=tmp_path)
     assert resumed.returncode == 0, resumed.stderr
     assert f"out: {told[1]} of 70 pictures are already converted" in resumed.stdout
     assert contents(tmp_path / "out") == contents(converted["shards"])

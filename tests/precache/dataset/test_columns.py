@@ -134,19 +134,3 @@ def test_values_that_do_not_fit_are_named_by_row(values: list[Any], row: int, wo
     with pytest.raises(ValueOfRowError, match=words) as caught:
         Column.of(values)
     assert caught.value.row == row
-
-
-@pytest.mark.parametrize(
-    ("values", "ends"),
-    [
-        (np.zeros(3, np.int64), np.array([1, 2])),
-        (np.zeros(3, np.int64), np.array([2, 1, 3])),
-        (np.zeros(3, np.int64), np.array([[1, 2, 3]])),
-        (np.zeros(3, np.float32), np.array([1, 2, 3])),
-        (np.zeros((3, 2), np.uint8), np.array([1, 2, 3])),
-        (np.zeros((2, 2, 2)), None),
-    ],
-)
-def test_arrays_that_are_no_column_are_refused(values: Any, ends: Any) -> None:
-    with pytest.raises(ValueError, match=r"values of|ends that"):
-        Column(values, ends)

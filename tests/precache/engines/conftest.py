@@ -19,7 +19,14 @@ def cluster() -> Iterator[Any]:
 
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(ROOT)  # of the workers
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    # so that a node which was killed is seen to be dead within seconds
+    health = {
+        "health_check_initial_delay_ms": 1000,
+        "health_check_period_ms": 500,
+        "health_check_failure_threshold": 3,
+    }
+    head = {"num_cpus": 1, "include_dashboard": False, "_system_config": health}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         yield cluster

@@ -82,14 +82,15 @@ def test_shards_of_a_node_that_dies_are_written_by_another(
 
 
 def test_a_picture_over_which_workers_die_is_left_out_by_name_as_on_this_machine(
-    cluster: Any, slow: Slow, tmp_path: Path
+    cluster: Any, slow: Slow, raw_tree: Path, tmp_path: Path
 ) -> None:
-    deadly = slow.scan().samples[20].path
-    source = Slow(slow.source, slow.marks, deadly)
-    result = on_ray(source, tmp_path / "out", max_rejects=0.02)
+    shutil.copytree(raw_tree / "001.anchor", tmp_path / "few" / "001.anchor")
+    few = TreeSource(tmp_path / "few", 1)
+    source = Slow(few, slow.marks, deadly := few.scan().samples[5].path)
+    result = on_ray(source, tmp_path / "out", max_rejects=0.1)
     (rejected,) = result.manifest.rejected
     assert (rejected.path, rejected.reason) == (deadly, KILLED)
-    convert(source, tmp_path / "local", RECIPE, workers=1, max_rejects=0.02)
+    convert(source, tmp_path / "local", RECIPE, workers=1, max_rejects=0.1)
     assert contents(tmp_path / "out") == contents(tmp_path / "local")
 
 

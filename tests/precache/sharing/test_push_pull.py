@@ -25,7 +25,7 @@ from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import objects, upload
-from tests.command import ROOT, interrupted, run
+from tests.command import ROOT, interrupted, run_here
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 from tests.precache.destinations import contents
@@ -41,7 +41,7 @@ def test_what_is_pushed_and_pulled_is_the_same_folder(
     assert contents(tmp_path / "copy") == contents(converted[form])
     assert (pulled.sent_files, pulled.sent_bytes) == (done.files, done.bytes)
     for again in (("push", converted[form], bucket / "set"), ("pull", bucket / "set", tmp_path / "copy")):
-        said = run("precache", *again, cwd=tmp_path)
+        said = run_here("precache", *again, cwd=tmp_path)
         assert "nothing to do" in said.stdout, said.stderr
 
 
@@ -72,8 +72,10 @@ def names_of(states: dict[str, Path], before: str) -> list[str]:
     return [names[0], names[-1]]
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("before", ["nothing", "earlier", "another", "no manifest of ours"])
+@pytest.mark.parametrize(
+    ("before", "overwrite"),
+    [("nothing", True), ("earlier", False), ("another", True), ("no manifest of ours", True)],
+)
 def test_push_leaves_objects_alone_that_it_did_not_send(
     before: str, overwrite: bool, states: dict[str, Path], bucket: Url
 ) -> None:
@@ -85,10 +87,8 @@ def test_push_leaves_objects_alone_that_it_did_not_send(
         for name in names:
             store.put(name, content)
         there = objects(bucket / "set")
-        with pytest.raises(DatasetError) as caught:
+        with pytest.raises(DatasetError, match=f"^{bucket}/set.*choose another URL"):
             push(states["update"], bucket / "set", overwrite=overwrite)
-        assert str(caught.value).startswith(f"{bucket}/set"), caught.value
-        assert "choose another URL" in str(caught.value)
         assert objects(bucket / "set") == there
 
 
@@ -113,7 +113,7 @@ def test_push_leaves_an_unfinished_conversion_alone_unless_it_is_to_replace_it(
     assert objects(bucket / "set").items() >= contents(states["another"]).items()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_push_that_stops_anywhere_leaves_a_whole_dataset_or_none(
     seed: int, states: dict[str, Path], bucket: Url, proxy: Proxy
 ) -> None:
@@ -123,7 +123,7 @@ def test_a_push_that_stops_anywhere_leaves_a_whole_dataset_or_none(
     if seed % 2:
         upload(states["another"], bucket / "set")  # as others copy one there
     whole = {path: named(path) for path in states.values()}
-    for left in [*random.integers(0, 40, 5).tolist(), 1 << 30]:
+    for left in [*random.integers(0, 40, 3).tolist(), 1 << 30]:
         path = states[str(random.choice(sorted(states)))]
         last = len(proxy.seen) + left
         proxy.plan = lambda seen, last=last: "expired" if seen.number > last else None
@@ -234,21 +234,18 @@ def test_pull_leaves_files_alone_that_it_did_not_fetch(
     assert mine.items() <= contents(folder).items()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_a_disk_that_takes_no_more_is_named_with_what_to_do(
-    number: int, converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converted: dict[str, Path], bucket: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(converted["shards"], bucket / "set")
 
     def full(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "pwrite", full)
-        with pytest.raises(DatasetError) as caught:
+        with pytest.raises(DatasetError, match=rf"^{tmp_path}/copy: cannot be written .*same command again"):
             pull(bucket / "set", tmp_path / "copy")
-    assert str(caught.value).startswith(f"{tmp_path / 'copy'}: cannot be written ({os.strerror(number)})")
-    assert "run the same command again" in str(caught.value)
     pull(bucket / "set", tmp_path / "copy")
     assert contents(tmp_path / "copy") == contents(converted["shards"])
 
@@ -272,13 +269,7 @@ def test_no_room_for_temporary_files_is_named_with_what_to_do(
 
 @pytest.mark.parametrize(
     ("command", "method", "part"),
-    [
-        ("push", "GET", MANIFEST_NAME),
-        ("push", "GET", "list-type"),
-        ("push", "PUT", "train-"),
-        ("pull", "GET", MANIFEST_NAME),
-        ("pull", "GET", "train-"),
-    ],
+    [("push", "GET", MANIFEST_NAME), ("push", "PUT", "train-"), ("pull", "GET", "train-")],
 )
 def test_ctrl_c_does_not_wait_for_a_silent_storage(
     command: str,

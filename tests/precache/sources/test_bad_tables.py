@@ -133,9 +133,9 @@ def test_a_bad_table_is_one_line_that_names_the_row(case: str, photos: Path) -> 
 @pytest.mark.parametrize(
     ("name", "mention"),
     [
-        ("labels.csv.gz", "gunzip"),
-        ("labels.xlsx", "save it as CSV"),
-        ("labels.json", ".jsonl"),
+        ("labels.csv.gz", "unpack it"),
+        ("labels.xlsx", "expected a table as CSV"),
+        ("labels.json", "JSON lines"),
         ("labels.txt", "is not a folder"),
     ],
 )

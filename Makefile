@@ -75,11 +75,15 @@ notebook: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)
 
+OF_PIXELS := tests/precache/pictures tests/precache/conversion/test_convert.py tests/precache/conversion/test_copied.py \
+	tests/precache/conversion/test_update.py tests/precache/test_formats.py tests/precache/test_pillow.py \
+	tests/loaders/test_backends.py tests/loaders/deliver/test_skipping.py tests/test_realdata.py
+
 # The tests that look at pixels, again under stock Pillow; where that is what .venv has, `make test` has done it.
 test-pillow: $(VENV)/.installed-test
 	@if $(BIN)/python -c '$(IS_SIMD)' 2>/dev/null; \
 	then $(MAKE) --no-print-directory $(STOCK)/.installed \
-		&& $(STOCK)/bin/python -m pytest $(TWO) tests/precache tests/loaders/test_backends.py tests/loaders/deliver/test_skipping.py tests/test_realdata.py; \
+		&& $(STOCK)/bin/python -m pytest $(TWO) $(OF_PIXELS); \
 	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
 # The tests that need transformers, timm or Hugging Face's datasets, which `make test` skips.

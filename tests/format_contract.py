@@ -67,10 +67,8 @@ def check_another_reader_sees_the_same(
 
 
 def check_bytes_do_not_depend_on_workers(make: Callable[[int], Path]) -> None:
-    contents = [
-        {path.name: path.read_bytes() for path in make(workers).iterdir()} for workers in (0, 1, 2, 3)
-    ]
-    assert contents[0] == contents[1] == contents[2] == contents[3]
+    first, other = ({path.name: path.read_bytes() for path in make(workers).iterdir()} for workers in (0, 3))
+    assert first == other
 
 
 def origins(dataset: ConvertedDataset) -> Iterator[dict[str, Any]]:

@@ -46,6 +46,7 @@ class Kind:
         is_tree: whether its samples are those of the tree of the same files: paths, ignored files and digest.
         holds_files: whether what is read of a picture is its file; or else what was made of it.
         is_sent_whole: whether workers get all of it.
+        is_converted: whether it is converted, too: not each way to pack or to write the same.
         options: of `SourceOptions`, with which it says the same as the tree.
     """
 
@@ -57,6 +58,7 @@ class Kind:
     change: Callable[[Any, str], None] | None = None
     holds_files: bool = True
     is_sent_whole: bool = False
+    is_converted: bool = True
     options: dict[str, Any] = field(default_factory=dict)
 
     def open(self, made: Any, **options: Any) -> Source:
@@ -96,13 +98,6 @@ def make_objects(files: Files, bucket: Url) -> str:
     return str(bucket / "photos")
 
 
-def make_archive_at_url(files: Files, bucket: Url) -> str:
-    """A tar of them, as an object."""
-    with tempfile.TemporaryDirectory() as folder:
-        ObjectStore(bucket).put("photos.tar", make_tar(Path(folder, "x.tar"), files).read_bytes())
-    return str(bucket / "photos.tar")
-
-
 def make_table(kind: str) -> Callable[[Files, Path], Path]:
     """A table beside the pictures that it names; by the column `species` are they in their classes."""
 
@@ -117,6 +112,20 @@ def make_table(kind: str) -> Callable[[Files, Path], Path]:
         return place / f"labels.{kind}"
 
     return make
+
+
+def at_url(make: Callable[[Files, Path], Any]) -> Callable[[Files, Url], str]:
+    """The same, as objects in a bucket."""
+
+    def put_there(files: Files, bucket: Url) -> str:
+        with tempfile.TemporaryDirectory() as folder:
+            made = make(files, Path(folder))
+            for path in sorted(Path(folder).rglob("*")):
+                if path.is_file() and not path.is_relative_to(Path(folder, "tree")):
+                    ObjectStore(bucket).upload(path, str(path.relative_to(folder)))
+        return str(bucket / made.name)
+
+    return put_there
 
 
 def change_table_picture(made: Path, name: str) -> None:
@@ -170,24 +179,38 @@ KINDS = {
         change=lambda tree, name: (tree / name).write_bytes(b"another picture"),
     ),
     "tar": Kind(lambda files, place: make_tar(place / "x.tar", files), change=touch),
-    "GNU tar": Kind(lambda files, place: make_tar(place / "x.tar", files, form=tarfile.GNU_FORMAT)),
-    "tar.gz": Kind(lambda files, place: make_tar(place / "x.tar.gz", files, mode="w:gz")),
-    "TBZ2": Kind(lambda files, place: make_tar(place / "x.TBZ2", files, mode="w:bz2")),
+    "GNU tar": Kind(
+        lambda files, place: make_tar(place / "x.tar", files, form=tarfile.GNU_FORMAT), is_converted=False
+    ),
+    "tar.gz": Kind(lambda files, place: make_tar(place / "x.tar.gz", files, mode="w:gz"), is_converted=False),
+    "TBZ2": Kind(lambda files, place: make_tar(place / "x.TBZ2", files, mode="w:bz2"), is_converted=False),
     "tar.xz": Kind(lambda files, place: make_tar(place / "x.tar.xz", files, mode="w:xz")),
     "zip": Kind(lambda files, place: make_zip(place / "x.zip", files), holds_any_name=False, change=touch),
-    "stored zip": Kind(make_stored_zip, holds_any_name=False),
+    "stored zip": Kind(make_stored_zip, holds_any_name=False, is_converted=False),
     "objects": Kind(make_objects, at_url=True, holds_any_name=False, change=rewrite_object),
-    "tar at a URL": Kind(make_archive_at_url, at_url=True),
+    "tar at a URL": Kind(at_url(lambda files, place: make_tar(place / "x.tar", files)), at_url=True),
+    "zip at a URL": Kind(
+        at_url(lambda files, place: make_zip(place / "x.zip", files)), at_url=True, holds_any_name=False
+    ),
     **{
         kind: Kind(
             make_table(kind),
             OF_TABLES,
             is_tree=False,
             change=change_table_picture,
+            is_converted=kind in ("csv", "parquet"),
             options={"label": "species"},
         )
         for kind in WRITERS
     },
+    "table at a URL": Kind(
+        at_url(make_table("csv")),
+        OF_TABLES,
+        at_url=True,
+        is_tree=False,
+        change=lambda made, name: rewrite_object(str(locate(made).parent), name),
+        options={"label": "species"},
+    ),
     "dataset of paths": Kind(make_dataset, OF_DATASETS, is_tree=False),
     "dataset of bytes": Kind(
         lambda *given: make_dataset(*given, undecoded), OF_DATASETS, is_tree=False, is_sent_whole=True
@@ -201,6 +224,17 @@ KINDS = {
     ),
     "Hugging Face's datasets": Kind(make_saved_dataset, OF_DATASETS, is_tree=False),
     "WebDataset": Kind(make_tars, OF_DATASETS, is_tree=False, change=touch_tar, options={"label": "caption"}),
+    "WebDataset at a URL": Kind(
+        at_url(make_tars), OF_DATASETS, at_url=True, is_tree=False, options={"label": "caption"}
+    ),
+    "converted at a URL": Kind(
+        at_url(make_converted),
+        ("classes", "ids"),
+        at_url=True,
+        is_tree=False,
+        holds_files=False,
+        is_sent_whole=True,
+    ),
     "converted": Kind(
         make_converted, ("classes", "ids"), is_tree=False, holds_files=False, is_sent_whole=True
     ),
@@ -283,9 +317,9 @@ def check_refuses_options_of_others(made: Any, kind: Kind) -> None:
                 kind.open(made, **{name: value}).scan()
 
 
-def check_converts_as_its_tree(kind: Kind, made: Any, converted: Path, out: Path, workers: int) -> None:
+def check_converts_as_its_tree(kind: Kind, made: Any, converted: Path, out: Path) -> None:
     """`converted` are the shards of the tree of the same pictures."""
-    done = convert(made, out, small_recipe("shards"), workers=workers, **kind.options)
+    done = convert(made, out, small_recipe("shards"), workers=2, **kind.options)
     assert done.manifest.classes == open_dataset(converted).manifest.classes
     names = sorted(path.name for path in converted.glob("*.safetensors"))
     assert len(names) > 1

@@ -2,24 +2,35 @@
 
 import os
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from bench.commands.options import option, price_option
+from bench.commands.options import PATH, option, price_option
+from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
+from bench.measure.watched import measure_replaced, recipe_for
 from bench.report import waiting
 from bench.report.waiting import Cure, Stream
 from bench.report.words import Table, machine_line, say
-from bench.watch.run import Watched, command_line, watch
+from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, check_output, write_json
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
+from precache.conversion.convert import convert
+from precache.conversion.destination import resolve
+from precache.conversion.journal import check_empty
 from precache.engines import available_cpus
-from precache.errors import SettingError
+from precache.errors import PrecacheError, SettingError, check_choice
+from precache.reporting import warn
 
+CURES = ("workers", "persistent_workers", "shards", "ram")
+"""What can be done for the user, in memory: the script stays as it is."""
+_DST = Path("data/shards")
+_CONVERTED = ("shards", "ram")
 _VERSIONS = ("python", "torch", "pillow")
 
 
@@ -34,6 +45,9 @@ _VERSIONS = ("python", "torch", "pillow")
 @click.option("--batches", type=click.IntRange(min=1), help="The same in batches.")
 @click.option("--whole", is_flag=True, help="Let the script go on to its end.")
 @click.option("--loader", metavar="MODULE:FUNCTION", help="Time what this function, or class, iterates, too.")
+@click.option("--cure", metavar="NAME", help=f"Do it and run again: {', '.join(CURES)}.")
+@click.option("--dst", type=PATH, default=_DST, show_default=True, help="Where --cure shards converts to.")
+@click.option("--yes", is_flag=True, help="Convert without asking.")
 @price_option
 @option("json_path")
 @click.argument("words", metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
@@ -43,6 +57,9 @@ def command(
     batches: int | None,
     whole: bool,
     loader: str | None,
+    cure: str | None,
+    dst: Path,
+    yes: bool,
     gpu_price: float | None,
     json_path: Path | None,
     words: tuple[str, ...],
@@ -64,21 +81,92 @@ def command(
             "--loader takes MODULE:FUNCTION, of a module that the script imports, as mydata:batches; "
             f"got {loader!r}"
         )
-    line = command_line(words, module)
-    output = sys.stderr.fileno() if json_path == STDOUT else None
-    found = watch(line, seconds=seconds, batches=batches, whole=whole, loader=loader, output=output)
+    if cure is not None:
+        check_choice("cure", cure, CURES)
+    dst = resolve(dst)
+    if cure in _CONVERTED:
+        check_empty(dst)
+    run = partial(
+        watch,
+        command_line(words, module),
+        seconds=seconds,
+        batches=batches,
+        whole=whole,
+        loader=loader,
+        output=sys.stderr.fileno() if json_path == STDOUT else None,
+    )
+    found = run()
     streams = waiting.find_streams(found.processes)
-    cures = []
-    if streams:
-        cures = waiting.find_cures(streams[0], cpus=available_cpus(), busy=found.busy)
-    if json_path is not None:
-        write_json(json_path, _content(found, streams, cures))
+    cures = _find_cures(found, streams, dst)
+    after = None
     if json_path != STDOUT:
         show(found, streams, cures, gpu_price)
+    if cure is not None and streams and waiting.waits(streams[0]):
+        chosen = _chosen(cure, streams[0], cures)
+        done = _prepare(cure, streams[0], chosen, dst, yes)
+        again = run(cure=done)
+        found = replace(found, code=again.code)
+        after = waiting.find_streams(again.processes)
+        if not after or not any(event[0] == "cured" for events in again.processes for event in events):
+            raise SettingError(f"--cure {cure}: {_why_not_cured(again)}")
+        if json_path != STDOUT:
+            say(waiting.compared(chosen, streams[0], after[0]))
+    if json_path is not None:
+        write_json(json_path, _content(found, streams, cures, after))
     raise click.exceptions.Exit(found.code)
 
 
-def show(found: Watched, streams: list[Stream], cures: list[Cure], gpu_price: float | None) -> None:
+def _find_cures(found: Observed, streams: list[Stream], dst: Path) -> list[Cure]:
+    """Those worth naming; what stands in for an ImageFolder is measured on a sample of it."""
+    if not streams or not waiting.waits(streams[0]):
+        return []
+    first, replaced = streams[0], []
+    if first.info.get("replaceable") and first.parts and first.info.get("side"):
+        click.echo("measuring what would help, on a sample of the pictures ...", err=True)
+        try:
+            replaced = measure_replaced(first.info, first.parts, dst)
+        except PrecacheError as error:
+            warn(f"what converting would bring was not measured: {error}")
+    return waiting.find_cures(first, cpus=available_cpus(), busy=found.busy, replaced=replaced)
+
+
+def _chosen(name: str, stream: Stream, cures: list[Cure]) -> Cure:
+    """The cure of that name; SettingError where it cannot be done here."""
+    of = "shards" if name in _CONVERTED else name
+    if name in _CONVERTED and not stream.info.get("replaceable"):
+        raise SettingError(
+            f"--cure {name} replaces the pictures of torchvision's ImageFolder, and this script reads "
+            f"{stream.info['dataset']}; use loaders.ImageDataset in the script instead"
+        )
+    found = next((cure for cure in cures if cure.name == of), None)
+    if found is None:
+        useful = ", ".join(cure.name for cure in cures if cure.name in CURES)
+        remedy = f"try {useful}" if useful else "leave it out"
+        raise SettingError(f"--cure {name} would bring nothing here; {remedy}")
+    return replace(found, name=name)
+
+
+def _prepare(name: str, stream: Stream, cure: Cure, dst: Path, yes: bool) -> dict[str, Any]:
+    """What the hook is to change; converts first where that takes it."""
+    told = {"key": stream.info["key"], "keywords": dict(cure.keywords or {})}
+    if name not in _CONVERTED:
+        return told
+    root = stream.info["root"]
+    if not yes and not click.confirm(f"Convert {root} into {dst} ({cure.cost})?", default=True):
+        raise click.Abort
+    with ProgressBar("convert", "image") as bar:
+        convert(root, dst, recipe_for(int(stream.info["side"])), on_progress=bar)
+    if name == "ram" and not page_cache.warm(dst):
+        raise SettingError(f"{dst}: is more than half of the free memory; use --cure shards")
+    return {**told, "shards": str(dst.resolve())}
+
+
+def _why_not_cured(found: Observed) -> str:
+    faults = [event[1] for events in found.processes for event in events if event[0] == "fault"]
+    return faults[0] if faults else "the second run of the script made no such DataLoader; change it by hand"
+
+
+def show(found: Observed, streams: list[Stream], cures: list[Cure], gpu_price: float | None) -> None:
     """Print the answer, what would help, and what it comes from."""
     click.echo()
     if not streams:
@@ -110,7 +198,7 @@ def show(found: Watched, streams: list[Stream], cures: list[Cure], gpu_price: fl
     )
 
 
-def _say_why_nothing(found: Watched) -> None:
+def _say_why_nothing(found: Observed) -> None:
     events = [event for events in found.processes for event in events]
     if faults := [event[1] for event in events if event[0] == "fault"]:
         say(f"The batches could not be timed: {faults[0]}")
@@ -123,7 +211,9 @@ def _say_why_nothing(found: Watched) -> None:
         )
 
 
-def _content(found: Watched, streams: list[Stream], cures: list[Cure]) -> dict[str, Any]:
+def _content(
+    found: Observed, streams: list[Stream], cures: list[Cure], after: list[Stream] | None
+) -> dict[str, Any]:
     return {
         "version": 1,
         "exit_code": found.code,
@@ -132,6 +222,7 @@ def _content(found: Watched, streams: list[Stream], cures: list[Cure]) -> dict[s
         "busy": found.busy,
         "streams": [waiting.to_json(stream) for stream in streams],
         "cures": [asdict(cure) for cure in cures],
+        "cured": None if after is None else [waiting.to_json(stream) for stream in after],
         "machine": describe_machine(torch.device("cpu")),
     }
 

@@ -51,8 +51,8 @@ class Stream:
         period_s: from batch to batch; `wait_s` and `step_s` make it up.
         share: of the time that is waited; the range is that of its sections.
         start_s: what the first batch of a further epoch takes, the end of the last one and the making of
-            its iterator included; 0 where there was none.
-        epoch_batches: of a whole epoch; 0 where none was seen.
+            its iterator included; 0 where there was none. `usual_s`: what another batch takes.
+        start_share: of the time, that goes to the starts of epochs beyond what is usual.
         parts: seconds that a sample takes in one process, by stage; empty where that could not be told.
         spread: how much samples differ: the quartiles, beside the median.
         on_device: whether waits are the device's idle time.
@@ -70,7 +70,8 @@ class Stream:
     step_s: float
     share: Estimate
     start_s: float
-    epoch_batches: int
+    usual_s: float
+    start_share: float
     parts: Mapping[str, float]
     spread: tuple[float, float]
     on_device: bool
@@ -91,13 +92,6 @@ class Stream:
     def shows_pictures(self) -> bool:
         """Whether its batches or its samples are pictures."""
         return bool(self.info.get("side")) or self.parts.get("decode", 0.0) > 0
-
-    @property
-    def start_share(self) -> float:
-        """Share of the time that goes to the starts of epochs, beyond a usual wait."""
-        if not self.epoch_batches or not self.start_s:
-            return 0.0
-        return max(0.0, self.start_s - self.wait_s) / (self.epoch_batches * self.period_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,14 +202,13 @@ def _is_training(events: Sequence[Event]) -> bool:
     return followed > 0 and followed >= 0.02 * batches
 
 
-def _pairs(events: Sequence[Event], others: Sequence[float]) -> tuple[list[_Pair], list[int]]:
-    """Batches with what was waited and computed, and the batches of each whole epoch.
+def _pairs(events: Sequence[Event], others: Sequence[float]) -> list[_Pair]:
+    """Batches with what was waited and computed.
 
     A batch is left out where the training did something else before it asked for the next one: it broke off
     the epoch, or validated.
     """
     pairs: list[_Pair] = []
-    epochs: list[int] = []
     last: _Pair | None = None
     made_s, count, total = 0.0, 0, 0
     for event in events:
@@ -229,12 +222,11 @@ def _pairs(events: Sequence[Event], others: Sequence[float]) -> tuple[list[_Pair
                 if not any(last.got_s < other < asked_s for other in _near(others, last.got_s, asked_s)):
                     pairs.append(last)
             if kind == "end":
-                epochs.append(count)
                 last, made_s = None, got_s - asked_s
                 continue
             last = _Pair(got_s, got_s, made_s + got_s - asked_s, event[5], total, count == 0)
             made_s, count, total = 0.0, count + 1, total + 1
-    return pairs, epochs
+    return pairs
 
 
 def _near(others: Sequence[float], low: float, high: float) -> Sequence[float]:
@@ -245,7 +237,7 @@ def _near(others: Sequence[float], low: float, high: float) -> Sequence[float]:
 def _summarised(
     info: Mapping[str, Any], events: Sequence[Event], role: str, rank: int | None, others: Sequence[float]
 ) -> Stream | None:
-    pairs, epochs = _pairs(events, others)
+    pairs = _pairs(events, others)
     idle = {event[2]: event[3] for event in events if event[0] == "idle"}
     skip = warm_up(info)
     counted_pairs = [pair for pair in pairs if pair.number >= skip]
@@ -262,7 +254,8 @@ def _summarised(
     edges = [len(periods) * each // sections for each in range(sections + 1)]
     shares = [sum(waits[a:b]) / sum(periods[a:b]) for a, b in pairwise(edges)]
     total_s, wait_s = sum(periods), sum(waits)
-    starts = [pair.wait_s for pair in pairs if pair.is_first and pair.number > 0]
+    starts = [wait_s for pair, wait_s in zip(counted_pairs, waits, strict=True) if pair.is_first]
+    usual_s = (wait_s - sum(starts)) / max(1, len(waits) - len(starts))
     probed: dict[str, Any] = next((event[2] for event in events if event[0] == "probe"), {}) or {}
     parts = dict(probed.get("parts", {}))
     low, high = probed.get("quartiles", (0.0, 0.0))
@@ -279,7 +272,8 @@ def _summarised(
         step_s=(total_s - wait_s) / len(counted_pairs),
         share=Estimate(share, min(share, *shares), max(share, *shares)),
         start_s=median(starts) if starts else 0.0,
-        epoch_batches=round(median(epochs)) if epochs else 0,
+        usual_s=usual_s,
+        start_share=sum(max(0.0, each - usual_s) for each in starts) / total_s,
         parts=parts,
         spread=(low / middle, high / middle) if low and high else (1.0, 1.0),
         on_device=on_device,
@@ -321,7 +315,7 @@ def find_cures(
             rate = _ranged(stream, [_slower(stream, factor) for factor in _three(one.factor)])
         else:
             rate = _ranged(stream, [max(stream.step_s, stream.images / each) for each in _three(one.rate)])
-        found.append(Cure(one.name, rate, one.write, one.cost, {}))
+        found.append(Cure(one.name, rate, f"{_place(stream)}: {one.write}", one.cost, {}))
     worth = [
         cure for cure in found if cure.images_per_s.median > stream.images_per_s * (1 + NEGLIGIBLE_SHARE)
     ]
@@ -368,8 +362,9 @@ def _persistent(stream: Stream) -> Iterator[Cure]:
     if stream.workers == 0 or stream.info.get("persistent") or stream.start_share < NEGLIGIBLE_SHARE:
         return
     batch_s = sum(stream.parts.values()) * stream.images
-    saved = [max(0.0, stream.start_s - times * batch_s - stream.wait_s) for times in (1.0, 0.0, 2.0)]
-    periods_s = [stream.period_s - each / stream.epoch_batches for each in saved]
+    more_s = max(stream.start_s - stream.usual_s, 1e-9)
+    kept = [min(1.0, times * batch_s / more_s) for times in (1.0, 0.0, 2.0)]
+    periods_s = [stream.period_s * (1 - stream.start_share * (1 - each)) for each in kept]
     write = f"{_place(stream)}: DataLoader(..., persistent_workers=True)"
     yield Cure("persistent_workers", _ranged(stream, periods_s), write, "", {"persistent_workers": True})
 
@@ -432,7 +427,7 @@ def sentences(stream: Stream, streams: Sequence[Stream], gpu_price: float | None
     if most in ("workers", "start"):
         said.append(
             f"The first batch of an epoch takes {duration(stream.start_s)}, "
-            f"the others {duration(stream.wait_s)}."
+            f"the others {duration(stream.usual_s)}."
         )
     elif total_s := sum(stream.parts.values()):
         parts = sorted(stream.parts.items(), key=lambda each: -each[1])
@@ -491,7 +486,7 @@ def to_json(stream: Stream) -> dict[str, Any]:
         "wait_s",
         "step_s",
         "start_s",
-        "epoch_batches",
+        "start_share",
     )
     return {
         "role": stream.role,

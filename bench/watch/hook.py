@@ -192,7 +192,7 @@ class _Stream:
 
     Attributes:
         source: what a probe needs: the dataset, the function that collates, the batch size, and how
-            processes are started; None where that is not known.
+            processes are started; None where that is not known. Batch size 0: a sample is a batch.
     """
 
     def __init__(self, info: dict[str, Any], source: tuple[Any, ...] | None = None) -> None:
@@ -248,8 +248,8 @@ class _Stream:
 
 
 def _cuda_event() -> Any:
-    torch = sys.modules["torch"]
-    if not torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")  # an iterator that --loader names may need none
+    if torch is None or not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
@@ -286,7 +286,8 @@ def _stream_of_loader(loader: Any) -> _Stream:
         "pillow": getattr(sys.modules.get("PIL"), "__version__", ""),
     }
     start = loader.multiprocessing_context
-    source = (loader.dataset, loader.collate_fn, info["batch_size"], start, loader.batch_sampler is None)
+    size = 0 if loader.batch_sampler is None else info["batch_size"] or 1
+    source = (loader.dataset, loader.collate_fn, size, loader.num_workers, start)
     return _stream_for(key, info, source)
 
 
@@ -471,14 +472,14 @@ def _probe_at_exit() -> None:
 
 
 def _probe(
-    dataset: Any, collate: Callable[[Any], Any], batch_size: int | None, start: Any, whole: bool
+    dataset: Any, collate: Callable[[Any], Any], batch_size: int, workers: int, start: Any
 ) -> dict[str, Any]:
     """Time the parts of a few samples in a process of its own, in which nothing of the script changes."""
     torch = sys.modules["torch"]
     start = start or torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
     receive, send = start.Pipe(duplex=False)
     process = start.Process(
-        target=_probe_here, args=(send, dataset, collate, batch_size or 1, whole), daemon=True
+        target=_probe_here, args=(send, dataset, collate, batch_size, workers), daemon=True
     )
     process.start()
     send.close()
@@ -494,22 +495,25 @@ def _probe(
         process.join()
 
 
-def _probe_here(send: Any, dataset: Any, collate: Any, batch_size: int, whole: bool) -> None:
+def _probe_here(send: Any, dataset: Any, collate: Any, batch_size: int, workers: int) -> None:
     os.environ.pop("BENCH_WATCH", None)
     try:
-        send.send(_time_parts(dataset, collate, batch_size, whole))
+        if workers:  # its batches are collated in shared memory
+            worker: Any = sys.modules["torch.utils.data._utils.worker"]
+            worker._worker_info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
+        found = _time_parts(dataset, collate, batch_size)
+        if not workers:
+            found["parts"].pop("copy")
+        send.send(found)
     except Exception as error:
         send.send({"failed": f"{type(error).__name__}: {error}"[:500]})
     os._exit(0)  # nothing that the script registered runs a second time
 
 
-def _time_parts(dataset: Any, collate: Any, batch_size: int, whole: bool) -> dict[str, Any]:
+def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
     """Seconds of a sample by part, the mean of a few, and of collating and handing over a batch.
 
     Parts are times of the CPU. What a sample took beyond the CPU's time and the wait for a CPU is reading.
-
-    Args:
-        whole: whether a sample of the dataset is a batch.
     """
     sys.modules["torch"].set_num_threads(1)  # as in the workers of a DataLoader
     clock = _Parts()
@@ -530,22 +534,22 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int, whole: bool) -> dic
     count = max(1, len(cpus))
     parts = {name: seconds / count for name, seconds in clock.seconds.items()}
     python_s = sum(cpus) / count - sum(parts.values())
-    images = _images(samples[-1]) if whole else 1
+    images = 1 if batch_size else _images(samples[-1])
     found = {**parts, "python": max(0.0, python_s), "read": sum(reads) / count}
     per_batch = {"collate": 0.0, "copy": 0.0}
-    batch = samples[-1] if whole else (samples * (batch_size // len(samples) + 1))[:batch_size]
+    batch = (samples * (batch_size // len(samples) + 1))[:batch_size] if batch_size else samples[-1]
     with contextlib.suppress(Exception):
         from multiprocessing.reduction import ForkingPickler
 
         for _ in range(2):  # the first time memory is asked for
             clock.since()
-            collated = batch if whole else collate(batch)
+            collated = collate(batch)
             per_batch["collate"] = clock.since()[1]
             kept = ForkingPickler.dumps(collated)
             per_batch["copy"] = clock.since()[1]
             del kept
     each = {name: seconds / images for name, seconds in found.items()}
-    each |= {name: seconds / (images if whole else batch_size) for name, seconds in per_batch.items()}
+    each |= {name: seconds / (batch_size or images) for name, seconds in per_batch.items()}
     spread = sorted(cpu_s + read_s for cpu_s, read_s in zip(cpus, reads, strict=True)) or [0.0]
     quarter = len(spread) // 4
     return {"parts": each, "samples": count, "quartiles": [spread[quarter], spread[-1 - quarter]]}

@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parent.parent.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Observed:
     """What a script did while it was watched.
 
     Attributes:
@@ -74,7 +74,7 @@ def watch(
     loader: str | None = None,
     cure: Mapping[str, Any] | None = None,
     output: Any = None,
-) -> Watched:
+) -> Observed:
     """Run `command` until it has been steady for long enough, or has ended by itself.
 
     Args:
@@ -122,7 +122,7 @@ def watch(
                 f"--loader {loader}: the script did not import that module; name one that it does"
             )
         code = 0 if ended else process.returncode
-        return Watched(reader.processes, 128 - code if code < 0 else code, ended, usage.share)
+        return Observed(reader.processes, 128 - code if code < 0 else code, ended, usage.share)
 
 
 def _environment(folder: Path, loader: str | None, imports_ours: bool) -> dict[str, str]:

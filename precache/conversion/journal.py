@@ -401,11 +401,11 @@ def unfinished_names(folder: Path) -> frozenset[str]:
 def read_header(path: Path) -> dict[str, Any] | None:
     """The first record of the journal at `path`; None without one that is whole."""
     try:
-        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+        file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         return None
-    with closing(RecordFile(descriptor)) as records:
-        return next(records.read(), None)
+    with file:
+        return next(RecordFile(file.fileno()).read(), None)
 
 
 def _header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
@@ -434,15 +434,15 @@ def _in_words(value: object) -> object:
 def _open(path: Path) -> int:
     """A descriptor of the journal; DatasetError if it is a file of somebody else."""
     try:
-        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+        file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise DatasetError(
             f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
             f"or remove the file"
         ) from error
-    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
-        return descriptor
-    os.close(descriptor)
+    with file:
+        if may_be_records(os.pread(file.fileno(), PROBED_BYTES, 0), _KEY):
+            return os.dup(file.fileno())
     raise _foreign(path)
 
 

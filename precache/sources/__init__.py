@@ -25,12 +25,12 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
 from precache.reporting import counted, warn
 from precache.sources import table, webdataset
-from precache.sources.archive import ArchiveSource, is_archive, is_other_archive
+from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
 from precache.sources.dataset import PREFIX, open_object, open_saved
 from precache.sources.masks import MaskedSource
-from precache.sources.options import ARCHIVE, TABLE, TARS, TREE, SourceOptions, is_table
+from precache.sources.options import ARCHIVE, TABLE, TABLE_SUFFIXES, TARS, TREE, SourceOptions, is_table
 from precache.sources.table import TableSource
 from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
@@ -40,6 +40,9 @@ from precache.storage.urls import Location, Url, is_url, local_path, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
 
+_PACKED = tuple(f"{suffix}{packed}" for suffix in TABLE_SUFFIXES for packed in (".gz", ".xz", ".zst"))
+_OTHER_TABLES = (*_PACKED, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow")
+_OTHER_ARCHIVES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
 _PROBED = 1000  # objects that say whether a prefix holds tars alone
 _AT_A_TIME = 4  # tars that are fetched
 
@@ -106,11 +109,13 @@ def _open_named(place: Location, options: SourceOptions) -> Source | None:
 def _open_file(path: Path, options: SourceOptions) -> Source:
     if source := _open_named(path, options):
         return source
-    remedy = table.why_no_table(path)
-    if remedy is not None and path.is_file():
-        raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
-    if is_other_archive(path) and path.is_file():
-        raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
+    if path.is_file():
+        name = path.name.lower()
+        if name.endswith(_OTHER_TABLES):
+            remedy = "unpack it, or save it so, in UTF-8"
+            raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
+        if name.endswith(_OTHER_ARCHIVES):
+            raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
     return _open_tree(path, options)
 
 

@@ -20,7 +20,6 @@ class folders is read as `precache.sources.webdataset` says.
 """
 
 import bz2
-import errno
 import gzip
 import hashlib
 import io
@@ -46,11 +45,10 @@ from precache.reporting import some, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
 from precache.sources.tree import Node, scan_folders
-from precache.storage import staging, temporary_path
+from precache.storage import open_regular, staging, temporary_path
 from precache.storage.urls import Location
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".zip")
-_OTHER_SUFFIXES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
 
 FILE, FOLDER, LINK, HARD_LINK, OTHER = "file", "folder", "link", "hard link", "other"
 NO_NAME = "has a name that leads out of the archive, or that no file can have"
@@ -81,11 +79,6 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(_SUFFIXES)
 
 
-def is_other_archive(path: Path) -> bool:
-    """Whether the file's name is that of an archive which is not read here."""
-    return path.name.lower().endswith(_OTHER_SUFFIXES)
-
-
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
     """An archive as a `Source`.
@@ -105,10 +98,6 @@ class ArchiveSource:
     def paths(self) -> tuple[Location, ...]:
         return (self.root,)
 
-    @property
-    def class_depth(self) -> int:
-        return 1 if self.options.class_depth is None else self.options.class_depth
-
     def scan(self) -> Scan:
         from precache.sources import webdataset  # it reads archives by this file
 
@@ -118,8 +107,9 @@ class ArchiveSource:
             source = webdataset.WebDatasetSource(self.root, self.file, self.options)
             return webdataset.scan_archives(source, (archive,))
         self.options.only(CLASS_FOLDERS)
-        top, prefix = contents.without_outer_folders(self.class_depth)
-        scan = scan_folders(top, replace(self, archive=archive, prefix=prefix))
+        class_depth = 1 if self.options.class_depth is None else self.options.class_depth
+        top, prefix = contents.without_outer_folders(class_depth)
+        scan = scan_folders(top, replace(self, archive=archive, prefix=prefix), class_depth)
         return replace(
             scan,
             ignored=(*contents.ignored, *scan.ignored),
@@ -188,13 +178,15 @@ class Archive:
             SourceError: it is damaged, breaks off, or holds what cannot be read in place.
         """
         if self.is_zip:
-            yield from _zip_members(self, io.BufferedReader(_ArchiveBytes(self)))
+            with io.BufferedReader(_ArchiveFile(self)) as file:
+                yield from _zip_members(self, file)
             return
-        self.file = _Headers(_ArchiveBytes(self), _LISTING_BYTES)
-        try:
-            yield from _tar_members(self, self.file)
-        finally:
-            self.file = None
+        with _Headers(_ArchiveFile(self), _LISTING_BYTES) as file:
+            self.file = file
+            try:
+                yield from _tar_members(self, file)
+            finally:
+                self.file = None
 
     def read(self, start: int, count: int) -> bytes:
         """Some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
@@ -284,42 +276,24 @@ def open_archive(path: Path, shown: str) -> Archive:
     as_scanned = status.st_size, status.st_mtime_ns
     archive = Archive(shown, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
     start = b"" if archive.is_zip else archive.read(0, 6)
-    compression = next((name for mark, name in _MARKS.items() if start.startswith(mark)), None)
-    if compression is None:
-        return archive
-    unpacked = _unpack(archive, compression)
-    status = os.stat(unpacked)
-    return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
+    for mark, (opened, command) in _COMPRESSIONS.items():
+        if start.startswith(mark):
+            unpacked = _unpack(archive, opened, command)
+            status = os.stat(unpacked)
+            return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
+    return archive
 
 
-class _ArchiveBytes(io.RawIOBase):
-    """An archive as a file for Python's modules; SourceError where it cannot be read, or changes."""
+class _ArchiveFile(io.FileIO):
+    """An archive for Python's modules; a disk that fails for a moment is asked again."""
 
     def __init__(self, archive: Archive) -> None:
-        self._archive, self._position = archive, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position  # as it is by a seek, and faster: tarfile asks twice for each member
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        offset += (0, self._position, self._archive.size)[whence]
-        if offset < 0:  # zipfile asks for the end of a file that may be shorter
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        self._position = offset
-        return offset
+        with steadily(lambda: open_regular(archive.path), archive.shown) as file:
+            super().__init__(os.dup(file.fileno()))
+        self._shown = archive.shown
 
     def readinto(self, buffer: Any) -> int:
-        archive = self._archive
-        data = read_part(archive.path, archive.shown, archive.as_scanned, self._position, len(buffer))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
+        return steadily(lambda: super(_ArchiveFile, self).readinto(buffer), self._shown) or 0
 
 
 class _Headers(io.BufferedReader):
@@ -468,9 +442,8 @@ class _Contents:
 
     def __init__(self, archive: Archive) -> None:
         self._modified_ns = archive.modified_ns
-        # not a method: a circle of nodes and contents would keep the spool until it is collected
-        self._first_bytes = lambda node: archive.first_bytes(node.place, node.bytes)
-        self.top = self._folder_node("")
+        self.top = Node(lambda node: archive.first_bytes(node.place, node.bytes))
+        self.top.children = {}
         self.ignored: list[IgnoredPath] = []
         self._links: dict[int, tuple[Node, str, str]] = {}  # id of a node -> it, its path, its target
         self._broken_links: list[str] = []
@@ -504,11 +477,6 @@ class _Contents:
             top, prefix = inner, f"{prefix}{inner.name}/"
         return top, prefix
 
-    def _folder_node(self, name: str) -> Node:
-        node = Node(name, name, self._first_bytes)
-        node.children = {}
-        return node
-
     def _add(self, member: Member) -> None:
         parts = parts_of(member.name)
         if parts is None:
@@ -526,19 +494,19 @@ class _Contents:
         if old is not None and old.is_dir():
             self.ignored.append(IgnoredPath("/".join(parts), _FILE_AND_FOLDER))
             return
+        linked = self.top.find(part for part in member.target.split("/") if part not in ("", "."))
         if old is not None:
             self.ignored.append(IgnoredPath("/".join(parts), _AGAIN))
             self._links.pop(id(old), None)
-        node = Node(parts[-1], parts[-1], self._first_bytes)
+            del folder.children[parts[-1]]
+        node = folder.child(parts[-1])
         node.modified_ns = self._modified_ns
         if member.kind == FILE:
             node.place, node.bytes = member.place, member.size
         elif member.kind == LINK:
             self._links[id(node)] = (node, "/".join(parts), member.target)
         elif member.kind == HARD_LINK:  # to a member before it
-            target = [part for part in member.target.split("/") if part not in ("", ".")]
-            self._link(node, "/".join(parts), self.top.find(target))
-        folder.children[parts[-1]] = node
+            self._link(node, "/".join(parts), linked)
 
     def _link(self, node: Node, path: str, found: Node | None) -> None:
         """Let `node`, which is at `path`, be the file that was found for it."""
@@ -552,12 +520,12 @@ class _Contents:
         node = self.top
         for part in parts:
             assert node.children is not None
-            child = node.children.get(part)
-            if child is None:
-                child = node.children[part] = self._folder_node(part)
-            elif child.children is None:
+            is_new = part not in node.children
+            node = node.child(part)
+            if is_new:
+                node.children = {}
+            elif node.children is None:
                 return None
-            node = child
         return node
 
     def _follow(self, path: str, target: str, hops: int = _MOST_HOPS) -> Node | None:
@@ -589,66 +557,46 @@ def _is_as_deep(node: Node, depth: int) -> bool:
     return depth == 0 or any(_is_as_deep(child, depth - 1) for child in _shown_folders(node))
 
 
-_MARKS = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
-_OPENERS: dict[str, Callable[[Any], Any]] = {
-    "gzip": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
-    "bzip2": bz2.BZ2File,
-    "xz": lzma.LZMAFile,
+_COMPRESSIONS: dict[bytes, tuple[Callable[..., Any], str]] = {
+    b"\x1f\x8b": (gzip.open, "gunzip -k"),
+    b"BZh": (bz2.open, "bunzip2 -k"),
+    b"\xfd7zXZ": (lzma.open, "unxz -k"),
 }
-_COMMANDS = {"gzip": "gunzip -k", "bzip2": "bunzip2 -k", "xz": "unxz -k"}
+"""First bytes of a compressed file -> what opens it, and the command that unpacks it."""
 
 
-def _unpack(archive: Archive, compression: str) -> Path:
+def _unpack(archive: Archive, opened: Callable[..., Any], command: str) -> Path:
     """The file that holds what is in a compressed one: pictures are read in shuffled order.
 
     Raises:
         SourceError: it is damaged, cannot be read, or there is no room for what it holds.
     """
-    command, folder = _COMMANDS[compression], staging.folder()
-    digest = hashlib.sha256(
-        f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
-    )
-    path = folder / f"{digest.hexdigest()[:16]}.tar"
+    folder = staging.folder()
+    told = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    path = folder / f"{hashlib.sha256(told).hexdigest()[:16]}.tar"
     if path.exists():  # of an earlier scan
         return path
     warn(
         f"{archive.shown}: is compressed as a whole, so it is unpacked into {folder.parent} first; after "
         f"'{command}' it is read in place"
     )
-    temporary = temporary_path(path)
+    temporary, count = temporary_path(path), 0
     try:
-        with open(temporary, "xb") as file:
-            for part in _unpacked(archive, compression):
-                file.write(part)
+        with _ArchiveFile(archive) as packed, opened(packed) as unpacked, open(temporary, "xb") as file:
+            while part := unpacked.read(_READ_BYTES):
+                count += file.write(part)
+                if count > max(_ANY_BYTES, _MOST_RATIO * archive.size):
+                    raise ValueError(f"to over {_MOST_RATIO} times its size, as no archive of pictures is")
         os.replace(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise
+    except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError, ValueError) as error:
+        if getattr(error, "errno", None) is None:
+            reason = "it breaks off" if isinstance(error, EOFError) else str(error) or "out of memory"
+            raise archive.damaged(f"cannot be unpacked ({reason})") from error
         free = shutil.disk_usage(folder).free
         raise SourceError(
-            f"{archive.shown}: does not fit into {folder.parent} when it is unpacked ({free:,} bytes are "
-            f"free); set TMPDIR to a folder on a larger disk, or unpack it with {command}"
+            f"{archive.shown}: does not fit into {folder.parent} when it is unpacked ({error}; {free:,} "
+            f"bytes are free); set TMPDIR to a folder on a larger disk, or unpack it with {command}"
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
     return path
-
-
-def _unpacked(archive: Archive, compression: str) -> Iterator[bytes]:
-    """The content, part by part."""
-    packed, given = _ArchiveBytes(archive), 0
-    with _OPENERS[compression](io.BufferedReader(packed, _READ_BYTES)) as unpacked:
-        while True:
-            try:
-                part = unpacked.read(_READ_BYTES)
-            except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError, ValueError) as error:
-                reason = "it breaks off" if isinstance(error, EOFError) else str(error) or "out of memory"
-                raise archive.damaged(f"cannot be unpacked ({reason})") from error
-            given += len(part)
-            if given > _ANY_BYTES and given > _MOST_RATIO * packed.tell():
-                raise archive.damaged(
-                    f"cannot be unpacked (to over {_MOST_RATIO} times its size, as no archive of pictures is)"
-                )
-            if not part:
-                return
-            yield part

@@ -58,9 +58,9 @@ class Labelled:
     notes: tuple[str, ...] = ()
 
     @classmethod
-    def with_nothing(cls, count: int, *notes: str) -> "Labelled":
+    def with_nothing(cls, count: int) -> "Labelled":
         """What so many rows without labels are labelled with."""
-        return cls("none", (), np.full(count, -1), None, notes)
+        return cls("none", (), np.full(count, -1))
 
 
 @dataclass(frozen=True, slots=True)

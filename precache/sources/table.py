@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -54,19 +55,6 @@ _PATH_BYTES = 4096  # no system takes longer ones
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
-_OTHERS = {
-    ".gz": "unpack it first, with: gunzip -k",
-    ".zip": "unpack it first",
-    ".xz": "unpack it first, with: unxz -k",
-    ".zst": "unpack it first, with: unzstd",
-    ".xls": "save it as CSV, in UTF-8",
-    ".xlsx": "save it as CSV, in UTF-8",
-    ".ods": "save it as CSV, in UTF-8",
-    ".json": "write an object a line into a .jsonl",
-    ".ndjson": "rename it to .jsonl",
-    ".feather": "write it as Parquet",
-    ".arrow": "write it as Parquet",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +208,6 @@ def _status_on_disk(path: str) -> tuple[int, int] | None:
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
-def why_no_table(path: Path) -> str | None:
-    """What to do with a table that is not read here, as its name says; None for any other file."""
-    suffix, inner = path.suffix.lower(), Path(path.stem).suffix.lower()
-    packed = suffix in (".gz", ".xz", ".zst", ".zip")
-    return None if packed and inner not in TABLE_SUFFIXES else _OTHERS.get(suffix)
-
-
 def columns_of(path: Path) -> list[str]:
     """The names of the columns of the table at `path`; of JSON lines, those of the first row.
 
@@ -242,7 +223,7 @@ def columns_of(path: Path) -> list[str]:
 def _opened(table: Location, path: Path) -> Iterator[tuple[list[str], Lines]]:
     """The names of its columns, and its rows; None where JSON lines or Parquet have no value."""
     try:
-        with open(open_regular(path), "rb") as file:
+        with BufferedReader(open_regular(path)) as file:
             yield _READERS[path.suffix.lower()](table, file)
     except OSError as error:
         raise SourceError(

@@ -23,11 +23,11 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -35,6 +35,7 @@ import xxhash
 from precache.errors import SourceError, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, steadily
+from precache.reporting import some
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
@@ -44,7 +45,6 @@ from precache.storage.urls import Location, Url
 
 SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
 _MISSED_SHARE = 0.01  # of files that look like pictures: if more are left out, there is a warning
-_NAMED = 5  # files or folders that a warning names
 
 _LOOP = "a link to a folder that it lies in"
 _NO_PICTURES = "a folder without pictures"
@@ -55,7 +55,7 @@ class Node:
 
     Attributes:
         name: without those of its folders.
-        path: its name in messages.
+        path: the names from the outermost folder to it.
         children: of a folder, by name; None for a file.
         bytes: size of the content; -1 for what cannot be read, such as a device.
         modified_ns: when it was last written.
@@ -64,10 +64,19 @@ class Node:
 
     __slots__ = ("_first_bytes", "bytes", "children", "modified_ns", "name", "path", "place")
 
-    def __init__(self, name: str, path: str, first_bytes: "Callable[[Node], bytes]") -> None:
+    def __init__(self, first_bytes: "Callable[[Node], bytes]", name: str = "", path: str = "") -> None:
         self.name, self.path, self._first_bytes = name, path, first_bytes
         self.children: dict[str, Node] | None = None
         self.bytes, self.modified_ns, self.place = -1, 0, 0
+
+    def child(self, name: str) -> "Node":
+        """What the folder holds under this name, made where there is nothing; a file becomes a folder."""
+        if self.children is None:
+            self.children = {}
+        if name not in self.children:
+            path = f"{self.path}/{name}" if self.path else name
+            self.children[name] = Node(self._first_bytes, name, path)
+        return self.children[name]
 
     def is_dir(self) -> bool:
         """Whether it is a folder."""
@@ -137,7 +146,7 @@ class ObjectTree:
         return (self.root,)
 
     def scan(self) -> Scan:
-        return scan_folders(_tree_of(_store(self.root)), self)
+        return scan_folders(_tree_of(_store(self.root)), self, self.class_depth)
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         listed = (ref.bytes, ref.place)
@@ -183,17 +192,11 @@ def _tree_of(store: ObjectStore) -> Node:
     def first_bytes(node: Node) -> bytes:
         return store.get_range(node.path, 0, min(node.bytes, kinds.PREFIX_BYTES))
 
-    top = Node("", "", first_bytes)
-    top.children = {}
+    top = Node(first_bytes)
     for info in store.list():
-        node, parts = top, info.name.split("/")
-        for depth, part in enumerate(parts):
-            if node.children is None:  # an object of this name marks the folder, or lies beside it
-                node.children = {}
-            child = node.children.get(part)
-            if child is None:
-                child = node.children[part] = Node(part, "/".join(parts[: depth + 1]), first_bytes)
-            node = child
+        node = top
+        for part in info.name.split("/"):
+            node = node.child(part)
         node.bytes, node.modified_ns, node.place = info.bytes, info.modified_ns, _version_of(info)
     return top
 
@@ -236,29 +239,21 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
     if reason is not None:
         remedy = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
         raise SourceError(f"{root}: {reason}; expected a folder of class folders with pictures{remedy}")
-    return scan_folders(root, TreeSource(root, class_depth))
+    return scan_folders(root, TreeSource(root, class_depth), class_depth)
 
 
-class FolderSource(Source, Protocol):
-    """A source whose classes are folders."""
-
-    @property
-    def class_depth(self) -> int:
-        """How many folders deep the class folders lie, see `scan_tree`."""
-
-
-def scan_folders(top: Folder, source: FolderSource) -> Scan:
+def scan_folders(top: Folder, source: Source, class_depth: int) -> Scan:
     """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
     lister = _Lister()
-    for split, prefix, folder in _split_folders(top, source.class_depth):
+    for split, prefix, folder in _split_folders(top, class_depth):
         lister.begin(split)
-        if source.class_depth == 0:
+        if class_depth == 0:
             lister.list_pictures(folder, prefix, "")
         else:
-            lister.list_class_folders(folder, prefix, "", source.class_depth)
+            lister.list_class_folders(folder, prefix, "", class_depth)
     if not lister.counts:
-        raise SourceError(_nothing_found(top, source.root, source.class_depth))
-    return lister.scan(source)
+        raise SourceError(_nothing_found(top, source.root, class_depth))
+    return lister.scan(source, class_depth)
 
 
 def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
@@ -368,30 +363,32 @@ class _Lister:
     def _warnings(self, root: Location) -> tuple[str, ...]:
         lines = []
         if self._empty:
-            lines.append(f"{root}: class folders without a picture: {_names(self._empty)}")
+            lines.append(f"{root}: class folders without a picture: {some([*map(repr, self._empty)])}")
         if len(self._missed) > _MISSED_SHARE * (len(self._listed) + len(self._missed)):
             lines.append(
                 f"{root}: {len(self._missed):,} files that look like pictures are left out: "
-                f"{_names(self._missed)}"
+                f"{some([*map(repr, self._missed)])}"
             )
         if self._loops:
-            lines.append(f"{root}: links to a folder above them are not followed: {_names(self._loops)}")
+            lines.append(
+                f"{root}: links to a folder above them are not followed: {some([*map(repr, self._loops)])}"
+            )
         if self._twice:
             lines.append(
                 f"{root}: class folders that are the same folder, so pictures count twice: "
-                f"{', '.join(self._twice[:_NAMED])}"
+                f"{some(self._twice)}"
             )
         return tuple(lines)
 
-    def scan(self, source: FolderSource) -> Scan:
+    def scan(self, source: Source, class_depth: int) -> Scan:
         """The scan: all that was listed."""
-        target = "class" if source.class_depth else "none"
+        target = "class" if class_depth else "none"
         classes = sorted(set(self._class_of)) if target == "class" else []
         label_of = {name: label for label, name in enumerate(classes)}
         labels = np.repeat([label_of.get(name, -1) for name in self._class_of], self.counts)
         samples = self._listed.samples(labels)
-        if source.class_depth != 1:  # the same files are other classes
-            self._digest.update(b"class depth %d" % source.class_depth)
+        if class_depth != 1:  # the same files are other classes
+            self._digest.update(b"class depth %d" % class_depth)
         return Scan(
             source=source,
             classes=tuple(classes),
@@ -402,12 +399,6 @@ class _Lister:
             warnings=self._warnings(source.root),
             target=target,
         )
-
-
-def _names(paths: Sequence[str]) -> str:
-    """The first ones, quoted: they may hold anything."""
-    more = len(paths) - _NAMED
-    return ", ".join(map(repr, paths[:_NAMED])) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _split_folders(top: Folder, class_depth: int) -> list[tuple[str, str, Folder]]:
@@ -508,10 +499,7 @@ def _first_bytes(entry: Entry) -> bytes:
         return entry.first_bytes()
 
     def start() -> bytes:
-        descriptor = open_regular(entry.path)
-        try:  # a file object's `read` gives None where there is nothing yet
-            return os.read(descriptor, kinds.PREFIX_BYTES)
-        finally:
-            os.close(descriptor)
+        with open_regular(entry.path) as file:  # whose own `read` gives None where there is nothing yet
+            return os.read(file.fileno(), kinds.PREFIX_BYTES)
 
     return steadily(start, entry.path)

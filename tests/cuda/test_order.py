@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import loaders
-from loaders.backends import gpu_jpeg, nvjpeg
+from loaders.backends import nvjpeg
 from loaders.deliver import devices
 from loaders.deliver.devices import Lane
 from precache import Recipe, convert
@@ -51,6 +51,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "nvjpeg-cache-in-main-memory": ("webdataset", {"backend": "nvjpeg", "cache": "ram", **FLOAT}),
 }
 
+SOME = {
+    "shards-train", "shards-views", "cache-on-the-device-train", "cache-in-main-memory-train",
+    "webdataset-float", "pytorch-float", "nvjpeg-train", "nvjpeg-cache-in-main-memory",
+}  # fmt: skip
+EACH_PATH = [case if case in SOME else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+"""Of what differs by path alone, those that take one of their own; the others with `-m slow`."""
+
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -83,7 +90,7 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded.append(out)
         return decoded
 
-    decoder = gpu_jpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    decoder = nvjpeg.GpuDecoder("hardware", decode, turns=False, most=3)
     monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: decoder)
 
 
@@ -195,9 +202,13 @@ def left_on_time() -> dict[tuple[str, str], list[tuple[torch.Tensor, ...]]]:
     return {}
 
 
+LATEST = ("loader late", "all late")
+EACH_SCHEDULE = [name if name in LATEST else pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES]
+
+
 @pytest.mark.parametrize("how", ["break", "close"])
 @pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "nvjpeg-float"])
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EACH_SCHEDULE)
 def test_what_is_left_midway_spoils_nothing(
     case: str,
     how: str,
@@ -235,7 +246,7 @@ def test_what_is_left_midway_spoils_nothing(
         assert all(same(left_on_time[case, how], leave_and_serve()))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH_PATH)
 def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: dict[str, Path]) -> None:
     """That is for nvJPEG, which writes where the stream may still read; the others wait for nothing."""
     kind, settings = CASES[case]
@@ -264,7 +275,7 @@ def test_pictures_are_read_into_pinned_memory_and_not_copied_there(
         assert max(world.pinned) < batch_bytes / 4
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EACH_PATH)
 def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None:
     kind, settings = CASES[case]
     with simulated("all late") as world:
@@ -317,7 +328,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_
 
     contents = Counter(file.read_bytes() for file in paths["raw"].glob("*/*.jpg"))
     refused = min(content for content, times in contents.items() if times == 1)
-    other = gpu_jpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    other = nvjpeg.GpuDecoder("hardware", decode, turns=False, most=3)
     with simulated("all late") as world:
         due = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
         monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: other)

@@ -15,14 +15,14 @@ from precache.cli.main import FIRST, OF_BENCH, main
 from precache.errors import DatasetError, SettingError, did_you_mean, shell_command
 from precache.example_data.sample_tree import make_sample
 from tests.building import build_loader
-from tests.command import ROOT, check_bad_input, run, run_here
+from tests.command import ROOT, check_bad_input, run_here
 from tests.conftest import small_recipe
 
 USUAL = "format size fit quality splits workers overwrite update help-all"
 
 
 def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path: Path) -> None:
-    shown = run("precache", "inspect", converted["dali"], cwd=tmp_path).stdout
+    shown = run_here("precache", "inspect", converted["dali"], cwd=tmp_path).stdout
     for mention in (
         "dali",
         "70 in 5 classes",
@@ -68,7 +68,9 @@ def test_rejected_pictures_are_shown(raw_tree: Path, tmp_path: Path) -> None:
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     bad = sorted(tree.glob("*/*.jpg"))[0]
     bad.write_bytes(b"<html>")
-    result = run("precache", "convert", tree, "out", "--format", "shards", "--size", 16, cwd=tmp_path)
+    result = run_here(
+        "precache", "convert", tree, "out", "--format", "shards", "--size", 16, "--workers", 0, cwd=tmp_path
+    )
     assert result.returncode == 0
     assert "69 images, 1 rejected" in result.stdout
     for text in (result.stderr, run_here("precache", "inspect", "out", cwd=tmp_path).stdout):
@@ -82,7 +84,7 @@ def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path)
     convert(raw_tree, out, recipe, workers=0)
     good = {path.name: path.read_bytes() for path in out.iterdir()}
     (out / "train-00000.tar").unlink()
-    result = run("precache", "verify", out, cwd=tmp_path)
+    result = run_here("precache", "verify", out, cwd=tmp_path)
     assert result.returncode == 1
     assert "\x1b" not in result.stderr
     _, remedy = result.stderr.splitlines()
@@ -148,7 +150,7 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
 
 
 def test_doctor_names_backends_and_install_commands(tmp_path: Path) -> None:
-    result = run("precache", "doctor", cwd=tmp_path)
+    result = run_here("precache", "doctor", cwd=tmp_path)
     assert result.returncode == 0
     for mention in ("pillow", "libjpeg", "backend pytorch", "backend shards", "backend dali", "gpu"):
         assert mention in result.stdout

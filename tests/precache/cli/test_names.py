@@ -14,6 +14,7 @@ import pytest
 from precache.cli.terminal import Guarded, new_console
 from precache.errors import DatasetError, ImageError, SettingError, printable
 from tests.command import ROOT
+from tests.command import run_here as run
 
 # A title, a colour, other directions, C1's CSI and NEL, DEL, new lines of three kinds, what is not text.
 COMMANDS = os.fsdecode("\x1b]0;title\x07\x1b[31m\u202e\u2066\x9b32m\x85\x7f\r\n\u2028".encode() + b"\xff")
@@ -22,23 +23,22 @@ BAD = ("Cc", "Cf", "Cs", "Zl", "Zp")
 ALLOWED = "\n"
 
 
-def run(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[bytes]":
-    """As tests.command.run, but the bytes."""
+def run_script(*arguments: object, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    """Python with these arguments, in a process of its own."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, timeout=120, check=False)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "encoding": "utf-8"}
+    return subprocess.run(command, cwd=cwd, env=environment, timeout=120, check=False, **pipes)  # type: ignore[call-overload,no-any-return]
 
 
-def check_plain(result: "subprocess.CompletedProcess[bytes]", *mentions: str) -> None:
+def check_plain(result: "subprocess.CompletedProcess[str]", *mentions: str) -> None:
     """Nothing but text came out; `mentions` did."""
-    for output in (result.stdout, result.stderr):
-        text = output.decode()  # strictly
+    for text in (result.stdout, result.stderr):
         bad = {c for c in text if unicodedata.category(c) in BAD and c not in ALLOWED}
         assert not bad, (result.args, bad, text)
         assert not re.search("\r[^\n\r]*z", text), "the names' own"
-    shown = (result.stdout + result.stderr).decode()
     for mention in mentions:
-        assert mention in shown
+        assert mention in result.stdout + result.stderr
 
 
 @pytest.fixture(scope="module")
@@ -60,34 +60,45 @@ def nasty(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def nasty_dataset(nasty: Path) -> Path:
     out = nasty / f"out{NASTY}"
-    arguments = ("--format", "shards", "--size", 48, "--shard-bytes", 12 * 48 * 48 * 3, "--max-rejects", 0.1)
-    result = run("-m", "precache", "convert", nasty / NASTY, out, *arguments, cwd=nasty)
+    arguments = (
+        "--format",
+        "shards",
+        "--size",
+        48,
+        "--shard-bytes",
+        12 * 48 * 48 * 3,
+        "--max-rejects",
+        0.1,
+        "--workers",
+        0,
+    )
+    result = run("precache", "convert", nasty / NASTY, out, *arguments, cwd=nasty)
     assert result.returncode == 0, result.stderr
     check_plain(result, "rejected 003.candle/a\\x1b]0;title\\x07\\x1b[31m\\u202e", "\\udcffz")
     return out
 
 
 def test_inspecting_and_verifying(nasty: Path, nasty_dataset: Path) -> None:
-    shown = run("-m", "precache", "inspect", nasty_dataset, cwd=nasty)
+    shown = run("precache", "inspect", nasty_dataset, cwd=nasty)
     check_plain(shown, "001a\\x1b]0;title", "[bold]:smile:", "rejected 003.candle/a\\x1b")
-    check_plain(run("-m", "precache", "inspect", nasty_dataset, "--html", f"{NASTY}.html", cwd=nasty))
-    as_json = run("-m", "precache", "inspect", nasty_dataset, "--json", cwd=nasty)
+    check_plain(run("precache", "inspect", nasty_dataset, "--html", f"{NASTY}.html", cwd=nasty))
+    as_json = run("precache", "inspect", nasty_dataset, "--json", cwd=nasty)
     check_plain(as_json)
     assert f"001{NASTY}" in json.loads(as_json.stdout)["splits"]["train"]["classes"]
-    assert run("-m", "precache", "verify", nasty_dataset, cwd=nasty).returncode == 0
-    deep = run("-m", "precache", "verify", nasty_dataset, nasty / NASTY, "--deep", cwd=nasty)
+    assert run("precache", "verify", nasty_dataset, cwd=nasty).returncode == 0
+    deep = run("precache", "verify", nasty_dataset, nasty / NASTY, "--deep", "--workers", 0, cwd=nasty)
     assert deep.returncode == 0
     check_plain(deep)
     copy = Path(shutil.copytree(nasty_dataset, nasty / f"copy{NASTY}"))
     (copy / "train-00000.safetensors").unlink()
-    damaged = run("-m", "precache", "verify", copy, cwd=nasty)
+    damaged = run("precache", "verify", copy, cwd=nasty)
     assert damaged.returncode == 1
     check_plain(damaged, "rewrite it with: precache convert SRC $'")
-    check_plain(run("-m", "precache", "verify", nasty_dataset, copy, "--across", cwd=nasty))
+    check_plain(run("precache", "verify", nasty_dataset, copy, "--across", cwd=nasty))
 
 
 def test_checking_and_errors(nasty: Path) -> None:
-    checked = run("-m", "precache", "check", nasty / NASTY, cwd=nasty)
+    checked = run("precache", "check", nasty / NASTY, "--workers", 0, cwd=nasty)
     assert checked.returncode == 1
     check_plain(checked, "003.candle/a\\x1b]0;title")
     for arguments in (
@@ -103,7 +114,7 @@ def test_checking_and_errors(nasty: Path) -> None:
         ("fetch", NASTY),
         ("fetch", "caltech101", nasty / NASTY),
     ):
-        result = run("-m", "precache", *arguments, cwd=nasty)
+        result = run("precache", *arguments, cwd=nasty)
         assert result.returncode == 2
         check_plain(result)
         assert len(result.stderr.splitlines()) == 1 or "--debug" in arguments
@@ -114,7 +125,7 @@ def test_checking_and_errors(nasty: Path) -> None:
 def test_benchmarks(nasty: Path, nasty_dataset: Path) -> None:
     short = ("--batches", 2, "--warmup", 1, "--repeats", 1, "--batch-size", 8, "--size", 32, "--workers", 1)
     shards = ("--backend", "shards", "--trainer", "emulated", "--device", "cpu", "--json", "result.json")
-    result = run("-m", "bench", "loaders", nasty_dataset, *shards, *short, cwd=nasty)
+    result = run_script("-m", "bench", "loaders", nasty_dataset, *shards, *short, cwd=nasty)
     assert result.returncode == 0, result.stderr
     check_plain(result)
     path = nasty / f"result{NASTY}.json"
@@ -124,7 +135,7 @@ def test_benchmarks(nasty: Path, nasty_dataset: Path) -> None:
     for row in content["rows"]:
         row["backend"] = row["data"] = NASTY
     path.write_text(json.dumps(content))
-    report = run("-m", "bench", "report", path, cwd=nasty)
+    report = run_script("-m", "bench", "report", path, cwd=nasty)
     assert report.returncode == 0, report.stderr
     check_plain(report, "\\u202e")
 
@@ -140,10 +151,10 @@ with loaders.build(tree, size=32, batch_size=8, reading=reading) as loader:
 print("done", flush=True)
 loaders.build(out + "x")
 """
-    result = run("-c", script, nasty / NASTY, nasty_dataset, cwd=nasty)
+    result = run_script("-c", script, nasty / NASTY, nasty_dataset, cwd=nasty)
     # the name of the script's folder, and its arguments, are the user's
     assert result.returncode == 1
-    assert b"done" in result.stdout
+    assert "done" in result.stdout
     check_plain(result, "left out", "a\\x1b]0;title", "does not exist")
 
 
@@ -159,7 +170,7 @@ precache.open_dataset = defect
 sys.argv = ["precache", "inspect", "."]
 cli.entry_point()
 """
-    result = run("-c", script, cwd=nasty)
+    result = run_script("-c", script, cwd=nasty)
     assert result.returncode == 2
     check_plain(result, "Traceback", "this is a bug; please report it", "a\\x1b]0;title")
 

@@ -16,7 +16,7 @@ from precache.formats.shards import ShardFile
 from precache.pictures import images
 from precache.pictures.images import Rendering
 from precache.sources.tree import scan_tree
-from tests.command import run
+from tests.command import run_here as run
 from tests.precache.pictures.drawing import encoded, noise
 
 

@@ -236,7 +236,7 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
         make(trees, trees.masks / "out", "shards")
 
 
-MUTATIONS = 1_000
+MUTATIONS = 400
 
 
 def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from precache.errors import ImageError, PrecacheError
 from precache.sources import open_source
 from tests.precache.sources.objects import Items, Tensor
 
-DATASETS = 300
+DATASETS = 200
 SQUARE = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 PICTURES: list[Any] = [
     *(SQUARE, Image.fromarray(SQUARE), Tensor(np.moveaxis(SQUARE, -1, 0))),

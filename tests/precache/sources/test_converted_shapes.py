@@ -1,5 +1,6 @@
 """A converted dataset as a source: other sizes, fits and channels; boxes and masks stay on what they mark."""
 
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -27,10 +28,9 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(("step", "name"), list(zip(STEPS, cycle(FORMATS), strict=False)))
 def test_every_size_and_channel_is_converted_on_and_verified(
-    raw_tree: Path, tmp_path: Path, name: str, step: str
+    raw_tree: Path, tmp_path: Path, step: str, name: str
 ) -> None:
     first, second = STEPS[step]
     convert(raw_tree, tmp_path / "one", small_recipe(name, **first), workers=0)

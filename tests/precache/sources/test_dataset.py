@@ -92,13 +92,6 @@ def test_arrays_and_tensors_are_pictures(name: str) -> None:
     assert np.array_equal(np.asarray(picture), expected)
 
 
-def test_a_real_tensor_is_one() -> None:
-    torch = pytest.importorskip("torch", reason="the extra 'loaders' is not installed")
-    picture = picture_of(torch.from_numpy(np.moveaxis(COLOUR, -1, 0).copy()), "row 0", MAX_PIXELS)
-    assert isinstance(picture, Image.Image)
-    assert np.array_equal(np.asarray(picture), COLOUR)
-
-
 NO_PICTURES = {
     "floats": (COLOUR / 255, r"is float64 \[5, 8, 3\]; expected uint8"),
     "channels first": (np.moveaxis(COLOUR, -1, 0), r"is uint8 \[3, 5, 8\]; expected uint8 \[h, w\]"),

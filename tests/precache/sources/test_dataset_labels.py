@@ -16,38 +16,36 @@ from tests.conftest import small_recipe
 from tests.precache.sources.objects import Items, numbered, picture, scanned
 
 
-def test_classes_keep_the_order_that_the_dataset_has() -> None:
-    for labels in ([1, 0, 1], ["ant", "zebra", "ant"]):
-        scan = scanned(numbered(labels, classes=["zebra", "ant"]))
-        assert scan.classes == ("zebra", "ant")
-        assert scan.samples.labels.tolist() == [1, 0, 1]
-        assert scan.target == "class"
+@pytest.mark.parametrize(
+    ("values", "classes", "names", "expected"),
+    [
+        ([1, 0, 1], ["zebra", "ant"], ("zebra", "ant"), [1, 0, 1]),  # the order of the dataset
+        (["ant", "zebra", "ant"], ["zebra", "ant"], ("zebra", "ant"), [1, 0, 1]),
+        ([2, 0, 2], ["a", "b", "c"], ("a", "b", "c"), [2, 0, 2]),  # a class without samples stays one
+        ([10, 9, 10], None, ("9", "10"), [1, 0, 1]),  # whole numbers by their size
+        # as in torchvision's ImageNet: synonyms, and two cranes
+        (
+            [0, 1, 2],
+            [("crane",), ("tench", "Tinca"), ("crane",)],
+            ("crane 0", "tench, Tinca", "crane 2"),
+            [0, 1, 2],
+        ),
+        ([[0, 2], [], [1]], ["a", "b", "c"], ("a", "b", "c"), [[0, 2], [], [1]]),
+    ],
+)
+def test_labels_index_the_classes_that_the_dataset_has(
+    values: list[Any], classes: list[Any] | None, names: tuple[str, ...], expected: list[Any]
+) -> None:
+    scan = scanned(numbered(values, **({} if classes is None else {"classes": classes})))
+    several = isinstance(expected[0], list)
+    assert (scan.target, scan.classes) == ("classes" if several else "class", names)
+    assert [ref.target if several else ref.label for ref in scan.samples] == expected
 
 
-def test_a_class_without_samples_stays_a_class() -> None:
-    scan = scanned(numbered([2, 0, 2], classes=["a", "b", "c"]))
-    assert (scan.classes, scan.samples.labels.tolist()) == (("a", "b", "c"), [2, 0, 2])
-
-
-def test_without_names_integers_name_their_classes_by_size() -> None:
-    scan = scanned(numbered([10, 9, 10]))
-    assert (scan.classes, scan.samples.labels.tolist()) == (("9", "10"), [1, 0, 1])
-
-
-def test_lists_are_several_classes_and_numbers_with_fractions_are_numbers() -> None:
-    scan = scanned(numbered([[0, 2], [], [1]], classes=["a", "b", "c"]))
-    assert (scan.target, scan.classes) == ("classes", ("a", "b", "c"))
-    assert scan.samples.targets is not None
-    assert [scan.samples.targets.value(row) for row in range(3)] == [[0, 2], [], [1]]
+def test_numbers_with_fractions_are_numbers() -> None:
     assert scanned(numbered([0.5, 2.0, 1.0])).target == "number"
     assert scanned(numbered([1, 2, 3]), target="number").target == "number"
     assert scanned(numbered([1, 2, 3]), target="none").classes == ()
-
-
-def test_names_of_classes_are_told_apart() -> None:
-    """As in torchvision's ImageNet: synonyms, and two cranes."""
-    scan = scanned(numbered([0, 1, 2], classes=[("crane",), ("tench", "Tinca tinca"), ("crane",)]))
-    assert scan.classes == ("crane 0", "tench, Tinca tinca", "crane 2")
 
 
 def test_targets_that_are_not_what_samples_say_are_not_believed() -> None:

@@ -1,7 +1,5 @@
 import itertools
-import os
-import subprocess
-import sys
+import tracemalloc
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 
 from precache.errors import SourceError
 from precache.sources.base import Scan
-from tests.command import ROOT
 from tests.precache.sources.tables import WRITERS, scan_table, scan_text
 
 KINDS = list(WRITERS)
@@ -104,13 +101,6 @@ def test_a_class_is_called_as_its_cell_is_written(target: str | None, photos: Pa
                 assert [scan.classes[number] for number in scan.samples.targets.values] == [one, other]
             else:
                 assert "1.1" in one + other
-
-
-@pytest.mark.parametrize("cells", [["2", "2.0", "1"], ["1.1", "1.10", "1.2"], ["cat", "Cat", "dog"]])
-def test_classes_that_may_be_one_are_said(cells: list[str], photos: Path) -> None:
-    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
-    warnings = scan_text(photos, f"path,y\n{rows}", label="y", target="class").warnings
-    assert [line for line in warnings if repr(cells[0]) in line and repr(cells[1]) in line]
 
 
 IDS = ["1234567890123456789", "1234567890123456788", "123456789012345678", "123456789012345679"]
@@ -276,30 +266,15 @@ def test_numbers_of_folds_become_names_of_splits(photos: Path) -> None:
 
 
 def test_a_long_table_takes_columns_not_objects(tmp_path: Path) -> None:
-    """100,000 rows, of which a picture that is there many times over under other names is the first."""
-    rows = 100_000
+    """Rows, of which a picture that is there many times over under other names is the first."""
+    rows = 20_000
     (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
-    with open(tmp_path / "t.csv", "w") as file:
-        file.write("path,label\n")
-        file.writelines(f"d{row}/../a.jpg,{row % 1000}\n" for row in range(rows - 1))
-        file.write("a.jpg,1\n")
-    script = (
-        "import resource, sys\n"
-        "from precache.sources import SourceOptions, open_source\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "before = peak()\n"
-        "scan = open_source(sys.argv[1], SourceOptions(label='label')).scan()\n"
-        "print(len(scan.samples), len(scan.classes), peak() - before)"
-    )
-    command = [sys.executable, "-c", script, str(tmp_path / "t.csv")]
-    ended = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    samples, classes, grown_kib = map(int, ended.stdout.split())
-    assert (samples, classes) == (rows, 1000)
-    assert grown_kib * 1024 / rows < 400
+    lines = [f"d{row}/../a.jpg,{row % 1000}\n" for row in range(rows - 1)]
+    (tmp_path / "t.csv").write_text("".join(["path,label\n", *lines, "a.jpg,1\n"]))
+    tracemalloc.start()
+    try:
+        scan = scan_table(tmp_path / "t.csv", label="label")
+        assert tracemalloc.get_traced_memory()[1] / rows < 400
+    finally:
+        tracemalloc.stop()
+    assert (len(scan.samples), len(scan.classes)) == (rows, 1000)

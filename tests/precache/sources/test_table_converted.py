@@ -7,7 +7,7 @@ import pytest
 
 from precache import SettingError, SourceOptions, convert, open_dataset, verify_deep
 from precache.sources.tree import scan_tree
-from tests.command import check_bad_input, run
+from tests.command import check_bad_input, run, run_here
 from tests.conftest import small_recipe
 from tests.precache.sources.tables import rows_of_tree, write_csv
 
@@ -19,20 +19,9 @@ def test_rows_without_a_picture_are_rejects_named_by_row(raw_tree: Path, tmp_pat
         columns["path"][row] = path
     table = tmp_path / "labels.csv"
     write_csv(table, columns)
-    command = (
-        "convert",
-        table,
-        "out",
-        "--root",
-        raw_tree,
-        "--label",
-        "species",
-        "--format",
-        "shards",
-        "--size",
-        "16",
-    )
-    stopped = run("precache", *command, "--workers", "1", cwd=tmp_path)
+    command = ("convert", table, "out", "--root", raw_tree, "--label", "species", "--workers", 0)
+    command = (*command, "--format", "shards", "--size", 16)
+    stopped = run("precache", *command, cwd=tmp_path)
     check_bad_input(_without_warnings(stopped), "stopped, 2 pictures are rejected", f"{table}, line")
     result = run("precache", *command, "--max-rejects", "5%", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -85,5 +74,7 @@ def test_a_dataset_may_lie_beside_its_table_and_not_in_the_folder_of_pictures_th
         (tmp_path / name).rename(tmp_path / "moved" / name)
     there = str(tmp_path / "moved")
     assert verify_deep(tmp_path / "out", tmp_path / "t.csv", root=there, workers=0).samples == 3
-    deep = run("precache", "verify", "--deep", "out", "t.csv", "--root", "moved", cwd=tmp_path)
+    deep = run_here(
+        "precache", "verify", "--deep", "out", "t.csv", "--root", "moved", "--workers", 0, cwd=tmp_path
+    )
     assert deep.returncode == 0, deep.stderr

@@ -1,0 +1,181 @@
+"""`bench watch` on scripts as people have them: what it finds, and that they run as they would alone."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.report.stats import Estimate
+from bench.report.waiting import Replaced
+from precache.dataset.converted import is_converted
+from tests.bench.conftest import Bench
+from tests.command import ROOT, check_bad_input
+
+TRAIN = """
+import random, sys, time
+import torch
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+class Slow(datasets.ImageFolder):
+    def __getitem__(self, index):
+        time.sleep(float(sys.argv[2]))
+        return super().__getitem__(index)
+
+def main():
+    torch.manual_seed(0)
+    steps = [transforms.RandomResizedCrop(32), transforms.ToTensor()]
+    data = Slow(sys.argv[1], transforms.Compose(steps))
+    train = DataLoader(data, batch_size=4, shuffle=True, num_workers=int(sys.argv[4]))
+    val = DataLoader(torch.utils.data.Subset(data, range(20)), batch_size=4)
+    unused = DataLoader(data, batch_size=2)
+    net = torch.nn.Linear(3, 9)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    labels = []
+    for epoch in range(int(sys.argv[5])):
+        for images, targets in train:
+            labels += targets.tolist()
+            time.sleep(float(sys.argv[3]))
+            loss = torch.nn.functional.cross_entropy(net(images.mean((2, 3))), targets)
+            loss.backward()
+            optimizer.step()
+        for images, targets in val:
+            pass
+    print(sum(net.weight.flatten().tolist()) if len(sys.argv) < 7 else labels, random.random() < 2)
+    print(torch.rand(2).tolist(), "to stderr", file=sys.stderr)
+
+main()
+sys.exit(7)
+"""
+
+
+NAMED = """
+import os, subprocess, sys
+import mydata
+
+print("x" * 2_000_000)
+for batch in mydata.batches():
+    pass
+child = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"])
+os._exit(child.returncode + 2)
+"""
+
+RANKS = """
+import os, time, torch
+from torch.utils.data import DataLoader
+
+data = torch.arange(40)
+def collate(samples):
+    time.sleep(0.05 if os.environ["RANK"] == "1" else 0)
+    return torch.stack(samples)
+weight = torch.nn.Parameter(torch.zeros(1))
+optimizer = torch.optim.SGD([weight], 0.1)
+for epoch in range(9999):
+    for batch in DataLoader(data, batch_size=2, collate_fn=collate):
+        time.sleep(0.05)
+        weight.grad = torch.zeros(1)
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def scripts(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with scripts, and 70 pictures in data/raw."""
+    (data / "train.py").write_text(TRAIN)
+    (data / "named.py").write_text(NAMED)
+    (data / "mydata.py").write_text("def batches():\n    yield from [[1]] * 50\n")
+    (data / "ranks.py").write_text(RANKS)
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return data
+
+
+def content(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def test_a_script_gives_what_it_would_alone_and_its_waits_are_found(scripts: Path, bench: Bench) -> None:
+    words = ["train.py", "data/raw", "0.015", "0.06", "0", "2"]
+    alone = subprocess.run([sys.executable, *words], cwd=scripts, capture_output=True, text=True, check=False)
+    found = bench("watch", "--for", "1h", "--json", "found.json", *words)
+    assert (alone.returncode, found.returncode) == (7, 7)
+    assert found.stdout.startswith(alone.stdout)
+    assert found.stderr == alone.stderr  # with what it drew at random
+    train, val = content(scripts)["streams"]
+    assert (train["role"], val["role"]) == ("training", "validation")
+    assert 0.4 < train["share"][0] < 0.8  # of 120 ms 60, and the decoding
+    assert train["where"].endswith("train.py:16")
+    assert train["stage"] == "read"
+    assert found.stdout.index("Training waits") < found.stdout.index("It waits for reading files")
+    assert "train.py:16: DataLoader(..., num_workers=" in found.stdout
+    assert "train.py:18" not in found.stdout, "a loader that is only built is not measured"
+
+
+def test_a_script_is_ended_whole_and_a_cure_changes_no_label(
+    scripts: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = Replaced("shards", Estimate(0.5, 0.4, 0.6), None, "write", "1 GB")
+    monkeypatch.setattr("bench.commands.watch.measure_replaced", lambda *_: [half])
+    words = ["train.py", "data/raw", "0.002", "0.001", "1", "2", "labels"]
+    found = bench(
+        "watch", "--whole", "--cure", "shards", "--yes", "--dst", "out", "--json", "found.json", *words
+    )
+    assert found.returncode == 7
+    first, second = [line for line in found.stdout.splitlines() if line.startswith("[")]
+    assert first == second
+    assert len(json.loads(first.rpartition(" ")[0])) == 140
+    assert is_converted(scripts / "out")
+    assert "With shards:" in found.stdout
+    assert content(scripts)["cured"][0]["role"] == "training"
+    ended = bench("watch", "--batches", "6", "--json", "found.json", *words[:5], "9999")
+    assert ended.returncode == 0
+    assert content(scripts)["ended"]
+    left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
+    assert not [line for line in left if "9999" in line]
+
+
+def test_the_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> None:
+    found = bench("watch", "--for", "2s", "torchrun", "--standalone", "--nproc-per-node", "2", "ranks.py")
+    assert found.returncode == 0
+    assert "Training waits in rank 1, the slowest of 2," in found.stdout
+    assert "int64 [2]" in found.stdout, "it is said what is no picture"
+
+
+def test_an_iterator_that_is_named_is_timed_and_the_exit_code_is_the_scripts(
+    scripts: Path, bench: Bench
+) -> None:
+    found = bench("watch", "--loader", "mydata:batches", "--json", "found.json", "named.py")
+    assert found.returncode == 5
+    assert found.stdout.startswith("x" * 2_000_000)
+    assert content(scripts)["streams"][0]["batches"] == 47
+    for loader, told in (("mydata:other", "no such function"), ("json.tool:main", "did not import")):
+        check_bad_input(bench("watch", "--loader", loader, "named.py"), "--loader", told)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"), [("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)]
+)
+def test_a_script_without_batches_ends_as_alone_and_that_is_said(
+    scripts: Path, bench: Bench, text: str, code: int
+) -> None:
+    (scripts / "other.py").write_text(text)
+    found = bench("watch", "-m", "other")
+    assert found.returncode == code
+    assert "No batch was asked for" in found.stdout
+    assert "--loader" in found.stdout
+
+
+def test_bad_input_is_one_line(scripts: Path, bench: Bench) -> None:
+    check_bad_input(bench("watch", "trian.py"), "trian.py: no such script")
+    check_bad_input(bench("watch", "-m", "no_such_module"), "no_such_module")
+    check_bad_input(bench("watch"), "no script")
+    check_bad_input(bench("watch", "--for", "soon", "named.py"), "--for", "soon")
+    check_bad_input(bench("watch", "--loader", "batches", "named.py"), "MODULE:FUNCTION")
+    check_bad_input(bench("watch", "--cure", "magic", "named.py"), "magic", "shards")
+    check_bad_input(bench("watch", "--cure", "shards", "--dst", ".", "named.py"), "is not empty")

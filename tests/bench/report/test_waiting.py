@@ -1,0 +1,220 @@
+"""How much a training waits, for what, and what would help: from the events of its processes."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bench.report.stats import Estimate
+from bench.report.waiting import (
+    READING,
+    TRAINING,
+    VALIDATION,
+    Event,
+    Replaced,
+    Stream,
+    compared,
+    find_cures,
+    find_streams,
+    sentences,
+    stage,
+    waits,
+)
+
+PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
+IMAGES = 32
+
+
+def process(
+    *streams: tuple[int, Sequence[tuple[float, float]]],
+    steps: bool = True,
+    rank: int | None = None,
+    epochs: int = 1,
+    start_s: float = 0.0,
+    **info: Any,
+) -> list[Event]:
+    """Events of streams that are iterated one after the other in each epoch; of the first an optimizer steps.
+
+    Args:
+        streams: (id, (wait, step) of each batch).
+        start_s: what making an iterator takes.
+    """
+    now, done = 100.0, 0
+    told = {"kind": "DataLoader", "where": "train.py:7", "dataset": "ImageFolder", "workers": 0, "side": 64}
+    events: list[Event] = [["process", 1, {} if rank is None else {"RANK": str(rank)}]]
+    for number, _ in streams:
+        events.append(["stream", number, {**told, "key": f"key {number}", **info}])
+    for _ in range(epochs):
+        for number, batches in streams:
+            events.append(["epoch", number, now, now + start_s])
+            now += start_s
+            for wait_s, step_s in batches:
+                events.append(["batch", number, now, now + wait_s, done, IMAGES])
+                now += wait_s + step_s
+                done += steps and number == 0
+            events.append(["end", number, now, now, done])
+    events.append(["probe", 0, {"parts": PARTS, "quartiles": [5e-3, 7e-3]}])
+    return events
+
+
+seconds = st.floats(1e-3, 1.0)
+batches = st.lists(st.tuples(seconds, seconds), min_size=12, max_size=40)
+
+
+@given(batches, st.integers(0, 8), st.integers(1, 3))
+def test_the_share_is_what_was_waited_of_what_was_counted(
+    times: list[tuple[float, float]], workers: int, epochs: int
+) -> None:
+    found = find_streams([process((0, times), workers=workers, prefetch=2, epochs=epochs)])[0]
+    counted = (times * epochs)[max(3, 2 * workers) :]
+    if len(counted) < 4:
+        counted = (times * epochs)[1:]
+    total_s = sum(wait_s + step_s for wait_s, step_s in counted)
+    assert found.batches == len(counted)
+    assert found.share.median == pytest.approx(sum(wait_s for wait_s, _ in counted) / total_s)
+    assert found.share.low <= found.share.median <= found.share.high
+    assert found.images_per_s == pytest.approx(IMAGES * len(counted) / total_s)
+    assert found.wait_s + found.step_s == pytest.approx(found.period_s)
+
+
+@given(batches, batches, st.booleans())
+def test_validation_is_told_from_training_and_takes_nothing_from_its_share(
+    train: list[tuple[float, float]], val: list[tuple[float, float]], swapped: bool
+) -> None:
+    alone = find_streams([process((0, train), epochs=2)])[0]
+    both = find_streams([process(*([(1, val), (0, train)] if swapped else [(0, train), (1, val)]), epochs=2)])
+    assert [stream.role for stream in both] == [TRAINING, VALIDATION]
+    assert both[0].share.median == pytest.approx(alone.share.median)
+    assert both[0].step_s == pytest.approx(alone.step_s)
+
+
+def test_a_validation_amid_an_epoch_is_no_step_of_the_training() -> None:
+    events = process((0, [(0.1, 0.1)] * 30))
+    at = next(place for place, event in enumerate(events) if event[0] == "batch" and event[2] > 103)
+    asked_s = events[at][2]
+    later = [
+        [event[0], event[1], event[2] + 9, event[3] + 9, *event[4:]]
+        for event in events[at:]
+        if event[0] != "probe"
+    ]
+    val = [["batch", 1, asked_s + each, asked_s + each, events[at][4], IMAGES] for each in range(1, 8)]
+    info = ["stream", 1, {**events[1][2], "key": "val"}]
+    found = find_streams([[*events[:2], info, *events[2:at], *val, *later]])
+    assert [stream.role for stream in found] == [TRAINING, VALIDATION]
+    assert found[0].share.median == pytest.approx(0.5)
+
+
+def test_two_loaders_that_train_together_are_both_training() -> None:
+    events: list[Event] = process((0, []), (1, []))[:3]
+    for step in range(30):
+        events.append(["batch", 0, step, step + 0.2, step, IMAGES])
+        events.append(["batch", 1, step + 0.2, step + 0.5, step, IMAGES])
+    found = find_streams([events])
+    assert [(one.role, round(one.share.median, 3)) for one in found] == [(TRAINING, 0.2), (TRAINING, 0.3)]
+
+
+@given(st.lists(st.floats(0.01, 0.9), min_size=2, max_size=4, unique=True))
+def test_the_slowest_rank_is_named_and_comes_first(shares: list[float]) -> None:
+    ranks = [process((0, [(share, 1 - share)] * 20), rank=rank) for rank, share in enumerate(shares)]
+    found = find_streams(ranks)
+    slowest = shares.index(max(shares))
+    assert found[0].rank == slowest
+    text = " ".join(sentences(found[0], found, gpu_price=1.0))
+    assert f"rank {slowest}, the slowest of {len(shares)}," in text
+    assert f"${max(shares) * len(shares):.2f}" in text
+
+
+def test_without_a_wait_nothing_is_to_be_changed() -> None:
+    found = find_streams([process((0, [(0.0005, 0.1)] * 30), workers=2, prefetch=2)])
+    assert not waits(found[0])
+    assert "Change nothing" in sentences(found[0], found)[-1]
+    assert find_cures(found[0], cpus=8, busy=0.1) == []
+
+
+def test_the_device_that_was_idle_counts_instead_of_the_wait_of_the_host() -> None:
+    events = process((0, [(0.09, 0.01)] * 40))  # the host waits for the data, the device still computes
+    idle = [["idle", 0, number, 0.02] for number in range(40)]
+    found = find_streams([[*events, *idle]])[0]
+    assert found.on_device
+    assert found.share.median == pytest.approx(0.2)
+
+
+def test_what_was_only_built_or_broken_off_is_not_measured() -> None:
+    assert find_streams([process((0, []))]) == []
+    assert find_streams([process((0, [(0.1, 0.1)] * 3))]) == []
+    assert find_streams([]) == []
+
+
+def test_a_script_without_an_optimizer_reads() -> None:
+    found = find_streams([process((0, [(0.1, 0.1)] * 20), steps=False)])
+    assert found[0].role == READING
+    assert sentences(found[0], found)[0].startswith("The script waits 50%")
+
+
+def test_batches_that_another_thread_asks_for_are_not_called_waiting() -> None:
+    found = find_streams([[*process((0, [(0.5, 0.0)] * 20)), ["ahead", 0]]])
+    assert find_cures(found[0], cpus=8, busy=0.1) == []
+    assert "cannot be told" in sentences(found[0], found)[0]
+
+
+def waiting_stream(**changes: Any) -> Stream:
+    info = {
+        name: changes.pop(name) for name in ("workers", "persistent", "pillow", "side") if name in changes
+    }
+    found = find_streams([process((0, [(0.3, 0.1)] * 40), **info)])[0]
+    return replace(found, **changes)
+
+
+def test_the_stage_is_the_longest_part_or_the_start_of_epochs() -> None:
+    assert stage(waiting_stream()) == "decode"
+    assert stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
+    assert stage(waiting_stream(parts={})) == ""
+    each = [(0.0, 0.1)] * 20
+    restarting = find_streams([process((0, each), epochs=4, start_s=3.0, workers=2, prefetch=2)])[0]
+    assert stage(restarting) == "workers"
+    cure = find_cures(restarting, cpus=2, busy=0.5)[0]
+    assert cure.name == "persistent_workers"
+    assert cure.keywords == {"persistent_workers": True}
+    assert cure.images_per_s.median == pytest.approx(
+        IMAGES / 0.1, rel=0.08
+    )  # but for what decoding the first batch takes
+
+
+@given(st.integers(0, 8), st.integers(1, 32), st.floats(0.0, 1.0))
+def test_workers_are_asked_for_only_where_cpus_have_time(workers: int, cpus: int, busy: float) -> None:
+    stream = waiting_stream(workers=workers)
+    for cure in find_cures(stream, cpus=cpus, busy=busy):
+        assert cure.name in ("workers", "persistent_workers")
+        assert cure.images_per_s.low <= cure.images_per_s.median <= cure.images_per_s.high
+        assert stream.images_per_s < cure.images_per_s.median <= IMAGES / stream.step_s * 1.0001
+        if cure.name == "workers":
+            assert cure.keywords is not None
+            assert workers < cure.keywords["num_workers"] <= cpus
+            assert cure.images_per_s.median <= stream.images_per_s / max(busy, 1e-9) * 1.0001
+            assert "train.py:7" in cure.write
+    assert busy < 0.9 or not find_cures(stream, cpus=cpus, busy=1.0)
+
+
+def test_another_data_set_is_predicted_from_what_its_samples_take() -> None:
+    half = Replaced("shards", Estimate(0.5, 0.45, 0.55), None, "write", "1 GB")
+    whole = Replaced("build", Estimate(1, 1, 1), Estimate(9e9, 9e9, 9e9), "write")
+    alone, two = waiting_stream(), waiting_stream(workers=2)
+    found = {cure.name: cure for cure in find_cures(alone, cpus=1, busy=1.0, replaced=[half, whole])}
+    assert found["shards"].images_per_s.median == pytest.approx(IMAGES / (0.1 + 0.15))
+    assert found["build"].images_per_s.median == pytest.approx(IMAGES / 0.1)
+    by_workers = find_cures(two, cpus=1, busy=1.0, replaced=[half])[0]
+    assert by_workers.images_per_s.median == pytest.approx(IMAGES / 0.2)
+    text = compared(found["shards"], alone, waiting_stream(period_s=0.2))
+    assert "2.00 times as many" in text
+    assert "predicted were 128" in text
+
+
+def test_what_is_not_pictures_is_said_and_only_the_loader_is_to_be_changed() -> None:
+    stream = waiting_stream(side=0, parts={"python": 1e-3})
+    stream = replace(stream, info={**stream.info, "kinds": ["int64 [32, 128]"]})
+    text = " ".join(sentences(stream, [stream]))
+    assert "int64 [32, 128]" in text
+    assert "only the DataLoader can be changed" in text

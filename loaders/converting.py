@@ -32,11 +32,11 @@ from precache.storage.urls import is_url
 
 # ends with the process that started it, whose end of the pipe is then closed
 _PROGRAM = """
-import os, signal, sys, threading
+import os, signal, threading
 from precache.__main__ import entry_point
 
 def watch():
-    sys.stdin.buffer.read()
+    os.read(0, 1)  # not by `sys.stdin`, which a thread that reads it would keep from being closed
     os.kill(os.getpid(), signal.SIGTERM)
 
 os.nice(19)
@@ -148,7 +148,10 @@ class Conversion:
             lines = self._said.read().decode(errors="replace").strip().splitlines() or ["it was killed"]
             _LOGGER.warning(
                 "%s is not converted: %s; reading goes on from %s",
-                *(printable(str(self.folder)), printable(lines[-1]), printable(str(self._data.path))),
+                *map(
+                    printable,
+                    (str(self.folder), lines[-1].removeprefix("precache: error: "), str(self._data.path)),
+                ),
             )
 
     def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not

@@ -19,12 +19,13 @@ from bench.report.waiting import Cure, Stream
 from bench.report.words import Table, machine_line, say
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, ProgressBar, check_output, note, write_json
+from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
 from precache.conversion.convert import convert
 from precache.conversion.destination import resolve
 from precache.conversion.journal import check_empty
 from precache.engines import available_cpus
 from precache.errors import PrecacheError, SettingError, check_choice
+from precache.reporting import warn
 
 CURES = ("workers", "persistent_workers", "shards", "ram")
 """What can be done for the user, in memory: the script stays as it is."""
@@ -121,11 +122,11 @@ def _find_cures(found: Observed, streams: list[Stream], dst: Path) -> list[Cure]
         return []
     first, replaced = streams[0], []
     if first.info.get("replaceable") and first.parts and first.info.get("side"):
-        note("measuring what would help, on a sample of the pictures ...")
+        click.echo("measuring what would help, on a sample of the pictures ...", err=True)
         try:
             replaced = measure_replaced(first.info, first.parts, dst)
         except PrecacheError as error:
-            note(f"what converting would bring was not measured: {error}")
+            warn(f"what converting would bring was not measured: {error}")
     return waiting.find_cures(first, cpus=available_cpus(), busy=found.busy, replaced=replaced)
 
 
@@ -150,7 +151,6 @@ def _prepare(name: str, stream: Stream, cure: Cure, dst: Path, yes: bool) -> dic
     told = {"key": stream.info["key"], "keywords": dict(cure.keywords or {})}
     if name not in _CONVERTED:
         return told
-    click.echo()
     root = stream.info["root"]
     if not yes and not click.confirm(f"Convert {root} into {dst} ({cure.cost})?", default=True):
         raise click.Abort

@@ -60,12 +60,9 @@ def read_part(path: str, shown: str, as_scanned: tuple[int, int], start: int, co
     """
 
     def act() -> bytes:
-        descriptor = open_regular(path)
-        try:
-            _check_unchanged(shown, os.fstat(descriptor), as_scanned)
-            return read_descriptor_at(descriptor, start, count)
-        finally:
-            os.close(descriptor)
+        with open_regular(path) as file:
+            _check_unchanged(shown, os.fstat(file.fileno()), as_scanned)
+            return read_descriptor_at(file.fileno(), start, count)
 
     return steadily(act, shown)
 
@@ -83,7 +80,7 @@ def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
 
 
 def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> bytes:
-    with open(open_regular(path), "rb", buffering=0) as file:
+    with open_regular(path) as file:
         before = os.fstat(file.fileno())
         _check_unchanged(path, before, as_scanned)
         check_bytes(path, before.st_size, max_pixels)

@@ -24,6 +24,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -222,7 +223,7 @@ def columns_of(path: Path) -> list[str]:
 def _opened(table: Location, path: Path) -> Iterator[tuple[list[str], Lines]]:
     """The names of its columns, and its rows; None where JSON lines or Parquet have no value."""
     try:
-        with open(open_regular(path), "rb") as file:
+        with BufferedReader(open_regular(path)) as file:
             yield _READERS[path.suffix.lower()](table, file)
     except OSError as error:
         raise SourceError(

@@ -179,11 +179,8 @@ class DiskEntry:
         """As many of its first bytes as `kinds.PREFIX_BYTES`."""
 
         def start() -> bytes:
-            descriptor = open_regular(self._entry)
-            try:  # a file object's `read` gives None where there is nothing yet
-                return os.read(descriptor, kinds.PREFIX_BYTES)
-            finally:
-                os.close(descriptor)
+            with open_regular(self._entry) as file:  # whose own `read` gives None where there is nothing yet
+                return os.read(file.fileno(), kinds.PREFIX_BYTES)
 
         return steadily(start, os.fspath(self._entry))
 

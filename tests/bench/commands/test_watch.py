@@ -110,11 +110,11 @@ def test_a_script_gives_what_it_would_alone_and_its_waits_are_found(scripts: Pat
     train, val = content(scripts)["streams"]
     assert (train["role"], val["role"]) == ("training", "validation")
     assert 0.4 < train["share"][0] < 0.8  # of 120 ms 60, and the decoding
-    assert train["where"].endswith("train.py:19")
+    assert train["where"].endswith("train.py:16")
     assert train["stage"] == "read"
     assert found.stdout.index("Training waits") < found.stdout.index("It waits for reading files")
-    assert "train.py:19: DataLoader(..., num_workers=" in found.stdout
-    assert ":21" not in found.stdout, "a loader that is only built is not measured"
+    assert "train.py:16: DataLoader(..., num_workers=" in found.stdout
+    assert "train.py:18" not in found.stdout, "a loader that is only built is not measured"
 
 
 def test_a_script_is_ended_whole_and_a_cure_changes_no_label(

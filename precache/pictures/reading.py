@@ -67,6 +67,23 @@ def read_part(path: str, shown: str, as_scanned: tuple[int, int], start: int, co
     return steadily(act, shown)
 
 
+def status_of(path: str) -> tuple[int, int] | None:
+    """Size in bytes and time of the last write, in ns, of the file at `path`; None where there is none.
+
+    Raises:
+        SourceError: it cannot be looked at.
+    """
+    try:
+        status = steadily(lambda: os.stat(path), path)
+    except ValueError:  # a NUL in it
+        return None
+    except SourceError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FINAL:
+            return None
+        raise
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
+
+
 def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
     """`act()`; an OSError is tried again within a second, then it is a SourceError that names `path`."""
     for pause_s in (*_PAUSES_S, None):

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from io import FileIO
 from operator import le
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -108,20 +109,20 @@ class RemoteShards:
         part = self.parts.get(number)
         try:
             for file in others if with_index or part is not None else ():
-                hold.descriptors.append(self._hold_index(file, check))
-            hold.descriptors.append(self.dataset.mirror.hold(shard, check, part))
+                hold.files.append(self._hold_index(file, check))
+            hold.files.append(self.dataset.mirror.hold(shard, check, part))
         except BaseException:
             hold.release()
             raise
         return hold
 
-    def _hold_index(self, file: FileEntry, check: Callable[[], None]) -> int:
-        """A descriptor of the index of a shard; it says where samples lie, so all of it is compared."""
+    def _hold_index(self, file: FileEntry, check: Callable[[], None]) -> FileIO:
+        """The index of a shard, open; it says where samples lie, so all of it is compared."""
         assert self.dataset.mirror is not None
-        descriptor = self.dataset.mirror.hold(file, check)
+        opened = self.dataset.mirror.hold(file, check)
         if check_file(self.dataset.mirror.folder, file) is None:
-            return descriptor
-        os.close(descriptor)
+            return opened
+        opened.close()
         self.dataset.mirror.forget(file.name)
         return self.dataset.mirror.hold(file, check)
 
@@ -174,16 +175,16 @@ class Hold:
     """Files of the cache that stay where they are until they are released.
 
     Attributes:
-        descriptors: each of an open file, which is locked.
+        files: each open, and locked.
     """
 
     def __init__(self) -> None:
-        self.descriptors: list[int] = []
+        self.files: list[FileIO] = []
 
     def release(self) -> None:
         """Let them go; idempotent."""
-        while self.descriptors:
-            os.close(self.descriptors.pop())
+        while self.files:
+            self.files.pop().close()
 
 
 @dataclass(frozen=True, slots=True)

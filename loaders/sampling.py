@@ -8,9 +8,8 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order.arrangements import Weights
 from loaders.order.cut import Cut
-from loaders.order.order import Epochs, MixedEpochs, Order
+from loaders.order.order import Epochs, MixedEpochs, Order, Weights
 from loaders.settings import LoaderSpec, Sampling
 from precache.dataset.columns import Column
 from precache.errors import SettingError

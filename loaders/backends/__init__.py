@@ -1,11 +1,11 @@
 """Where batches come from: a file for each backend, and what they are made of.
 
-    filler      threads fill a batch with crops, in memory of `buffers`
-    sequential  shards read whole, ahead of their first use
+    filler      threads fill a batch with crops
+    sequential  shards read whole, and fetched from a URL, ahead of their first use
     integrity   what was read is compared with its checksum
-    cache       a reader that keeps what another one decoded; room: where, and how much of it; share: which
-                samples; kept: the pictures; host_memory: memory that all ranks of a host share
-    decoding    pictures of a raw tree (`pytorch`); dali_input: for `dali`; gpu_jpeg: for `nvjpeg`
+    cache       a reader that keeps what another one decoded; host_memory: what all ranks of a host share
+    decoding    pictures of a raw tree
+    ray_reader  any of the backends on the nodes of a Ray cluster
 
 A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be
 installed, it says so when it is called, with the command that installs it.

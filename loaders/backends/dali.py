@@ -18,15 +18,16 @@ from collections import deque
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 import torch
+from PIL import Image
 
 from loaders.augment.cpu import Crops
-from loaders.backends.dali_input import prepare
 from loaders.backends.integrity import SampleCheck
 from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
@@ -37,6 +38,7 @@ from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
 from precache.pictures import images, jpeg
+from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import sides
 
 _QUEUE_BATCHES = 2
@@ -329,3 +331,38 @@ def _refusal(picture: _Picture) -> ImageError | None:
     except ImageError as error:
         return error
     return None
+
+
+_EXIF_ORIENTATION = 0x0112
+_SIDEWAYS = (5, 6, 7, 8)
+
+
+def prepare(content: bytes, file: str) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
+    """What DALI decodes, and the height and width of that.
+
+    Raises:
+        ImageError: what `precache.pictures.images` has to decode for it cannot be decoded.
+    """
+    width, height, plain = _upright_size(content)
+    if not plain:
+        pixels = images.decode(content, file)
+        width, height = pixels.size
+        content = b"P6 %d %d 255\n" % pixels.size + pixels.tobytes()  # PPM: DALI reads it as it is
+    return np.frombuffer(content, np.uint8), (height, width)
+
+
+def _upright_size(content: bytes) -> tuple[int, int, bool]:
+    """Width, height, and whether DALI decodes this to the reference's RGB: grey or YCbCr JPEG."""
+    try:
+        with Image.open(BytesIO(content), formats=("JPEG",)) as picture:  # MPO is a JPEG, too
+            width, height = picture.size
+            # what is larger is refused by `images.decode`, by name
+            plain = picture.mode in ("RGB", "L") and width * height <= MAX_PIXELS
+            orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
+            if orientation in _SIDEWAYS:
+                width, height = height, width
+            if orientation != 1 and ("exif" not in picture.info or jpeg.XMP in content):
+                plain = False  # it may stand in XMP, which Pillow reads and DALI does not
+            return width, height, plain
+    except Exception:  # images.decode says what is wrong with it
+        return 0, 0, False

@@ -21,7 +21,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -157,7 +156,7 @@ def _make(name: str, most_bytes: int, size: int) -> Memory:
 
 def _create(name: str, flags: int) -> FileIO:
     """A new memory file, of which no descriptor is ever seen here: Ctrl-C could come before it is stored."""
-    return next(map(FileIO, iter(partial(os.memfd_create, name, flags), None), ("r+",)))
+    return next(map(FileIO, map(os.memfd_create, (name,), (flags,)), ("r+",)))
 
 
 def free_memory() -> tuple[int, int]:

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from loaders.augment.cpu import Crops, place
 from loaders.backends import decoding
-from loaders.backends.buffers import SharedBuffers
-from loaders.backends.filler import BatchFiller, Pictures
+from loaders.backends.filler import BatchFiller, Pictures, SharedBuffers
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.deliver.prefetch import of_dead_worker

@@ -166,7 +166,7 @@ class FetchAhead:
         waiting: deque[Request] = deque()
         samples = 0
         while True:
-            # of what comes behind an empty request nothing is known yet: see `ray_decoder`
+            # of what comes behind an empty request nothing is known yet: see `ray_reader`
             while not waiting or (
                 len(self._coming) < self._most_shards
                 and samples < self._most_samples

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 
 import loaders
-from loaders.examples import checkpoints, common
+from loaders.examples import common
 
 Step: TypeAlias = Callable[[torch.Tensor, dict[str, Any]], None]
 """Of the loss of a batch, and the state of the loader behind it."""
@@ -85,10 +85,10 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
     step = make_step(optimizer, args, len(training))
     path, first = args.out / "checkpoint.pt", dist.get_rank() == 0
-    found = [checkpoints.read(path, args) if first else None]
+    found = [common.read_checkpoint(path, args) if first else None]
     dist.broadcast_object_list(found, device=torch.device("cpu"))  # the first rank's disk may be the only one
     if found[0] is not None:
-        checkpoints.restore(training, found[0]["loader"], path)
+        common.restore(training, found[0]["loader"], path)
         net.load_state_dict(found[0]["model"])
         optimizer.load_state_dict(found[0]["optimizer"])
     with training, validation or nullcontext():
@@ -96,7 +96,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
             figures, state = run_epoch(model, training, args, sigterm.came, step)
             if first and figures:  # before the validation: who is ended there need not train again
                 weights = {"name": args.model, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
-                checkpoints.save(path, weights | {"loader": state, "classes": training.classes})
+                common.save_checkpoint(path, weights | {"loader": state, "classes": training.classes})
             if validation is not None and not sigterm.came():
                 validated, _ = run_epoch(model, validation, args, sigterm.came)
                 figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}

@@ -14,7 +14,7 @@ import torch
 from accelerate import Accelerator
 from torch.optim.lr_scheduler import LambdaLR
 
-from loaders.examples import checkpoints, common
+from loaders.examples import common
 from loaders.examples.train import run_epoch
 
 
@@ -29,8 +29,8 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     model, optimizer, training = accelerator.prepare(net, optimizer, training)
     schedule = LambdaLR(optimizer.optimizer, lambda step: common.rate(step, args.epochs * len(training)))
     path, parts = args.out / "checkpoint.pt", {"model": net, "optimizer": optimizer, "schedule": schedule}
-    if (found := checkpoints.read(path, args)) is not None:
-        checkpoints.restore(training, found["loader"], path)
+    if (found := common.read_checkpoint(path, args)) is not None:
+        common.restore(training, found["loader"], path)
         for name, part in parts.items():
             part.load_state_dict(found[name])
 
@@ -44,7 +44,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         figures, state = run_epoch(model, training, args, sigterm.came, step)
         if figures and accelerator.is_main_process:  # before the validation: who is ended there is saved
             states = {name: part.state_dict() for name, part in parts.items()}
-            checkpoints.save(path, states | {"name": args.model, "loader": state})
+            common.save_checkpoint(path, states | {"name": args.model, "loader": state})
         if validation is not None and not sigterm.came():
             validated, _ = run_epoch(model, validation, args, sigterm.came)
             figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}

@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 
 from loaders.batch import Batch
-from loaders.examples import checkpoints, common
+from loaders.examples import common
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc]
@@ -30,7 +30,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         self.args = args
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What `checkpoints.read` compares."""
+        """What `common.read_checkpoint` compares."""
         checkpoint["name"] = self.args.model
 
     def setup(self, stage: str) -> None:
@@ -114,7 +114,7 @@ class Epochs(lightning.Callback):  # type: ignore[misc]
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code."""
     path = args.out / "checkpoint.ckpt"
-    found = checkpoints.read(path, args)
+    found = common.read_checkpoint(path, args)
     trainer = lightning.Trainer(
         accelerator="cpu" if args.device == "cpu" else "cuda",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # torchrun's

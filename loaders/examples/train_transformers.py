@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import loaders
-from loaders.examples import checkpoints, common
+from loaders.examples import common
 
 _FOLDER = "hugging-face"
 """In OUT; the Trainer removes all but its last folders there. One is whole when it has `loader.pt`."""
@@ -108,7 +108,9 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
         self.trainer.accelerator.wait_for_everyone()  # each rank has written its part
         if state.is_world_process_zero:
             path = Path(args.output_dir) / f"checkpoint-{state.global_step}/loader.pt"
-            checkpoints.save(path, {"name": self.args.model, "loader": self.trainer.training.state_dict()})
+            common.save_checkpoint(
+                path, {"name": self.args.model, "loader": self.trainer.training.state_dict()}
+            )
         if self.sigterm.came():
             control.should_training_stop = self.stopped = True
 
@@ -144,9 +146,9 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(epochs := Epochs(args, trainer, sigterm))
     whole = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)
-    found = checkpoints.read(whole[-1], args) if whole else None
+    found = common.read_checkpoint(whole[-1], args) if whole else None
     if found is not None:  # the Trainer knows the place, not the data
-        checkpoints.restore(training, {**found["loader"], "epoch": 0, "served_batches": 0}, whole[-1])
+        common.restore(training, {**found["loader"], "epoch": 0, "served_batches": 0}, whole[-1])
     trainer.train(resume_from_checkpoint=None if found is None else str(whole[-1].parent))
     return 143 if epochs.stopped else 0
 

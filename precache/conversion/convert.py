@@ -33,6 +33,7 @@ from precache.conversion.destination import (
 from precache.conversion.journal import (
     JOURNAL_NAME,
     SOURCE_CHECKSUMS,
+    FilesInFolder,
     Journal,
     Target,
     WrittenShard,
@@ -48,7 +49,7 @@ from precache.conversion.shard_writer import (
 from precache.conversion.update import UpdatePlan
 from precache.conversion.update import plan as plan_update
 from precache.conversion.url import (
-    ShardsAtUrl,
+    FilesAtUrl,
     locked_working_folder,
     publish,
     refuse_change,
@@ -285,18 +286,10 @@ def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> tup
         job = replace(job, scan=scan, plan=plan.plan, target=plan.target, rejected=rejected)
     elif finished and not overwrite:
         return check_finished(destination, job.scan, job.target, job.options, job.limit), None
-    with (
-        Journal(folder, job.target, job.plan, job.scan, overwrite=overwrite, dataset_names=names) as journal,
-        _tells_of_faults(folder, journal.how_much_is_kept),
-    ):
-        for name in plan.dataset.manifest.replaced_files if plan else ():  # by an earlier update
-            (destination / name).unlink(missing_ok=True)
-        converted = _write_shards(job, journal)
-        manifest = _commit(job, journal.finished, folder, plan)
-        journal.remove()
+    done = _carry_out(job, FilesInFolder(folder, names), overwrite, plan)
     if folder != destination:
         swap_in(destination, folder)
-    return manifest, converted
+    return done
 
 
 def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
@@ -307,20 +300,26 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Man
             manifest = check_finished(url, job.scan, job.target, job.options, job.limit)
             remove_if_same(folder, job.target)
             return manifest, None
-        journal = Journal(
-            folder,
-            job.target,
-            job.plan,
-            job.scan,
-            overwrite=overwrite,
-            place=url,
-            shard_files=ShardsAtUrl(url),
-        )
-        with journal, _tells_of_faults(folder, journal.how_much_is_kept):
-            converted = _write_shards(job, journal)
-            manifest = _commit(job, journal.finished, folder)
-            publish(url, folder)
-            remove_working_folder(folder)
+        return _carry_out(job, FilesAtUrl(url, folder), overwrite)
+
+
+def _carry_out(
+    job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool, update: UpdatePlan | None = None
+) -> tuple[Manifest, int]:
+    """Write what is missing of a conversion, or an update, and commit it; the pictures converted, too."""
+    with (
+        Journal(files, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
+        _tells_of_faults(files.folder, journal.how_much_is_kept),
+    ):
+        for name in update.dataset.manifest.replaced_files if update else ():  # by an earlier update
+            (files.folder / name).unlink(missing_ok=True)
+        converted = _write_shards(job, journal)
+        manifest = _commit(job, journal.finished, files.folder, update)
+        if isinstance(files.place, Url):
+            publish(files.place, files.folder)
+            remove_working_folder(files.folder)
+        else:
+            journal.remove()
     return manifest, converted
 
 
@@ -333,20 +332,20 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     """
     samples = job.scan.samples
     waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-    at_a_time = 2 * engines.worker_count(job.workers) if isinstance(journal.place, Url) else None
-    check_disk_space(job.scan, job.target.recipe, waiting, journal.folder, job.on_start, at_a_time)
+    at_a_time = 2 * engines.worker_count(job.workers) if isinstance(journal.files.place, Url) else None
+    check_disk_space(job.scan, job.target.recipe, waiting, journal.files.folder, job.on_start, at_a_time)
     total = len(samples)
     report = engines.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))
     report(0)
     converted = 0
     rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]
-    _check_rejects(journal.place, rejected, job.limit)
+    _check_rejects(journal.files.place, rejected, job.limit)
     tasks = (  # one after another: a task holds the paths of its pictures
         ShardTask(
             shard.name,
             shard.split,
             tuple(samples[row] for row in shard.rows),
-            journal.place,
+            journal.files.place,
             job.target.recipe,
         )
         for shard in waiting
@@ -357,16 +356,16 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     first = [samples[int(shard.rows[0])] for shard in waiting[:1]]
     read = partial(read_first, source, first)
     with (
-        engines.nodes_of(job.engine, journal.place, JOURNAL_NAME, read) as nodes,
+        engines.nodes_of(job.engine, journal.files.place, JOURNAL_NAME, read) as nodes,
         closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as finished,
     ):
         for shard in finished:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
-            _check_rejects(journal.place, rejected, job.limit)
+            _check_rejects(journal.files.place, rejected, job.limit)
     job.nodes.update(nodes.units_per_s)
-    journal.check_whole()
+    journal.files.check_whole(journal.finished.values())
     return converted
 
 

@@ -144,7 +144,8 @@ def check_may_be_replaced(destination: Path) -> None:
     try:
         manifest = open_dataset(destination).manifest
     except DatasetError as error:
-        raise DatasetError(f"{error}; so it is unknown which files are the dataset's: {remedy}") from error
+        problem = str(error).rpartition("; ")[0] or error
+        raise DatasetError(f"{problem}; so it is unknown which files are the dataset's: {remedy}") from error
     ours = (*_own_names(manifest), *unfinished_names(destination))
     others = sorted(
         path.name

@@ -97,10 +97,7 @@ def export(
         file_format = "png" if FORMATS[manifest.recipe.format].holds_pixels else "jpeg"
     check_choice("format", file_format, FORMATS_OF_FILES)
     if manifest.recipe.rendering.is_deep:
-        raise SettingError(
-            f"{path}: holds {manifest.recipe.dtype} of channels {manifest.recipe.channels}; only uint8 in "
-            f"grey, rgb or rgba can be exported"
-        )
+        raise SettingError(f"{path}: holds {manifest.recipe.dtype}; only uint8 can be exported")
     if manifest.recipe.channels == "rgba" and file_format == "jpeg":
         raise SettingError(f"{path}: has transparency, which a JPEG cannot hold; export it as png")
     tree = Path(os.path.realpath(local_path(tree)))

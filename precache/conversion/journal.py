@@ -40,7 +40,7 @@ from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
 if TYPE_CHECKING:
-    from precache.conversion.url import ShardsAtUrl
+    from precache.conversion.url import FilesAtUrl
 
 JOURNAL_NAME = "journal.jsonl"
 _KEY = "journal"
@@ -164,35 +164,29 @@ class Journal:
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
     then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
     unfinished conversion of another target is removed: the files that its journal lists, no others. An update
-    goes on in the folder of the dataset, whose files have the names `dataset_names`; an unfinished one of
+    goes on in the folder of the dataset, see `FilesInFolder`; an unfinished one of
     another source is removed likewise.
 
     Attributes:
-        folder: where the journal lies and shards are written.
-        place: where the dataset will be: the same folder, or a URL to which each shard goes.
+        files: those of the conversion, in a folder or at a URL.
         finished: shards on record, by their names.
 
     Raises:
-        DatasetError: `folder` or `place` holds something else, or an unfinished conversion of another target.
+        DatasetError: there is something else, or an unfinished conversion of another target.
     """
 
     def __init__(
         self,
-        folder: Path,
+        files: "FilesInFolder | FilesAtUrl",
         target: Target,
         plan: ConvertPlan,
         scan: Scan,
         *,
         overwrite: bool = False,
-        dataset_names: frozenset[str] = frozenset(),
-        place: Location | None = None,
-        shard_files: "FilesInFolder | ShardsAtUrl | None" = None,
     ) -> None:
-        self.folder = folder
-        self.place = place or folder
+        self.files = files
         self.finished: dict[str, WrittenShard] = {}
-        self._dataset_names = dataset_names
-        self._shard_files = shard_files or FilesInFolder(folder, dataset_names)
+        folder = files.folder
         self._path = folder / JOURNAL_NAME
         self._header = _header_of(target, plan)
         self._names = own_names(self._header)
@@ -221,19 +215,16 @@ class Journal:
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"
         of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
-        where = "" if self.place == self.folder else f" on this machine, whose journal is in {self.folder}"
+        place, folder = self.files.place, self.files.folder
+        where = "" if place == folder else f" on this machine, whose journal is in {folder}"
         return (
             f"after {done:,} of {of} were finished; these are kept, and the same command continues with the "
             f"rest{where}"
         )
 
-    def check_whole(self) -> None:
-        """Raise DatasetError unless the files of all finished shards are there, with their sizes."""
-        self._shard_files.check_whole(self.finished.values())
-
     def remove(self) -> None:
         """Delete the journal: the manifest is written."""
-        remove_leftovers(self.folder, self._names | _REPLACED_BY_UPDATES)  # of workers that died
+        remove_leftovers(self.files.folder, self._names | _REPLACED_BY_UPDATES)  # of workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -258,37 +249,36 @@ class Journal:
             raise _foreign(self._path)
         elif overwrite and target.differences(header):
             self._discard(own_names(header))
-        elif self._dataset_names and header.get("update", 0) and header != self._header:
-            warn(f"{self.folder}: an unfinished update of another state of the source is dropped")
-            self._discard(own_names(header) - self._dataset_names)
+        elif self.files.dataset_names and header.get("update", 0) and header != self._header:
+            warn(f"{self.files.folder}: an unfinished update of another state of the source is dropped")
+            self._discard(own_names(header) - self.files.dataset_names)
             self._check_free()
         else:
-            target.check_same(self.place, header)
+            target.check_same(self.files.place, header)
             self._take(lines, records)
 
     def _check_free(self) -> None:
         """Raise DatasetError if folder or place holds what is somebody else's, and in the way."""
-        if not self._dataset_names:
-            check_empty(self.folder)
-        self._shard_files.check_free(self._names)
+        if not self.files.dataset_names:
+            check_empty(self.files.folder)
+        self.files.check_free(self._names)
 
     def _start_over(self) -> None:
         """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
-        if others := others_in(self.folder, self._names | self._dataset_names):
+        if others := others_in(self.files.folder, self._names | self.files.dataset_names):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
                 f"move them elsewhere, or choose another DST"
             )
-        if self.place != self.folder:
+        if self.files.place != self.files.folder:
             self._check_free()
         warn(f"{self._path}: its first line is damaged; all shards are converted again")
 
     def _discard(self, names: frozenset[str]) -> None:
         """Remove the files of an unfinished conversion; its journal is replaced later."""
-        remove_leftovers(
-            self.folder, names
-        )  # first: what a worker that outlives its parent writes gets no name
-        self._shard_files.remove(names - {JOURNAL_NAME})
+        # first: what a worker that outlives its parent writes gets no name
+        remove_leftovers(self.files.folder, names)
+        self.files.remove(names - {JOURNAL_NAME})
 
     def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
         """Fill `finished` with the shards on record that are still whole; warn of the others."""
@@ -315,7 +305,7 @@ class Journal:
         rows, columns = self._plans[shard.entry.name].rows, shard.columns
         for path in changed_pictures(self._scan, rows, columns[MODIFIED_NS], columns[SOURCE_CHECKSUMS]):
             return f"{path}: has changed since it was converted"
-        return self._shard_files.problem_of(shard)
+        return self.files.problem_of(shard)
 
     def _rewrite(self) -> RecordFile:
         """Replace the journal found by one of `finished`, open for more records."""
@@ -331,34 +321,41 @@ class Journal:
 
 
 class FilesInFolder:
-    """The files of a conversion into a folder, or of an update of the dataset that has `dataset_names`."""
+    """The files of a conversion into a folder, or of an update of the dataset there.
 
-    def __init__(self, folder: Path, dataset_names: frozenset[str]) -> None:
-        self._folder, self._dataset_names = folder, dataset_names
+    Attributes:
+        folder: where the journal lies and shards are written.
+        place: where the dataset will be: the same folder; or a URL, to which each shard is pushed.
+        dataset_names: names of the files of the dataset that is updated.
+    """
+
+    def __init__(self, folder: Path, dataset_names: frozenset[str] = frozenset()) -> None:
+        self.folder, self.dataset_names = folder, dataset_names
+        self.place: Location = folder
 
     def check_free(self, names: frozenset[str]) -> None:
         """Raise DatasetError if what lies there is not ours, or in the way of files of these names."""
-        names -= {JOURNAL_NAME} | (self._dataset_names & _REPLACED_BY_UPDATES)
-        taken = sorted(name for name in names if os.path.lexists(self._folder / name))
-        if self._dataset_names and taken:
+        names -= {JOURNAL_NAME} | (self.dataset_names & _REPLACED_BY_UPDATES)
+        taken = sorted(name for name in names if os.path.lexists(self.folder / name))
+        if self.dataset_names and taken:
             raise DatasetError(
-                f"{self._folder}: holds files that are not part of the dataset, under names that the update "
+                f"{self.folder}: holds files that are not part of the dataset, under names that the update "
                 f"needs ({some(taken)}); move them elsewhere, then run the same command again"
             )
 
     def problem_of(self, shard: WrittenShard) -> str | None:
         """How the files of a shard differ from what was written, in one phrase; None if they do not."""
-        return next(filter(None, (check_file(self._folder, file) for file in shard.entry.files)), None)
+        return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
 
     def remove(self, names: frozenset[str]) -> None:
         """Remove those of these files that are there."""
         for name in names:
-            (self._folder / name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)
 
     def check_whole(self, shards: Iterable[WrittenShard]) -> None:
         """Raise DatasetError unless the files of these shards are there, with their sizes."""
         files = (file for shard in shards for file in shard.entry.files)
-        if problem := first_problem(self._folder, files):
+        if problem := first_problem(self.folder, files):
             raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
 
 
@@ -404,11 +401,11 @@ def unfinished_names(folder: Path) -> frozenset[str]:
 def read_header(path: Path) -> dict[str, Any] | None:
     """The first record of the journal at `path`; None without one that is whole."""
     try:
-        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+        file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError:
         return None
-    with closing(RecordFile(descriptor)) as records:
-        return next(records.read(), None)
+    with file:
+        return next(RecordFile(file.fileno()).read(), None)
 
 
 def _header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
@@ -437,15 +434,15 @@ def _in_words(value: object) -> object:
 def _open(path: Path) -> int:
     """A descriptor of the journal; DatasetError if it is a file of somebody else."""
     try:
-        descriptor = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
+        file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise DatasetError(
             f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
             f"or remove the file"
         ) from error
-    if may_be_records(os.pread(descriptor, PROBED_BYTES, 0), _KEY):
-        return descriptor
-    os.close(descriptor)
+    with file:
+        if may_be_records(os.pread(file.fileno(), PROBED_BYTES, 0), _KEY):
+            return os.dup(file.fileno())
     raise _foreign(path)
 
 

@@ -43,7 +43,7 @@ from precache.storage.locks import hold_lock
 from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import Cache
-from precache.storage.urls import Url
+from precache.storage.urls import Location, Url
 
 _AT_A_TIME = 16  # requests
 _PROBED = 20  # objects that say whether a prefix is free
@@ -70,10 +70,12 @@ def locked_working_folder(url: Url) -> Iterator[Path]:
             remove_if_empty(folder)
 
 
-class ShardsAtUrl:
-    """The files of a conversion into `url`, as `precache.conversion.journal.FilesInFolder` has them."""
+class FilesAtUrl:
+    """The files of a conversion into a URL, as `precache.conversion.journal.FilesInFolder` has them."""
 
-    def __init__(self, url: Url) -> None:
+    def __init__(self, url: Url, folder: Path) -> None:
+        self.folder, self.dataset_names = folder, frozenset[str]()
+        self.place: Location = url
         self._url = url
         self._store = ObjectStore(url)
 

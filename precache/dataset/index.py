@@ -74,6 +74,8 @@ from precache.pictures.reading import steadily
 from precache.storage import atomic_write, read_regular_part
 
 REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
+AGAIN = "remove the dataset and convert it again"
+"""Where nobody knows which files are the dataset's, so that it cannot be overwritten."""
 VALUE, ENDS, SHARD, SOURCE = "value:", "ends:", "shard:", "source:"
 """Before the names of columns."""
 Array: TypeAlias = npt.NDArray[Any]
@@ -150,7 +152,7 @@ def index_name(updates: int = 0) -> str:
 
 def damaged(path: Path, why: str) -> IndexFileError:
     """What to raise of an index that is not as it was written."""
-    return IndexFileError(f"{path}: is damaged ({why}); {REMEDY}", path.name)
+    return IndexFileError(f"{path}: is damaged ({why}); {AGAIN}", path.name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -603,7 +605,7 @@ def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
     try:
         found_bytes = path.stat().st_size
     except OSError as error:
-        raise IndexFileError(f"{path}: cannot be read ({error.strerror}); {REMEDY}", path.name) from error
+        raise IndexFileError(f"{path}: cannot be read ({error.strerror}); {AGAIN}", path.name) from error
     if found_bytes != entry.bytes:
         raise damaged(path, f"expected {entry.bytes:,} bytes, got {found_bytes:,}")
     start = _read_part(path, 0, _FIRST_BYTES)
@@ -621,4 +623,4 @@ def _read_part(path: Path, start: int, count: int) -> bytes:
         return steadily(lambda: read_regular_part(path, start, count), path)
     except SourceError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
-        raise IndexFileError(f"{path}: cannot be read ({reason}); {REMEDY}", path.name) from error
+        raise IndexFileError(f"{path}: cannot be read ({reason}); {AGAIN}", path.name) from error

@@ -158,7 +158,7 @@ def _stored_as(recipe: Recipe) -> str:
     """What the pixels of a picture depend on, in the words of the options."""
     kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
     if recipe.channels != "rgb":
-        kind = f"{recipe.channels}{'-band' * recipe.channels.isdigit()} {kind}"
+        kind = f"{recipe.channels} {kind}"
     if recipe.dtype != "uint8":
         kind = f"{recipe.dtype} {kind}"
     options = {
@@ -321,8 +321,6 @@ def _left_out(title: str, files: Sequence[tuple[str, str]]) -> str:
 def _data_uri(pixels: Pixels, side: int) -> str:
     if pixels.dtype != np.uint8:
         pixels = (pixels >> 8).astype(np.uint8)
-    if pixels.shape[2] not in (1, 3, 4):
-        pixels = np.ascontiguousarray(pixels[..., : 3 if pixels.shape[2] > 3 else 1])
     small = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
     small.thumbnail((side, side), Image.Resampling.BILINEAR)
     if small.mode == "RGBA":

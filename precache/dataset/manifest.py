@@ -15,6 +15,7 @@ from typing import Any
 
 from precache.dataset.files import FileEntry, Held
 from precache.dataset.index import (
+    AGAIN,
     REJECTED_NAME,
     SOURCE,
     IndexEntry,
@@ -35,7 +36,6 @@ from precache.storage.urls import Location
 MANIFEST_NAME = "dataset.json"
 VERSION = 1
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
-_AGAIN = "remove the dataset and convert it again"
 
 
 class ManifestError(DatasetError):
@@ -175,21 +175,21 @@ def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, st
         content = json.loads(raw)
         version = content.get("version") if isinstance(content, dict) else None
         if not isinstance(version, int):
-            raise ManifestError(f"{path}: not a manifest of this project (no version); {_AGAIN}")
+            raise ManifestError(f"{path}: not a manifest of this project (no version); {AGAIN}")
         if version != VERSION:
             raise ManifestError(
-                f"{path}: manifest version {version}, expected {VERSION}; {_AGAIN}, or use the release that "
+                f"{path}: manifest version {version}, expected {VERSION}; {AGAIN}, or use the release that "
                 f"wrote it"
             )
         if content.get("checksum") != _checksum(content):
             raise ManifestError(
-                f"{path}: was edited or damaged (its checksum does not fit its content); {_AGAIN}"
+                f"{path}: was edited or damaged (its checksum does not fit its content); {AGAIN}"
             )
         return _decode(content, held), _identity(content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ManifestError(
-            f"{path}: not a manifest of this project ({words[:_MOST_WORDS]}); {_AGAIN}"
+            f"{path}: not a manifest of this project ({words[:_MOST_WORDS]}); {AGAIN}"
         ) from error
 
 

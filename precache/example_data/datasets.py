@@ -145,7 +145,7 @@ def fetch(
 
 def _check_md5(dataset: PublicDataset, archive: Path) -> None:
     hasher = hashlib.md5(usedforsecurity=False)
-    with open(open_regular(archive), "rb") as file:
+    with open_regular(archive) as file:
         while data := file.read(1 << 20):
             hasher.update(data)
     if hasher.hexdigest() != dataset.md5:

@@ -149,7 +149,7 @@ class EncodedMasks:
 def open_shard(path: Path) -> FileIO:
     """The file at `path`, unbuffered; DatasetError if it cannot be opened."""
     try:
-        return FileIO(open_regular(path))
+        return open_regular(path)
     except OSError as error:
         raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
 

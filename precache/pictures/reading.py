@@ -60,14 +60,28 @@ def read_part(path: str, shown: str, as_scanned: tuple[int, int], start: int, co
     """
 
     def act() -> bytes:
-        descriptor = open_regular(path)
-        try:
-            _check_unchanged(shown, os.fstat(descriptor), as_scanned)
-            return read_descriptor_at(descriptor, start, count)
-        finally:
-            os.close(descriptor)
+        with open_regular(path) as file:
+            _check_unchanged(shown, os.fstat(file.fileno()), as_scanned)
+            return read_descriptor_at(file.fileno(), start, count)
 
     return steadily(act, shown)
+
+
+def status_of(path: str) -> tuple[int, int] | None:
+    """Size in bytes and time of the last write, in ns, of the file at `path`; None where there is none.
+
+    Raises:
+        SourceError: it cannot be looked at.
+    """
+    try:
+        status = steadily(lambda: os.stat(path), path)
+    except ValueError:  # a NUL in it
+        return None
+    except SourceError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FINAL:
+            return None
+        raise
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
@@ -83,7 +97,7 @@ def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
 
 
 def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> bytes:
-    with open(open_regular(path), "rb", buffering=0) as file:
+    with open_regular(path) as file:
         before = os.fstat(file.fileno())
         _check_unchanged(path, before, as_scanned)
         check_bytes(path, before.st_size, max_pixels)

@@ -288,7 +288,8 @@ class _ArchiveFile(io.FileIO):
     """An archive for Python's modules; a disk that fails for a moment is asked again."""
 
     def __init__(self, archive: Archive) -> None:
-        super().__init__(steadily(lambda: open_regular(archive.path), archive.shown))
+        with steadily(lambda: open_regular(archive.path), archive.shown) as file:
+            super().__init__(os.dup(file.fileno()))
         self._shown = archive.shown
 
     def readinto(self, buffer: Any) -> int:

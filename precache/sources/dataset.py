@@ -26,7 +26,6 @@ one that is passed brings what is needed.
 
 import hashlib
 import os
-import stat
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ from PIL import Image
 from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
 from precache.packages import install_extra
 from precache.pictures.pillow import TooLargeError, check_pixels
-from precache.pictures.reading import check_bytes, read_picture, steadily
+from precache.pictures.reading import check_bytes, read_picture, status_of, steadily
 from precache.recipe import SPLIT_NAME
 from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
 from precache.sources.labels import Columns, Rows
@@ -107,7 +106,7 @@ class _Listing:
             size, modified_ns = -1 if row in self.unread else 0, 0
             if self.files is not None:
                 path = self.files[row]
-                size, modified_ns = _status(os.path.join(part.folder, path))
+                size, modified_ns = status_of(os.path.join(part.folder, path)) or (-1, 0)
             own = split if columns.split is None else self.values[columns.split][row]
             rows.add(f"{part.prefix}{path}", size, modified_ns, place, own)
         for label in () if columns.label is None else self.values[columns.label]:
@@ -245,14 +244,6 @@ def _is_splits(dataset: Any) -> bool:
     return isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
 
 
-def _status(path: str) -> tuple[int, int]:
-    try:
-        status = os.stat(path)
-    except (OSError, ValueError):
-        return -1, 0
-    return status.st_size, status.st_mtime_ns
-
-
 def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
     """The picture that `value` is, see the module; as `Source.read` gives it.
 
@@ -280,11 +271,7 @@ def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
 
 def _file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
     name = os.fsdecode(path)
-    try:
-        regular = stat.S_ISREG(os.stat(name).st_mode)
-    except (OSError, ValueError):  # a NUL in it
-        regular = False
-    if not regular:
+    if status_of(name) is None:
         raise ImageError(where, f"its picture {name!r:.200} is not a file")
     return read_picture(name, max_pixels)
 

@@ -2,10 +2,8 @@
 
 import hashlib
 import os
-import stat
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -17,7 +15,7 @@ from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures import masks
 from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels
-from precache.pictures.reading import read_picture, steadily
+from precache.pictures.reading import read_picture, status_of
 from precache.sources.base import SampleRef, Scan, Source
 from precache.storage.urls import Location
 
@@ -103,9 +101,9 @@ class MaskedSource:
                 del samples.fields[self.column]
         digest, found = hashlib.sha256(scan.digest.encode()), 0
         for ref in samples:
-            path, status = masked._find(ref)
-            found += status is not None
-            digest.update(os.fsencode(path) + b"\0%d\0" % (-1 if status is None else status.st_size))
+            path, size = masked._find(ref)
+            found += size is not None
+            digest.update(os.fsencode(path) + b"\0%d\0" % (-1 if size is None else size))
         if not found:
             first = os.path.join(self.folder, masked._find(samples[0])[0])
             raise SourceError(f"{self.root}: none of its pictures has a mask; the first would be {first}")
@@ -124,16 +122,16 @@ class MaskedSource:
             ImageError: there is none.
             SourceError: it cannot be read.
         """
-        name, status = self._find(ref)
-        if status is None:
+        name, size = self._find(ref)
+        if size is None:
             raise ImageError(self.where(ref), f"has no mask {os.path.join(self.folder, name)}")
         return read_picture(os.path.join(self.folder, name), max_pixels), name
 
     def _in_source(self, ref: SampleRef) -> SampleRef:
         return ref if self.places is None else replace(ref, place=int(self.places[ref.place]))
 
-    def _find(self, ref: SampleRef) -> tuple[str, os.stat_result | None]:
-        """Name of the mask in the folder, and its status; the name that is tried first, if there is none."""
+    def _find(self, ref: SampleRef) -> tuple[str, int | None]:
+        """Name of the mask in the folder, and its bytes; the name that is tried first, if there is none."""
         stem = os.path.splitext(ref.path)[0]
         names = [stem + extension for extension in EXTENSIONS]
         if self.names is not None:
@@ -141,16 +139,6 @@ class MaskedSource:
         elif os.path.isabs(stem):  # that would be the picture itself
             return names[0], None
         for name in names:
-            path = os.path.join(self.folder, name)
-            status = steadily(partial(_status, path), path)
-            if status is not None and stat.S_ISREG(status.st_mode):
-                return name, status
+            if (status := status_of(os.path.join(self.folder, name))) is not None:
+                return name, status[0]
         return names[0], None
-
-
-def _status(path: str) -> os.stat_result | None:
-    """Status of the file; None where there is none."""
-    try:
-        return os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None

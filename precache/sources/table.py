@@ -16,14 +16,13 @@ counted as an editor shows it: from 1, the header's included. Blank lines are no
 
 import codecs
 import csv
-import errno
 import json
 import os
-import stat
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
@@ -33,7 +32,7 @@ import xxhash
 
 from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError, did_you_mean
 from precache.packages import install_extra
-from precache.pictures.reading import read_picture, steadily
+from precache.pictures.reading import read_picture, status_of
 from precache.reporting import counted
 from precache.sources.base import SampleRef, Scan
 from precache.sources.labels import Columns, Rows
@@ -51,7 +50,6 @@ Lines: TypeAlias = Callable[[Sequence[str]], Iterator[Row]]
 _LINE_BYTES = 64 << 20  # a longer line is not a line of a table
 _BATCH_ROWS = 65_536
 _PATH_BYTES = 4096  # no system takes longer ones
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
@@ -159,7 +157,7 @@ class TableSource:
         Raises:
             SourceError: there is none of them, or one cannot be looked at.
         """
-        prefix, find, absent = self.folder, _status_on_disk, []
+        prefix, find, absent = self.folder, status_of, []
         if self.url:
             objects = {info.name: (info.bytes, info.modified_ns) for info in ObjectStore(self.url).list()}
             prefix, find = "", lambda path: objects.get(os.path.normpath(path))
@@ -196,17 +194,6 @@ def _why_no_path(path: Any) -> str | None:
     return "has a NUL in it, so it cannot be a path; correct it" if b"\0" in encoded else None
 
 
-def _status_on_disk(path: str) -> tuple[int, int] | None:
-    """Size and time of a file; None where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if error.errno in _ABSENT:
-            return None
-        status = steadily(lambda: os.stat(path), path)
-    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
-
-
 def columns_of(path: Path) -> list[str]:
     """The names of the columns of the table at `path`; of JSON lines, those of the first row.
 
@@ -222,7 +209,7 @@ def columns_of(path: Path) -> list[str]:
 def _opened(table: Location, path: Path) -> Iterator[tuple[list[str], Lines]]:
     """The names of its columns, and its rows; None where JSON lines or Parquet have no value."""
     try:
-        with open(open_regular(path), "rb") as file:
+        with BufferedReader(open_regular(path)) as file:
             yield _READERS[path.suffix.lower()](table, file)
     except OSError as error:
         raise SourceError(

@@ -51,7 +51,7 @@ _NO_PICTURES = "a folder without pictures"
 
 
 class Node:
-    """A file or a folder in an archive or an object storage, with the methods of `os.DirEntry` that are used.
+    """A file or a folder in an archive or an object storage.
 
     Attributes:
         name: without those of its folders.
@@ -86,9 +86,27 @@ class Node:
         """Whether it is a file that can be read."""
         return self.children is None and self.bytes >= 0
 
+    @property
+    def is_plain_file(self) -> bool:
+        """Whether it is a file, and no link."""
+        return self.is_file()
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a link to a folder that it lies in; there are no such links here."""
+        return False
+
     def entries(self) -> "Iterable[Node]":
         """What the folder holds; nothing for a file."""
         return self.children.values() if self.children is not None else ()
+
+    def status(self) -> tuple[int, int, int]:
+        """Size in bytes, time of the last write, and place."""
+        return self.bytes, self.modified_ns, self.place
+
+    def identity(self) -> tuple[int, int] | None:
+        """What tells a folder on disk from others, under whatever name it is found; None elsewhere."""
+        return None
 
     def find(self, parts: Iterable[str]) -> "Node | None":
         """What lies below it at the path of these names; None if there is nothing."""
@@ -102,8 +120,83 @@ class Node:
         return self._first_bytes(self)
 
 
-Entry: TypeAlias = "os.DirEntry[str] | Node"
-Folder: TypeAlias = "str | os.PathLike[str] | Node"
+class DiskEntry:
+    """A file or a folder on disk, with the methods of `Node`; an error of the disk is a SourceError."""
+
+    __slots__ = ("_entry", "name")
+
+    def __init__(self, entry: "os.DirEntry[str] | Path") -> None:
+        self._entry, self.name = entry, entry.name
+
+    def is_dir(self) -> bool:
+        """Whether it is a folder, or a link to one."""
+        return self._ask(self._entry.is_dir)
+
+    def is_file(self) -> bool:
+        """Whether it is a file, or a link to one."""
+        return self._ask(self._entry.is_file)
+
+    @property
+    def is_plain_file(self) -> bool:
+        """Whether the list of its folder says that it is a file, and no link."""
+        try:
+            return isinstance(self._entry, os.DirEntry) and self._entry.is_file(follow_symlinks=False)
+        except OSError:  # such a list says nothing of kinds, and asking failed: `is_file` tries again
+            return False
+
+    @property
+    def is_loop(self) -> bool:
+        """Whether it is a link to a folder that it lies in: following it leads here again."""
+        if not self._entry.is_symlink():
+            return False
+        path = os.fspath(self._entry)
+        target, here = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
+        return os.path.commonpath((target, here)) == target
+
+    def entries(self) -> "Iterable[DiskEntry]":
+        """What the folder holds."""
+
+        def listed() -> list[DiskEntry]:
+            with os.scandir(self._entry) as found:
+                return [DiskEntry(entry) for entry in found]
+
+        return steadily(listed, os.fspath(self._entry))
+
+    def status(self) -> tuple[int, int, int]:
+        """Size in bytes and time of the last write of what it leads to, and 0."""
+        try:  # first without the overhead of retries: a tree may hold 10,000,000 files
+            status = os.stat(self._entry)
+        except OSError:
+            status = steadily(lambda: os.stat(self._entry), os.fspath(self._entry))
+        return status.st_size, status.st_mtime_ns, 0
+
+    def identity(self) -> tuple[int, int] | None:
+        """Device and number of the folder; None where the file system counts none."""
+        status = steadily(lambda: os.stat(self._entry), os.fspath(self._entry))
+        return (status.st_dev, status.st_ino) if status.st_ino else None
+
+    def first_bytes(self) -> bytes:
+        """As many of its first bytes as `kinds.PREFIX_BYTES`."""
+
+        def start() -> bytes:
+            with open_regular(self._entry) as file:  # whose own `read` gives None where there is nothing yet
+                return os.read(file.fileno(), kinds.PREFIX_BYTES)
+
+        return steadily(start, os.fspath(self._entry))
+
+    def _ask(self, question: Callable[[], bool]) -> bool:
+        def answer() -> bool:
+            try:
+                return question()
+            except OSError as error:
+                if error.errno == errno.ELOOP:  # a link to itself
+                    return False
+                raise
+
+        return steadily(answer, os.fspath(self._entry))
+
+
+Entry: TypeAlias = DiskEntry | Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,10 +332,10 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
     if reason is not None:
         remedy = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
         raise SourceError(f"{root}: {reason}; expected a folder of class folders with pictures{remedy}")
-    return scan_folders(root, TreeSource(root, class_depth), class_depth)
+    return scan_folders(DiskEntry(root), TreeSource(root, class_depth), class_depth)
 
 
-def scan_folders(top: Folder, source: Source, class_depth: int) -> Scan:
+def scan_folders(top: Entry, source: Source, class_depth: int) -> Scan:
     """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
     lister = _Lister()
     for split, prefix, folder in _split_folders(top, class_depth):
@@ -256,7 +349,7 @@ def scan_folders(top: Folder, source: Source, class_depth: int) -> Scan:
     return lister.scan(source, class_depth)
 
 
-def _nothing_found(top: Folder, root: Location, class_depth: int) -> str:
+def _nothing_found(top: Entry, root: Location, class_depth: int) -> str:
     if class_depth == 0:
         return f"{root}: has no pictures in it; for pictures in class folders leave out --class-depth 0"
     expected = f"{root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
@@ -297,7 +390,7 @@ class _Lister:
         self.split = split
         self._listed.split_of[split] = len(self._listed.split_of)
 
-    def list_class_folders(self, folder: Folder, path: str, name: str, depth: int) -> None:
+    def list_class_folders(self, folder: Entry, path: str, name: str, depth: int) -> None:
         """List the class folders that lie `depth` folders deep in `folder`, and what lies beside them.
 
         Args:
@@ -306,11 +399,11 @@ class _Lister:
         """
         for entry in _sorted_entries(folder):
             here = f"{path}{entry.name}"
-            if not _is_folder(entry):
+            if not entry.is_dir():
                 self._ignore(here, "a file beside the class folders", missed=_looks_like_picture(entry))
             elif entry.name.startswith("."):
                 self._ignore(here, "a hidden folder")
-            elif _is_loop(entry):
+            elif entry.is_loop:
                 self._ignore(here, _LOOP)
                 self._loops.append(here)
             elif depth > 1:
@@ -321,7 +414,7 @@ class _Lister:
                     self._ignore(here, _NO_PICTURES)
                     self._empty.append(here)
 
-    def list_pictures(self, folder: Folder, path: str, class_name: str) -> int:
+    def list_pictures(self, folder: Entry, path: str, class_name: str) -> int:
         """List the pictures in `folder`, all of one class; how many there are."""
         before, hashed = len(self._listed), bytearray()
         entries = _sorted_entries(folder)
@@ -333,11 +426,7 @@ class _Lister:
             if reason is not None:
                 self._ignore(here, reason, missed=_looks_like_picture(entry))
                 continue
-            if isinstance(entry, Node):
-                size, modified_ns, place = entry.bytes, entry.modified_ns, entry.place
-            else:
-                status = _status(entry)
-                size, modified_ns, place = status.st_size, status.st_mtime_ns, 0
+            size, modified_ns, place = entry.status()
             self._listed.add(here, size, modified_ns, place, self.split)
             hashed += b"%b\0%d\0" % (os.fsencode(here), size)
         self._digest.update(hashed)
@@ -353,11 +442,9 @@ class _Lister:
             self._missed.append(path)
 
     def _note_twice(self, folder: Entry, path: str) -> None:
-        if isinstance(folder, Node):
-            return
-        status = _status(folder)
-        first = self._name_of.setdefault((status.st_dev, status.st_ino), path)
-        if first != path and status.st_ino:  # 0 where the file system counts none
+        identity = folder.identity()
+        first = path if identity is None else self._name_of.setdefault(identity, path)
+        if first != path:
             self._twice.append(f"{path!r} is {first!r}")
 
     def _warnings(self, root: Location) -> tuple[str, ...]:
@@ -401,10 +488,10 @@ class _Lister:
         )
 
 
-def _split_folders(top: Folder, class_depth: int) -> list[tuple[str, str, Folder]]:
+def _split_folders(top: Entry, class_depth: int) -> list[tuple[str, str, Entry]]:
     """(split, its path with a slash, its folder); one without a name for a tree without splits."""
     shown = [entry for entry in _sorted_entries(top) if not entry.name.startswith(".")]
-    found = [entry for entry in shown if _is_folder(entry) and not _is_loop(entry)]
+    found = [entry for entry in shown if entry.is_dir() and not entry.is_loop]
     names = {folder.name for folder in found}
     if "train" not in names or not names <= set(SPLIT_FOLDERS):
         return [("", "", top)]
@@ -414,95 +501,31 @@ def _split_folders(top: Folder, class_depth: int) -> list[tuple[str, str, Folder
     return [(folder.name, f"{folder.name}/", folder) for folder in found]
 
 
-def _holds_pictures(folder: Folder) -> bool:
+def _holds_pictures(folder: Entry) -> bool:
     return any(_why_not_a_picture(entry) is None for entry in _sorted_entries(folder))
 
 
-def _sorted_entries(folder: Folder) -> list[Entry]:
+def _sorted_entries(folder: Entry) -> list[Entry]:
     """What `folder` holds, by name; SourceError if it cannot be listed."""
-    if isinstance(folder, Node):
-        return sorted(folder.entries(), key=lambda entry: entry.name)
-
-    def entries() -> list[Entry]:
-        with os.scandir(folder) as found:
-            return sorted(found, key=lambda entry: entry.name)
-
-    return steadily(entries, os.fspath(folder))
+    return sorted(folder.entries(), key=lambda entry: entry.name)
 
 
 def _why_not_a_picture(entry: Entry) -> str | None:
     """Why this, in a class folder, is not a sample; None if it is one."""
-    if _is_listed_as_picture(entry):
-        return None
-    if _is_folder(entry):
+    name, is_hidden = entry.name, entry.name.startswith(".")
+    if not is_hidden and name[name.rfind(".") :].lower() in kinds.IMAGE_EXTENSIONS and entry.is_plain_file:
+        return None  # as usual
+    if entry.is_dir():
         return "a folder inside a class folder"
-    if not _asked(entry, entry.is_file):
+    if not entry.is_file():
         return "not a regular file"
-    if entry.name.startswith("."):
+    if is_hidden:
         return "a hidden file"
-    if kinds.extension(entry.name) in kinds.IMAGE_EXTENSIONS:
+    if kinds.extension(name) in kinds.IMAGE_EXTENSIONS:
         return None
-    return None if kinds.is_picture(entry.name, _first_bytes(entry)) else kinds.why_not_read(entry.name)
-
-
-def _is_listed_as_picture(entry: Entry) -> bool:
-    """Whether the folder's own list says that it is a file, not a link, named as a picture: as usual."""
-    name = entry.name
-    if name.startswith(".") or name[name.rfind(".") :].lower() not in kinds.IMAGE_EXTENSIONS:
-        return False
-    try:
-        return entry.is_file() if isinstance(entry, Node) else entry.is_file(follow_symlinks=False)
-    except OSError:  # such a list says nothing of kinds, and asking failed: `_asked` tries again
-        return False
-
-
-def _is_folder(entry: Entry) -> bool:
-    """Whether it is a folder, or a link to one; SourceError if that cannot be found out."""
-    return _asked(entry, entry.is_dir)
-
-
-def _is_loop(entry: Entry) -> bool:
-    """Whether it is a link to a folder that it lies in: following it leads here again."""
-    if isinstance(entry, Node) or not entry.is_symlink():
-        return False
-    target, here = os.path.realpath(entry.path), os.path.realpath(os.path.dirname(entry.path))
-    return os.path.commonpath((target, here)) == target
-
-
-def _asked(entry: Entry, question: Callable[[], bool]) -> bool:
-    def answer() -> bool:
-        try:
-            return question()
-        except OSError as error:
-            if error.errno == errno.ELOOP:  # a link to itself
-                return False
-            raise
-
-    return question() if isinstance(entry, Node) else steadily(answer, entry.path)
-
-
-def _status(entry: "os.DirEntry[str]") -> os.stat_result:
-    """Status of what it leads to; SourceError if that cannot be found out."""
-    try:  # first without the overhead of retries: a tree may hold 10,000,000 files
-        return os.stat(entry)
-    except OSError:
-        return steadily(lambda: os.stat(entry), entry.path)
+    return None if kinds.is_picture(name, entry.first_bytes()) else kinds.why_not_read(name)
 
 
 def _looks_like_picture(entry: Entry) -> bool:
     """Whether the user may have taken it for a sample."""
-    return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not _is_folder(entry)
-
-
-def _first_bytes(entry: Entry) -> bytes:
-    if isinstance(entry, Node):
-        return entry.first_bytes()
-
-    def start() -> bytes:
-        descriptor = open_regular(entry.path)
-        try:  # a file object's `read` gives None where there is nothing yet
-            return os.read(descriptor, kinds.PREFIX_BYTES)
-        finally:
-            os.close(descriptor)
-
-    return steadily(start, entry.path)
+    return not entry.name.startswith(".") and kinds.looks_like_picture(entry.name) and not entry.is_dir()

@@ -22,6 +22,7 @@ import shutil
 import stat
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
 
@@ -37,20 +38,25 @@ _READ_BYTES = 1 << 20  # stays in the CPU's cache
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """A descriptor of the file at `path`, for reading; of a file alone, never of a pipe or a device.
+def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
+    """The file at `path`, unbuffered, for reading; a file alone, never a pipe or a device.
 
-    Opening a FIFO that nobody writes to would wait forever.
+    Opening a FIFO that nobody writes to would wait forever. Between any two steps may come Ctrl-C, which
+    would leave a bare descriptor open: `map` hands it on in C, and a file object closes when nobody has it.
 
     Raises:
         OSError: it cannot be opened, or is something else.
     """
     flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = os.open(path, flags)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
-    return descriptor
+    opened: list[int] = []
+    try:
+        opened.extend(map(os.open, (path,), (flags,)))
+        if not stat.S_ISREG(os.fstat(opened[0]).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+        return next(map(FileIO, map(opened.pop, (0,))))
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
@@ -59,11 +65,8 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: as `open_regular`, or it cannot be read.
     """
-    descriptor = open_regular(path)
-    try:
-        return read_descriptor(descriptor)
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        return read_descriptor(file.fileno())
 
 
 def read_descriptor(descriptor: int) -> bytes:
@@ -86,11 +89,8 @@ def read_regular_part(path: str | os.PathLike[str], start: int, count: int) -> b
     Raises:
         OSError: as `read_regular`.
     """
-    descriptor = open_regular(path)
-    try:
-        return read_descriptor_at(descriptor, start, count)
-    finally:
-        os.close(descriptor)
+    with open_regular(path) as file:
+        return read_descriptor_at(file.fileno(), start, count)
 
 
 def read_descriptor_at(descriptor: int, start: int, count: int) -> bytes:
@@ -244,11 +244,8 @@ def crc32c_file(path: Path) -> str:
     """
     buffer = np.empty(_READ_BYTES, np.uint8)
     crc = 0
-    descriptor = open_regular(path)
-    try:
+    with open_regular(path) as file:
         # not mapped: a failing disk is an error here, not a signal
-        while count := os.readv(descriptor, (buffer.data,)):
+        while count := os.readv(file.fileno(), (buffer.data,)):
             crc = google_crc32c.extend(crc, buffer[:count])
-    finally:
-        os.close(descriptor)
     return f"{crc:08x}"

@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -121,14 +122,11 @@ class CachedFiles:
         Raises:
             StorageError: it cannot be fetched, or the storage has something else.
         """
-        descriptor = self.hold(file)
-        try:
+        with self.hold(file):
             yield self.folder / file.name
-        finally:
-            os.close(descriptor)
 
-    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> int:
-        """A descriptor of a file, which is fetched if it is not there, and stays until this is closed.
+    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> FileIO:
+        """An open file, which is fetched if it is not there, and stays until this is closed.
 
         Args:
             check: called now and then while it is fetched, by several threads; what it raises ends that.
@@ -141,7 +139,7 @@ class CachedFiles:
         temporary = path.with_name(f".{path.name}{_FETCHING}")
         begin_s = time.monotonic()
         try:
-            while (descriptor := _open_to_use(path, file.bytes)) is None:
+            while (opened := _open_to_use(path, file.bytes)) is None:
                 alone = _open_alone(temporary)
                 if alone is None:
                     self._wait(temporary, begin_s, check)
@@ -155,7 +153,7 @@ class CachedFiles:
                 f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
                 f"({error.strerror}); make room on that disk, or give another cache_dir or {CACHE_DIR}"
             ) from error
-        return descriptor
+        return opened
 
     def forget(self, name: str) -> None:
         """Remove a damaged file, if it is there: it is fetched again when it is needed."""
@@ -350,7 +348,7 @@ def _remove_first(victims: Iterator[_FileInCache]) -> int:
     """Remove the first file that nobody uses; its bytes, or 0 if there is none."""
     for file in victims:
         with suppress(OSError):
-            descriptor = open_regular(file.path, os.O_RDWR)  # NFS locks nothing else for one alone
+            descriptor = open_single(file.path)  # for writing, too: NFS locks nothing else for one alone
             try:
                 if lock(descriptor) and is_at(descriptor, file.path):
                     file.path.unlink()
@@ -373,22 +371,18 @@ def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]
     return None
 
 
-def _open_to_use(path: Path, file_bytes: int) -> int | None:
-    """A descriptor of the file at `path`, which keeps it from being removed; None unless it is all there."""
+def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
+    """The file at `path`, open, which keeps it from being removed; None unless it is all there."""
     try:
-        descriptor = open_regular(path)
+        file = open_regular(path)
     except FileNotFoundError:
         return None
-    try:
-        lock(descriptor, alone=False, waiting=True)
-        if os.fstat(descriptor).st_size == file_bytes and is_at(descriptor, path):
-            with suppress(OSError):  # it is another user's, or the disk is for reading
-                os.utime(descriptor)  # was used last
-            return descriptor
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
+    lock(file.fileno(), alone=False, waiting=True)
+    if os.fstat(file.fileno()).st_size == file_bytes and is_at(file.fileno(), path):
+        with suppress(OSError):  # it is another user's, or the disk is for reading
+            os.utime(file.fileno())  # was used last
+        return file
+    file.close()
     return None
 
 

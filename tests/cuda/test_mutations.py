@@ -52,7 +52,7 @@ MUTATIONS = {
         f"{RIGHT} and nvjpeg-uint8",
     ),
     "pictures are read into pinned memory": (
-        "backends/buffers.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",
+        "backends/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",
         "read_into_pinned",
     ),
     "nvJPEG's work is marked behind it": (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import loaders
-from loaders.backends import gpu_jpeg, nvjpeg
+from loaders.backends import nvjpeg
 from loaders.deliver import devices
 from loaders.deliver.devices import Lane
 from precache import Recipe, convert
@@ -90,7 +90,7 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded.append(out)
         return decoded
 
-    decoder = gpu_jpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    decoder = nvjpeg.GpuDecoder("hardware", decode, turns=False, most=3)
     monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: decoder)
 
 
@@ -328,7 +328,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_
 
     contents = Counter(file.read_bytes() for file in paths["raw"].glob("*/*.jpg"))
     refused = min(content for content, times in contents.items() if times == 1)
-    other = gpu_jpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    other = nvjpeg.GpuDecoder("hardware", decode, turns=False, most=3)
     with simulated("all late") as world:
         due = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
         monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: other)

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import xxhash
 
-from loaders.backends import cache, host_memory, kept
+from loaders.backends import cache, host_memory
 from tests.building import build_loader
 
 ANSWER_S = 60
@@ -134,7 +134,7 @@ def _run(
 
     cache.CachedReader._take_in = count  # type: ignore[method-assign]
     if kill_at:
-        kept.np = mock.Mock(wraps=np, copyto=break_off, uint64=np.uint64)  # type: ignore[assignment]
+        cache.np = mock.Mock(wraps=np, copyto=break_off, uint64=np.uint64, uint8=np.uint8)  # type: ignore[assignment]
     with build_loader(path, **{"cache": "ram", "workers": 1, "batch_size": 8, **settings}) as loader:
         connection.send("ready")
         with suppress(EOFError):

@@ -211,7 +211,7 @@ def test_a_bit_that_changed_in_the_index_is_found_where_its_rows_are_read(
     whole, _ = both(path, "train")
     content = (path / index_name()).read_bytes()
     rng = np.random.default_rng(3)
-    remedy = "run 'precache verify' on its folder"
+    remedy = "remove the dataset and convert it again"
     found = set()
     for place, bit in zip(rng.integers(0, len(content), 150), rng.integers(0, 8, 150), strict=True):
         changed = bytearray(content)

@@ -13,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import loaders
-from loaders.augment.follow import follow_boxes, follow_mask
+from loaders.fields import follow_boxes, follow_mask
 from precache import Recipe, convert, open_dataset
 from precache.errors import DatasetError, SampleError, SettingError
 from precache.formats import FORMATS

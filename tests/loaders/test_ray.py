@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import loaders
-from loaders.backends import ray_decoder, ray_reader
+from loaders.backends import ray_reader
 from loaders.backends.ray_reader import RayReader
 from loaders.batch import Request
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, WorkerError
@@ -125,7 +125,7 @@ def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(
         if len(request.positions) and not (tmp_path / "died").exists():
             (tmp_path / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return ray_decoder.decode(job, request)
+        return ray_reader.decode(job, request)
 
     monkeypatch.setattr(ray_reader, "decode", dies_once)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
@@ -139,7 +139,7 @@ def test_a_batch_that_kills_its_worker_is_one_error(
     raw_tree: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies(job: list[Any], request: Request) -> Any:
-        return os._exit(1) if len(request.positions) else ray_decoder.decode(job, request)
+        return os._exit(1) if len(request.positions) else ray_reader.decode(job, request)
 
     monkeypatch.setattr(ray_reader, "decode", dies)
     with (
@@ -193,7 +193,7 @@ def test_a_node_fetches_what_it_decodes_of_a_url(
 
     def decode_with_access(job: list[Any], request: Request) -> Any:
         os.environ.update(access)  # a node has its own environment
-        return ray_decoder.decode(job, request)
+        return ray_reader.decode(job, request)
 
     monkeypatch.setattr(ray_reader, "decode", decode_with_access)
     settings = {"batch_size": 8, "cache_dir": tmp_path / "cache"}
@@ -208,7 +208,7 @@ def test_a_node_fetches_what_it_decodes_of_a_url(
 def test_other_versions_on_a_node_are_refused_by_name(
     raw_tree: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs = ray_decoder.versions()
+    theirs = ray_reader.versions()
     monkeypatch.setattr(ray_reader, "versions", lambda: {**theirs, "simplejpeg": "0.1"})
     said = f"simplejpeg is {theirs['simplejpeg']} on a node of the cluster and 0.1 here"
     with pytest.raises(SettingError, match=said):

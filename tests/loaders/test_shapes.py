@@ -14,7 +14,7 @@ from torchvision.transforms.functional import InterpolationMode, resized_crop
 from loaders.augment import RandomAugmentation
 from loaders.augment.cpu import Crops
 from loaders.augment.draw import crop_boxes, draw, uniforms, window_boxes
-from loaders.backends import host_memory, room
+from loaders.backends import cache, host_memory
 from loaders.backends.nvjpeg import NvjpegReader
 from loaders.batch import Request
 from loaders.dataset import open_split
@@ -211,7 +211,7 @@ def test_a_cache_of_varying_sizes_has_room_for_the_bytes_of_its_pictures_and_no_
     assert shapes is not None
     needed = int((shapes.prod(axis=1) * 3).sum())
     settings = {"cache": "ram", "augment": "train", "size": 32, "workers": 1}
-    monkeypatch.setattr(room, "_RESERVED_SHARE", 0.0)
+    monkeypatch.setattr(cache, "_RESERVED_SHARE", 0.0)
     monkeypatch.setattr(host_memory, "free_memory", lambda: (needed, needed))
     build_loader(shaped["keep-shards"], **settings).close()
     assert not caplog.messages

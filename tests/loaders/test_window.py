@@ -12,9 +12,8 @@ import pytest
 from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order.arrangements import Windows
 from loaders.order.cut import Cut
-from loaders.order.order import Epochs, Order
+from loaders.order.order import Epochs, Order, Windows
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats import shards as format_shards

@@ -13,9 +13,7 @@ import torch
 
 from loaders import Loader
 from loaders.backends import host_memory
-from loaders.backends.cache import CachedReader
-from loaders.backends.kept import HostPictures
-from loaders.backends.share import Places, choose_share
+from loaders.backends.cache import CachedReader, HostPictures, Places, choose_share
 from loaders.dataset import open_split
 from precache import convert
 from precache.errors import DatasetError

@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from loaders.dataset import open_split
-from loaders.order.arrangements import Shuffled, Windows
 from loaders.order.cut import Cut, Share
-from loaders.order.order import Epochs, MixedEpochs, Order, merge
+from loaders.order.order import Epochs, MixedEpochs, Order, Shuffled, Windows, merge
 from tests.building import build_loader
 from tests.loader_contract import ids_of
 from tests.loaders.order.test_cut import cut

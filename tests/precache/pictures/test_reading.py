@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def fail(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fail]:
         tried: list[str] = []
         real = reading.open_regular
 
-        def open_regular(path: str) -> int:
+        def open_regular(path: str) -> FileIO:
             if str(path).endswith(suffix):
                 tried.append(str(path))
                 if len(tried) <= times:

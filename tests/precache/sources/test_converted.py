@@ -243,7 +243,7 @@ def test_16_bits_are_neither_converted_on_nor_exported(raw_tree: Path, tmp_path:
         SettingError, match="holds uint16 of channels grey, which can only be converted from the orig"
     ):
         convert(tmp_path / "one", tmp_path / "two", small_recipe("dali"), workers=0)
-    with pytest.raises(SettingError, match=r"holds uint16 of channels grey; only uint8 .* can be exported"):
+    with pytest.raises(SettingError, match=r"holds uint16; only uint8 can be exported"):
         export(tmp_path / "one", tmp_path / "tree", workers=0)
     dataset = open_dataset(tmp_path / "one")
     places = FORMATS["shards"].find_samples(dataset.shard_path(dataset.manifest.shards[0]))

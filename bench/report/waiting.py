@@ -350,7 +350,9 @@ def _more_workers(stream: Stream, cpus: int, busy: float | None) -> Iterator[Cur
     workers = min(needed, max(cpus, 1))
     if workers <= stream.workers:
         return
-    limit_s = stream.period_s * (busy or 0.0)  # all CPUs at work for the whole of it
+    if busy is None:  # a worker, or the script itself, keeps a CPU busy
+        busy = min(1.0, max(1, stream.workers) / max(cpus, 1))
+    limit_s = stream.period_s * busy  # all CPUs at work for the whole of it
     period_s = max(stream.step_s, one_s / workers)
     rate = _ranged(stream, [max(period_s, limit_s), period_s, max(period_s, limit_s * 1.1)])
     keywords = {"num_workers": workers, **({} if stream.workers else {"persistent_workers": True})}

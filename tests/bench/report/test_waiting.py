@@ -200,7 +200,8 @@ def test_workers_are_asked_for_only_where_cpus_have_time(workers: int, cpus: int
             assert workers < cure.keywords["num_workers"] <= cpus
             assert cure.images_per_s.median <= stream.images_per_s / max(busy, 1e-9) * 1.0001
             assert "train.py:7" in cure.write
-    assert busy < 0.9 or not find_cures(stream, cpus=cpus, busy=1.0)
+    assert not find_cures(stream, cpus=cpus, busy=1.0)
+    assert not find_cures(waiting_stream(workers=1), cpus=1, busy=None)
 
 
 def test_another_data_set_is_predicted_from_what_its_samples_take() -> None:

@@ -83,8 +83,8 @@ def command(
         )
     if cure is not None:
         check_choice("cure", cure, CURES)
-    dst = resolve(dst)
     if cure in _CONVERTED:
+        dst = resolve(dst)
         check_empty(dst)
     run = partial(
         watch,

@@ -66,8 +66,8 @@ def waits(kinds: list[str], shares: list[float], batches: int) -> Table:
     script, rows, off, right = Path(__file__).with_name("trainings.py"), [], [], 0
     for number, (kind, share) in enumerate((kind, share) for kind in kinds for share in shares):
         stage, workers = _STAGES[number % 3], number % 2
-        told = [kind, "--wait", share, "--stage", stage, "--workers", workers, "--batches", batches]
-        streams = watched("--for", "1h", script, *told)["streams"]
+        told = [kind, "--wait", share, "--stage", stage, "--workers", workers, "--batches", 3 * batches]
+        streams = watched("--batches", batches, script, *told)["streams"]
         if not streams:
             raise WorkerError(f"{kind}, {share:.0%}: no training was found")
         found, seen = streams[0]["share"][0], streams[0]["stage"]
@@ -112,7 +112,7 @@ def cures(tree: Path, seconds: str) -> Table:
 @click.command(cls=commandline.Command)
 @click.option("--kinds", default=",".join(KINDS), show_default=True, help="Of trainings.")
 @click.option("--waits", "shares", default="0,0.2,0.4,0.6,0.8", show_default=True, help="To put in.")
-@click.option("--batches", default=120, show_default=True, help="Of each training.")
+@click.option("--batches", default=100, show_default=True, help="Watched of each training.")
 @click.option("--for", "seconds", default="30s", show_default=True, help="Of each run with --cures.")
 @click.option(
     "--cures", "tree", type=click.Path(path_type=Path, exists=True, file_okay=False), help="A tree."

@@ -21,6 +21,7 @@ import atexit
 import contextlib
 import copy
 import functools
+import inspect
 import json
 import os
 import random
@@ -127,10 +128,13 @@ def _watch_torch(module: ModuleType) -> None:
 
     @functools.wraps(make)
     def __init__(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-        changed = _cured(dataset, args, kwargs) if _CONFIG.get("cure") else None
-        dataset, kwargs = changed or (dataset, kwargs)
+        place = _place(dataset) or ""
+        if _CONFIG.get("cure"):
+            named = dict(zip(list(inspect.signature(make).parameters)[2:], args, strict=False))
+            changed = _cured(dataset, place, {**named, **kwargs})
+            dataset, args, kwargs = changed or (dataset, args, kwargs)
         make(self, dataset, *args, **kwargs)
-        _note_where(self)
+        self._bench_watch_place = place
 
     @functools.wraps(iterate)
     def __iter__(self: Any) -> Any:
@@ -269,11 +273,12 @@ def _stream_for(key: str, info: dict[str, Any], source: tuple[Any, ...] | None =
 
 @_quietly
 def _stream_of_loader(loader: Any) -> _Stream:
-    key, dataset = _key(loader.dataset, _place_of(loader.dataset)), _innermost(loader.dataset)
+    where = getattr(loader, "_bench_watch_place", "")
+    key, dataset = _key(loader.dataset, where), _innermost(loader.dataset)
     is_list = hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
     info = {
         "kind": "DataLoader",
-        "where": _place_of(loader.dataset),
+        "where": where,
         "dataset": type(dataset).__name__,
         "samples": len(loader.dataset) if is_list else None,
         "root": str(getattr(dataset, "root", "")),
@@ -294,7 +299,7 @@ def _stream_of_loader(loader: Any) -> _Stream:
 @_quietly
 def _stream_of_ours(iteration: Any) -> _Stream:
     loader = iteration._loader
-    spec, where = loader.spec, _frame()
+    spec, where = loader.spec, _frame()[0]
     info = {"kind": "loaders", "where": where, "dataset": "loaders.build", "samples": loader.samples}
     info |= {"root": str(getattr(spec, "path", "")), "workers": 0, "batch_size": loader.batch_size}
     stream = _stream_for(f"loaders {id(loader)}", info)
@@ -345,33 +350,36 @@ def _watch_named(module: ModuleType, name: str) -> None:
         setattr(module, name, functools.wraps(found)(lambda *args, **kwargs: Timed(found(*args, **kwargs))))
 
 
-def _frame() -> str:
-    """`file:line` of the script that is running: the first frame that belongs to no installed package."""
-    frame, outer = sys._getframe(1), ""
+def _frame() -> tuple[str, bool]:
+    """`file:line` of the script that is running, and whether it is that which called, not a framework."""
+    frame, outer, direct = sys._getframe(1), "", True
     while frame is not None:
         name = frame.f_code.co_filename
-        ours = name == __file__ or name.startswith("<")
-        if not ours and not any(
-            part in name for part in ("site-packages", "dist-packages", os.__file__[:-5])
-        ):
-            return f"{os.path.abspath(name)}:{frame.f_lineno}"
-        outer = outer if ours else f"{os.path.abspath(name)}:{frame.f_lineno}"
+        if name != __file__ and not name.startswith("<"):
+            place = f"{os.path.abspath(name)}:{frame.f_lineno}"
+            if not any(part in name for part in ("site-packages", "dist-packages", os.__file__[:-5])):
+                return place, direct
+            outer, direct = place, direct and f"{os.sep}torch{os.sep}" in name
         frame = frame.f_back  # type: ignore[assignment]
-    return outer
+    return outer, False
 
 
 @_quietly
-def _note_where(loader: Any) -> None:
-    """Remember where the first DataLoader of a dataset was made: frameworks make others of it."""
-    found = _made.get(id(loader.dataset))
-    if found is None or found[0]() is not loader.dataset:
-        with contextlib.suppress(TypeError):
-            _made[id(loader.dataset)] = weakref.ref(loader.dataset), _frame()
-
-
-def _place_of(dataset: Any) -> str:
+def _place(dataset: Any) -> str:
+    """Where a DataLoader is made; for one that a framework makes of another, where that was made."""
+    place, direct = _frame()
     found = _made.get(id(dataset))
-    return found[1] if found is not None and found[0]() is dataset else _frame()
+    is_known = found is not None and found[0]() is dataset
+    if found is not None and is_known and not direct:
+        return found[1]
+    if not is_known:
+        _note_place(dataset, place)
+    return place
+
+
+def _note_place(dataset: Any, place: str) -> None:
+    with contextlib.suppress(TypeError):  # of what cannot be referred to weakly
+        _made[id(dataset)] = weakref.ref(dataset), place
 
 
 def _innermost(dataset: Any) -> Any:
@@ -428,15 +436,16 @@ def _describe_batch(batch: Any) -> dict[str, Any]:
 
 
 @_quietly
-def _cured(dataset: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The dataset and the keywords of the DataLoader that is to be cured; None: it is another one."""
+def _cured(dataset: Any, place: str, named: dict[str, Any]) -> Any:
+    """Dataset, arguments and keywords of the DataLoader that is to be cured; None: it is another one."""
     cure = _CONFIG["cure"]
-    if cure["key"] != _key(dataset, _frame()):
+    if cure["key"] != _key(dataset, place):
         return None
     if cure.get("shards"):
         dataset = _with_pictures_of(dataset, cure["shards"])
+        _note_place(dataset, place)
     _log.write("cured", cure)
-    return dataset, {**kwargs, **cure.get("keywords", {})}
+    return dataset, (), {**named, **cure.get("keywords", {})}
 
 
 def _with_pictures_of(dataset: Any, folder: str) -> Any:

@@ -40,14 +40,6 @@ def test_the_same_recipe_gives_the_same_bytes_again(
     assert not verify_deep(tmp_path / "again", converted[name], workers=0).problems
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_another_format_has_the_pixels_that_were_stored(
-    converted: dict[str, Path], tmp_path: Path, name: str
-) -> None:
-    convert(converted[name], tmp_path / "pixels", small_recipe("shards"), workers=0)
-    assert pixels(open_dataset(tmp_path / "pixels")) == pixels(open_dataset(converted[name]))
-
-
 def test_targets_fields_and_splits_are_kept(tmp_path: Path) -> None:
     items = [
         {"image": picture(n), "label": [n % 3, 2], "caption": f"n° {n}", "part": "ab"[n % 2]}

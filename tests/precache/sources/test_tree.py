@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image
 
 from precache.errors import SourceError
 from precache.sources.base import SampleRef, Samples
@@ -65,13 +65,6 @@ def test_what_is_not_a_picture_is_ignored_for_a_reason(name: str, reason: str, t
     ignored = {ignored.path: ignored.reason for ignored in scan.ignored}
     assert any(name.startswith(path) and why.startswith(reason) for path, why in ignored.items())
     assert scan.scanned == len(scan.samples) + len(scan.ignored)
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF"] + ["WEBP"] * features.check("webp"))
-def test_a_picture_without_extension_is_known_by_its_content(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "class").mkdir()
-    Image.new("RGB", (4, 4)).save(tmp_path / "class/picture", format=kind)
-    assert len(scan_tree(tmp_path).samples) == 1
 
 
 def test_train_and_val_folders_are_splits_with_common_classes(tmp_path: Path) -> None:

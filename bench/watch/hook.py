@@ -38,6 +38,7 @@ _FOLDER = os.environ.get("BENCH_WATCH", "")
 _LOADER = os.environ.get("BENCH_WATCH_LOADER", "")
 _CONFIG: dict[str, Any] = {}
 _PROBE_S, _PROBE_SAMPLES, _PROBE_LIMIT_S = 2.0, 64, 20.0
+_ANOTHER = " another"
 _LOOK_S = 0.2  # between two looks whether a probe is asked for
 _PARTS = {
     "PIL.ImageFile:ImageFile.load": "decode",
@@ -89,6 +90,7 @@ class _Steps:
 
 _log, _steps, _inside = _Log(), _Steps(), threading.local()
 _streams: dict[str, "_Stream"] = {}
+_loaders: dict[str, Callable[[], Any]] = {}  # by the key of a stream: what was iterated last
 _made: dict[int, tuple[Any, str]] = {}  # by the id of a dataset: a reference to it, where its loader was made
 
 
@@ -275,6 +277,9 @@ def _stream_for(key: str, info: dict[str, Any], source: tuple[Any, ...] | None =
 def _stream_of_loader(loader: Any) -> _Stream:
     where = getattr(loader, "_bench_watch_place", "")
     key, dataset = _key(loader.dataset, where), _innermost(loader.dataset)
+    while (other := _loaders.get(key, lambda: None)()) is not None and other is not loader:
+        key += _ANOTHER  # two of one dataset that are made in one line
+    _loaders[key] = weakref.ref(loader)
     is_list = hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
     info = {
         "kind": "DataLoader",
@@ -439,7 +444,7 @@ def _describe_batch(batch: Any) -> dict[str, Any]:
 def _cured(dataset: Any, place: str, named: dict[str, Any]) -> Any:
     """Dataset, arguments and keywords of the DataLoader that is to be cured; None: it is another one."""
     cure = _CONFIG["cure"]
-    if cure["key"] != _key(dataset, place):
+    if cure["key"].replace(_ANOTHER, "") != _key(dataset, place):
         return None
     if cure.get("shards"):
         dataset = _with_pictures_of(dataset, cure["shards"])

@@ -33,8 +33,8 @@ def main():
     torch.manual_seed(0)
     steps = [transforms.RandomResizedCrop(32), transforms.ToTensor()]
     data = Slow(sys.argv[1], transforms.Compose(steps))
-    train = DataLoader(data, batch_size=4, shuffle=True, num_workers=int(sys.argv[4]))
-    val = DataLoader(data, batch_size=8)
+    workers = int(sys.argv[4])
+    train, val = DataLoader(data, 4, shuffle=True, num_workers=workers), DataLoader(data, batch_size=8)
     unused = DataLoader(data, batch_size=2)
     net = torch.nn.Linear(3, 9)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
@@ -112,10 +112,10 @@ def test_a_script_gives_what_it_would_alone_and_its_waits_are_found(scripts: Pat
     train, val = content(scripts)["streams"]
     assert (train["role"], val["role"]) == ("training", "validation")
     assert 0.4 < train["share"][0] < 0.8  # of 120 ms 60, and the decoding
-    assert train["where"].endswith("train.py:16")
+    assert train["where"].endswith("train.py:17")
     assert train["stage"] == "read"
     assert found.stdout.index("Training waits") < found.stdout.index("It waits for reading files")
-    assert "train.py:16: DataLoader(..., num_workers=" in found.stdout
+    assert "train.py:17: DataLoader(..., num_workers=" in found.stdout
     assert "train.py:18" not in found.stdout, "a loader that is only built is not measured"
 
 

@@ -65,7 +65,7 @@ class EndingThread(threading.Thread):
         super().__init__(name=name, daemon=True)
         self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self._asked = self._done = self._joined = False
+        self._begun = self._done = self._joined = False
         self._process = os.getpid()
         self.inbox = inbox
         self.stopping = False
@@ -78,16 +78,20 @@ class EndingThread(threading.Thread):
         `threading` locked, for which the new thread would wait for ever.
         """
         started: SimpleQueue[BaseException | None] = SimpleQueue()
-        self._asked = True
         _thread.start_new_thread(self._start, (started,))
         if (error := started.get()) is not None:
-            self._asked = False
             raise error
 
     def _start(self, started: "SimpleQueue[BaseException | None]") -> None:
+        self._begun = True  # before a look at `stopping`, as who stops it looks here after that is set
         try:
-            super().start()
+            if self.stopping:
+                self._done = True
+                self._returned.put(None)
+            else:
+                super().start()
         except BaseException as error:
+            self._begun = False
             started.put(error)
         else:
             started.put(None)
@@ -108,12 +112,12 @@ class EndingThread(threading.Thread):
         """Return at once; `end_threads` waits."""
         self.stopping = True
         self.inbox.put(None)
-        if not self._asked:  # was never started, so that `run` does not let go of it
+        if not self._begun:  # was never started, so that `run` does not let go of it
             self._work = None
 
     def has_ended(self) -> bool:
         """Whether it was not started, or somebody has waited for its end, or it runs in another process."""
-        return not self._asked or self._joined or os.getpid() != self._process
+        return not self._begun or self._joined or os.getpid() != self._process
 
     def wait(self, most_s: float) -> None:
         """Wait until it has ended, or for so long."""
@@ -124,7 +128,8 @@ class EndingThread(threading.Thread):
             while not self._done:  # not by what is in the queue: Ctrl-C may come when it has been taken out
                 self._returned.put(self._returned.get(timeout=most_s))
         if self._done:
-            self.join()
+            if self.ident is not None:
+                self.join()
             self._joined = True
 
 

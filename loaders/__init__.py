@@ -12,11 +12,11 @@ from precache.errors import MissingDependencyError
 
 try:
     from loaders.augment import RandomAugmentation
-    from loaders.backends import BACKENDS, READS
     from loaders.batch import Batch
     from loaders.build import build
     from loaders.image_dataset import ImageDataset
     from loaders.loader import Loader
+    from loaders.read import BACKENDS, READS
     from loaders.settings import Ranks, Reading, Sampling, Serving
 except ModuleNotFoundError as error:
     if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours

@@ -14,9 +14,6 @@ from loaders.augment.choice import BatchFunction, CheckedFunction, choose
 from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation, resized_side
-from loaders.backends import BACKENDS, check_name, choose_backend, ray_reader
-from loaders.backends.cache import open_cached
-from loaders.backends.host_memory import free_memory
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, with_parts
 from loaders.deliver.devices import Lane, find_device
@@ -24,6 +21,9 @@ from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
+from loaders.read import BACKENDS, check_name, choose_backend, ray_reader
+from loaders.read.cache import open_cached
+from loaders.read.host_memory import free_memory
 from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
 from loaders.settings import (
     LoaderSpec,

@@ -12,10 +12,10 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from loaders.backends.integrity import SampleCheck
 from loaders.converting import Conversion
 from loaders.dataset import RAW, open_split
 from loaders.fields import labels_of
+from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse
 from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS

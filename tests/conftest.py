@@ -99,5 +99,5 @@ def small_recipe(format_name: str, **settings: object) -> Recipe:
 def _memory_of_its_own() -> Iterator[None]:
     """What another run of these tests keeps at the same time is not found: it has none of the damage here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("loaders.backends.host_memory._PREFIX", f"precache-test-{os.getpid()}-")
+        patch.setattr("loaders.read.host_memory._PREFIX", f"precache-test-{os.getpid()}-")
         yield

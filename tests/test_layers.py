@@ -100,7 +100,7 @@ FLOORS = {
         {"order", "augment"},
         {"dataset"},
         {"fields", "sampling"},
-        {"backends", "transfer"},
+        {"read", "transfer"},
         {"converting", "mixture"},
         {"image_dataset"},
         {"loader"},
@@ -137,16 +137,16 @@ def test_loaders_are_put_together_in_one_place() -> None:
         using = (path for path in files("loaders") if any(n.startswith(module) for n in imports(path)))
         return {path.relative_to(ROOT / "loaders").parts[0] for path in using}
 
-    assert users("loaders.backends") == {"backends", "build.py", "image_dataset.py", "__init__.py"}
+    assert users("loaders.read") == {"read", "build.py", "image_dataset.py", "__init__.py"}
     assert users("loaders.build") == {"__init__.py"}
     assert users("loaders.loader") == {"__init__.py", "build.py"}
-    assert users("loaders.augment.device") == {"build.py", "backends"}  # it resizes there, too
+    assert users("loaders.augment.device") == {"build.py", "read"}  # it resizes there, too
     assert not [n for n in imports(ROOT / "loaders/augment/draw.py") if n.startswith(("torch", "loaders"))]
 
 
 def test_each_backend_is_a_file_of_its_name() -> None:
-    assert set(BACKENDS) <= {path.stem for path in files("loaders/backends")}
-    assert {module.__module__ for module in BACKENDS.values()} == {f"loaders.backends.{b}" for b in BACKENDS}
+    assert set(BACKENDS) <= {path.stem for path in files("loaders/read")}
+    assert {module.__module__ for module in BACKENDS.values()} == {f"loaders.read.{b}" for b in BACKENDS}
 
 
 def test_names_of_loaders_are_all_that_its_init_holds() -> None:

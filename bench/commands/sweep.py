@@ -16,8 +16,8 @@ from bench.measure.trainers import EPILOG, resolve
 from bench.report import sweep as report
 from bench.report.sweep import grid
 from bench.report.words import counted, machine_line
-from loaders.backends import choose_backend
 from loaders.dataset import RAW, open_split
+from loaders.read import choose_backend
 from precache.cli import commandline
 from precache.cli.commandline import ProgressBar, check_output
 from precache.errors import DatasetError, check_range

@@ -36,8 +36,8 @@ from bench.measure.settings import LAST, check_fills_batch
 from bench.measure.training import Pixels, Recipe, Training, validation_pictures
 from loaders.augment import RandomAugmentation
 from loaders.augment.device import BatchAugmentation
-from loaders.backends import choose_backend
 from loaders.dataset import RAW, SplitData, open_split
+from loaders.read import choose_backend
 from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
 from precache.reporting import Progress, tells
 from precache.sources.tree import scan_tree

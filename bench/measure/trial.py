@@ -27,10 +27,10 @@ from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
 from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
-from loaders.backends import decoding
 from loaders.batch import Batch, DecodedBatch
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane
+from loaders.read import decoding
 from loaders.settings import CROP_RATIO
 from loaders.transfer import Transfer, normalise
 from precache.engines import available_cpus

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import loaders
-from loaders.backends import nvjpeg
 from loaders.deliver import devices
 from loaders.deliver.devices import Lane
+from loaders.read import nvjpeg
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import xxhash
 
-from loaders.backends import cache, host_memory
+from loaders.read import cache, host_memory
 from tests.building import build_loader
 
 ANSWER_S = 60

@@ -27,7 +27,7 @@ from tests.conftest import IMAGES, STORED_SIZE
 def test_auto_picks_the_backend_by_the_folder(raw_tree: Path, converted: dict[str, Path]) -> None:
     for path, backend in ((raw_tree, "pytorch"), *((converted[k], k) for k in ("shards", "webdataset"))):
         with build_loader(path, workers=0) as loader:
-            assert type(loader._source._reader).__module__ == f"loaders.backends.{backend}"  # type: ignore[attr-defined]
+            assert type(loader._source._reader).__module__ == f"loaders.read.{backend}"  # type: ignore[attr-defined]
 
 
 def test_the_default_size_is_224_or_all_that_is_stored_where_that_is_less(

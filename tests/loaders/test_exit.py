@@ -162,10 +162,10 @@ end_s = time.monotonic()
 """
 HUNG = """
 import itertools, os, sys, threading
-import loaders, loaders.backends.decoding, loaders.deliver.threads
+import loaders, loaders.read.decoding, loaders.deliver.threads
 
 never, hanging = os.pipe()[0], threading.Event()
-read, numbers = loaders.backends.decoding.read, itertools.count()
+read, numbers = loaders.read.decoding.read, itertools.count()
 
 
 def load(*arguments):
@@ -175,7 +175,7 @@ def load(*arguments):
     return read(*arguments)
 
 
-loaders.backends.decoding.read = load
+loaders.read.decoding.read = load
 reading = loaders.Reading(workers=0, threads=2)
 loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, reading=reading)
 iterator = iter(loader)

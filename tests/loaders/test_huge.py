@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from loaders import ImageDataset
-from loaders.backends.integrity import SampleCheck
 from loaders.dataset import SplitData, open_split
 from loaders.mixture import unite_classes
+from loaders.read.integrity import SampleCheck
 from precache import Recipe, convert, open_dataset
 from precache.dataset import converted, index
 from precache.dataset.index import index_name

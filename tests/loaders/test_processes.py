@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import loaders
-from loaders.backends import decoding
+from loaders.read import decoding
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.command import ROOT

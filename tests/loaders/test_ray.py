@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import loaders
-from loaders.backends import ray_reader
-from loaders.backends.ray_reader import RayReader
 from loaders.batch import Request
+from loaders.read import ray_reader
+from loaders.read.ray_reader import RayReader
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, WorkerError
 from precache.storage.urls import Url
 from tests.building import build_loader

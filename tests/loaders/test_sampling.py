@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.order.cut import Cut
 from loaders.order.order import Epochs, Order, draw, gather_windows, occurrences
+from loaders.read.sequential import look_ahead
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES

@@ -14,10 +14,10 @@ from torchvision.transforms.functional import InterpolationMode, resized_crop
 from loaders.augment import RandomAugmentation
 from loaders.augment.cpu import Crops
 from loaders.augment.draw import crop_boxes, draw, uniforms, window_boxes
-from loaders.backends import cache, host_memory
-from loaders.backends.nvjpeg import NvjpegReader
 from loaders.batch import Request
 from loaders.dataset import open_split
+from loaders.read import cache, host_memory
+from loaders.read.nvjpeg import NvjpegReader
 from loaders.settings import LoaderSpec
 from precache import convert, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError

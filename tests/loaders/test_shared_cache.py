@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from loaders.backends import host_memory
+from loaders.read import host_memory
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.loaders.sharing import Rank, checksums, preloaded, starting
@@ -185,7 +185,7 @@ TORCHRUN = """
 import json, os, sys
 import torch.distributed as dist
 import loaders
-from loaders.backends import host_memory
+from loaders.read import host_memory
 
 dist.init_process_group("gloo")
 path, out = sys.argv[1:]

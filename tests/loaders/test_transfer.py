@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from loaders.backends.filler import BufferPool
+from loaders.read.filler import BufferPool
 from tests.building import build_loader
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.order.cut import Cut
 from loaders.order.order import Epochs, Order, Windows
+from loaders.read.sequential import look_ahead
 from precache import Recipe, convert
 from precache.errors import SettingError
 from precache.formats import shards as format_shards

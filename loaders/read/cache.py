@@ -3,7 +3,7 @@
 The cache sits between a backend's reader and the loader and changes neither order nor pixels. The
 first epoch goes at the reader's pace and fills it; the reader is asked for what is not there, and rests as
 long as everything is. Random crops are taken of what is kept, so that they differ from epoch to epoch. Main
-memory is shared with the other ranks of this host: see `loaders.backends.host_memory`. What does not fit is
+memory is shared with the other ranks of this host: see `loaders.read.host_memory`. What does not fit is
 read each time: see `choose_share`.
 """
 
@@ -25,13 +25,13 @@ import numpy.typing as npt
 import torch
 
 from loaders.augment.cpu import Crops
-from loaders.backends import decoding, host_memory
-from loaders.backends.filler import BatchFiller, Pictures
-from loaders.backends.host_memory import HEADER_BYTES
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
 from loaders.deliver.threads import Pool
+from loaders.read import decoding, host_memory
+from loaders.read.filler import BatchFiller, Pictures
+from loaders.read.host_memory import HEADER_BYTES
 from loaders.settings import LoaderSpec
 from precache.dataset.columns import Column
 from precache.dataset.index import checksum_of
@@ -241,7 +241,7 @@ class HostPictures:
         ]
 
     def copier(self, positions: Positions) -> Callable[[slice, Pixels], object] | None:
-        """As `copy` of `loaders.backends.filler.Pictures`; None where each picture has a size of its own."""
+        """As `copy` of `loaders.read.filler.Pictures`; None where each picture has a size of its own."""
         if (squares := self._squares) is None:
             return None
         numbers = self.share.find(positions)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from loaders.augment.cpu import Crops
-from loaders.backends.nvjpeg import NvjpegReader
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, open_split
+from loaders.read.nvjpeg import NvjpegReader
 from loaders.settings import LoaderSpec
 from precache.errors import SettingError
 from tests.building import build_loader

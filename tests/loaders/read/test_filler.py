@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from loaders.augment.cpu import Crops
-from loaders.backends.filler import BatchFiller, Pictures
-from loaders.backends.sequential import look_ahead
 from loaders.batch import Request
 from loaders.dataset import SplitData
+from loaders.read.filler import BatchFiller, Pictures
+from loaders.read.sequential import look_ahead
 from precache.errors import DatasetError, ImageError
 
 SIZE, BATCH, BATCHES = 4, 6, 5

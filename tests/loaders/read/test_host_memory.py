@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from loaders.backends import host_memory
+from loaders.read import host_memory
 
 
 @contextmanager

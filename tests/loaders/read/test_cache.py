@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from loaders import Loader
-from loaders.backends import host_memory
-from loaders.backends.cache import CachedReader, HostPictures, Places, choose_share
 from loaders.dataset import open_split
+from loaders.read import host_memory
+from loaders.read.cache import CachedReader, HostPictures, Places, choose_share
 from precache import convert
 from precache.errors import DatasetError
 from tests.building import build_loader

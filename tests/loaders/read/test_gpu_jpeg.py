@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.backends import nvjpeg
+from loaders.read import nvjpeg
 from precache.errors import MissingDependencyError
 from precache.pictures import jpeg
 

@@ -11,11 +11,11 @@ from functools import partial
 import numpy as np
 
 from loaders.augment.cpu import Crops
-from loaders.backends.filler import BatchFiller, Pictures
-from loaders.backends.integrity import SampleCheck
-from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import SplitData
+from loaders.read.filler import BatchFiller, Pictures
+from loaders.read.integrity import SampleCheck
+from loaders.read.sequential import EncodedShards
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError
 from precache.formats import FORMATS, StoredSample

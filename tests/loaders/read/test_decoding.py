@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from loaders.backends import decoding
+from loaders.read import decoding
 from precache.errors import ImageError, SourceError
 from precache.pictures import images
 

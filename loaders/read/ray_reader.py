@@ -24,11 +24,11 @@ import torch
 
 import precache
 from loaders.augment.cpu import Crops, torch_is_fast
-from loaders.backends import BACKENDS
-from loaders.backends.filler import BufferPool
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import end_first, stop_check
+from loaders.read import BACKENDS
+from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Reading
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, ImageError, MissingDependencyError, SettingError, WorkerError

@@ -28,12 +28,12 @@ import torch
 from PIL import Image
 
 from loaders.augment.cpu import Crops
-from loaders.backends.integrity import SampleCheck
-from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Borrowed
 from loaders.deliver.threads import Pool
+from loaders.read.integrity import SampleCheck
+from loaders.read.sequential import EncodedShards
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package

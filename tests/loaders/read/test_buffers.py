@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.backends.filler import BufferPool, SharedBuffers
+from loaders.read.filler import BufferPool, SharedBuffers
 from tests.building import build_loader
 from tests.conftest import IMAGES
 

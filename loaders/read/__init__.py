@@ -14,9 +14,9 @@ installed, it says so when it is called, with the command that installs it.
 from collections.abc import Callable
 
 from loaders.augment.cpu import Crops
-from loaders.backends import dali, nvjpeg, pytorch, shards, synthetic, webdataset
 from loaders.batch import Reader
 from loaders.dataset import RAW, SplitData
+from loaders.read import dali, nvjpeg, pytorch, shards, synthetic, webdataset
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, check_choice
 from precache.storage.urls import Location

@@ -25,12 +25,12 @@ from torch.nn.functional import interpolate, pad
 
 from loaders.augment.cpu import Crops
 from loaders.augment.device import weights
-from loaders.backends.integrity import SampleCheck
-from loaders.backends.sequential import EncodedShards
 from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
 from loaders.deliver.threads import Pool
+from loaders.read.integrity import SampleCheck
+from loaders.read.sequential import EncodedShards
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, MissingDependencyError, SampleError, SettingError
 from precache.formats import StoredSample

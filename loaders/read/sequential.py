@@ -11,10 +11,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from loaders.backends.integrity import SampleCheck, check_index
 from loaders.batch import Positions, Request
 from loaders.dataset import Hold, RemoteShards, SplitData
 from loaders.deliver.threads import Pool, stop_check
+from loaders.read.integrity import SampleCheck, check_index
 from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def look_ahead(
     shards, of which a rank among others takes a part each: the shards of those samples are open, or being
     opened by a thread; no others are. In the order of windows each shard is then opened once an epoch, and
     at most two windows of them are open. The shards of a request stay open
-    until the second one after it is asked for: see `loaders.backends.filler`. `at_end` closes those that
+    until the second one after it is asked for: see `loaders.read.filler`. `at_end` closes those that
     are left, not this iterator: when it ends or fails, the requests before may still be read.
     """
     horizon = int(np.sort(data.shard_samples)[-window_shards:].sum())
@@ -93,7 +93,7 @@ def look_ahead(
 class EncodedShards:
     """The stored samples of shards that hold JPEGs; each shard is read whole.
 
-    Who decodes a sample calls `check.compare` before, see `loaders.backends.integrity`.
+    Who decodes a sample calls `check.compare` before, see `loaders.read.integrity`.
     """
 
     def __init__(self, data: SplitData, window_shards: int, check: SampleCheck) -> None:

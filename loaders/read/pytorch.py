@@ -18,12 +18,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from loaders.augment.cpu import Crops, place
-from loaders.backends import decoding
-from loaders.backends.filler import BatchFiller, Pictures, SharedBuffers
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.deliver.prefetch import of_dead_worker
 from loaders.deliver.threads import Pool, begin_exit_with
+from loaders.read import decoding
+from loaders.read.filler import BatchFiller, Pictures, SharedBuffers
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, SourceError
 from precache.pictures.jpeg import Pixels

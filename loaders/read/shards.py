@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 
 from loaders.augment.cpu import Crops
-from loaders.backends.filler import BatchFiller, Pictures
-from loaders.backends.integrity import SampleCheck, check_index
-from loaders.backends.sequential import FetchAhead, look_ahead
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.deliver.threads import Pool
+from loaders.read.filler import BatchFiller, Pictures
+from loaders.read.integrity import SampleCheck, check_index
+from loaders.read.sequential import FetchAhead, look_ahead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile

@@ -353,21 +353,11 @@ def merge(counts: Sequence[int], start: int, stop: int) -> tuple[Positions, Posi
     within half a sample, and any batch to within one.
     """
     total, margin = sum(counts), len(counts) + 1  # a time gives the place to within one for each part
-    firsts = [_earlier(count, (start - margin) / total) for count in counts]
-    stops = [_earlier(count, (stop + margin) / total) for count in counts]
+    firsts = [max(0, count * (start - margin) // total) for count in counts]
+    stops = [min(count, count * (stop + margin) // total + 1) for count in counts]
     spans = list(zip(firsts, stops, strict=True))
     numbers = np.concatenate([np.arange(*span) for span in spans])
     parts = np.repeat(np.arange(len(counts)), np.subtract(stops, firsts))
     order = np.argsort((numbers + 0.5) / np.array(counts)[parts], kind="stable")
     order = order[start - sum(firsts) :][: stop - start]
     return parts[order], numbers[order]
-
-
-def _earlier(count: int, time: float) -> int:
-    """How many samples of `count` come before `time` of the epoch, exactly as the times themselves say."""
-    number = min(max(0, int(time * count)), count)
-    while number > 0 and (number - 0.5) / count >= time:
-        number -= 1
-    while number < count and (number + 0.5) / count < time:
-        number += 1
-    return number

@@ -23,6 +23,7 @@ OWN = {
     "recommend": {"batch_size", "workers"},
     "simulate": {"json_path"},
     "sweep": {"batch_size", "workers", "batches", "repeats", "html_path"},
+    "watch": {"batches"},
 }
 """Commands whose option of that name has another default or help, as it means something else there."""
 

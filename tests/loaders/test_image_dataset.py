@@ -211,8 +211,8 @@ def test_settings_of_torchvision_are_refused_by_name(raw_tree: Path) -> None:
         ImageDataset(root=raw_tree, train=True)
     with pytest.raises(SettingError, match=r"^path is missing; "):
         ImageDataset()
-    with pytest.raises(TypeError, match=r"^ImageDataset\(\) got an .* 'cache'$"):
-        ImageDataset(raw_tree, cache="ram")
+    with pytest.raises(TypeError, match=r"^ImageDataset\(\) got an .* 'colour'$"):
+        ImageDataset(raw_tree, colour="ram")
 
 
 def test_a_bad_setting_names_field_value_and_choices(raw_tree: Path, tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ def human_bytes(count: float) -> str:
     power = 0
     while abs(count) >= 1024 and power < 4:
         count, power = count / 1024, power + 1
-    return f"{count:.0f} B" if power == 0 else f"{count:.3g} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+    digits = f"{count:.3g}" if power and abs(count) < 999.5 else f"{count:.0f}"
+    return f"{digits} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
 Progress = Callable[[int, int], None]

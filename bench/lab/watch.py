@@ -100,11 +100,15 @@ def cures(tree: Path, seconds: str) -> Table:
         ):
             told = ["--for", seconds, "--cure", cure, "--yes", "--dst", Path(scratch) / "shards"]
             found = watched(*told, script, tree.resolve(), workers, step_s)
-            before, (after, *_) = found["streams"][0], found["cured"]
+            before, name = found["streams"][0], [cure, str(workers), f"{step_s * 1e3:.0f} ms"]
+            if not found["cured"]:  # it does not wait, so that there is nothing to cure
+                rows.append([*name, f"{before['images_per_s']:,.0f}", "-", "-"])
+                continue
+            after = found["cured"][0]
             predicted = next(each for each in found["cures"] if each["name"] == cure)["images_per_s"]
             off.append(abs(predicted["median"] / after["images_per_s"] - 1))
             rates = (before["images_per_s"], predicted["median"], after["images_per_s"])
-            rows.append([cure, str(workers), f"{step_s * 1e3:.0f} ms", *(f"{rate:,.0f}" for rate in rates)])
+            rows.append([*name, *(f"{rate:,.0f}" for rate in rates)])
     titles = ("cure", "workers before", "step", "images/s before", "predicted", "realised")
     return Table(titles, [*rows, [f"median {percent(median(off))} off", "", "", "", "", ""]])
 

@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STOCK  ?= .venv-pillow
 FRAMEWORKS ?= .venv-frameworks
 SIMD   ?= yes
-THREE  := --numprocesses 3 --dist worksteal  # of two cores: many tests wait for processes that they start
+TWO    := --numprocesses 2 --dist worksteal
 
 .PHONY: quickstart notebook test test-pillow test-frameworks gpu lint clean
 
@@ -73,7 +73,7 @@ notebook: $(VENV)/.installed
 	$(BIN)/python -m bench.notebook
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(THREE)
+	$(BIN)/python -m pytest $(TWO)
 
 OF_PIXELS := tests/precache/pictures tests/precache/conversion/test_convert.py tests/precache/conversion/test_copied.py \
 	tests/precache/conversion/test_update.py tests/precache/test_formats.py tests/precache/test_pillow.py \
@@ -83,12 +83,12 @@ OF_PIXELS := tests/precache/pictures tests/precache/conversion/test_convert.py t
 test-pillow: $(VENV)/.installed-test
 	@if $(BIN)/python -c '$(IS_SIMD)' 2>/dev/null; \
 	then $(MAKE) --no-print-directory $(STOCK)/.installed \
-		&& $(STOCK)/bin/python -m pytest $(THREE) $(OF_PIXELS); \
+		&& $(STOCK)/bin/python -m pytest $(TWO) $(OF_PIXELS); \
 	else echo "SKIPPED: $(VENV) has stock Pillow already, so 'make test' covers it"; fi
 
 # The tests that need transformers, timm or Hugging Face's datasets, which `make test` skips.
 test-frameworks: $(FRAMEWORKS)/.installed
-	$(FRAMEWORKS)/bin/python -m pytest $(THREE) tests/loaders/examples tests/loaders/test_frameworks.py tests/precache/sources/test_hf.py tests/precache/sources/test_sources.py
+	$(FRAMEWORKS)/bin/python -m pytest $(TWO) tests/loaders/examples tests/loaders/test_frameworks.py tests/precache/sources/test_hf.py tests/precache/sources/test_sources.py
 
 # On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.
 gpu: $(VENV)/.installed-test

@@ -18,7 +18,7 @@ from bench.report.forecast import fit_conversion, stored_size
 from bench.report.stats import Estimate, estimate
 from bench.report.waiting import Replaced, convert_cost
 from loaders import ImageDataset
-from precache.recipe import Recipe
+from precache.recipe import DEFAULT_SIZE, Recipe
 from precache.sources.tree import scan_tree
 
 _PICTURES = 100
@@ -73,6 +73,7 @@ def measure_replaced(info: Mapping[str, Any], parts: Mapping[str, float], dst: P
     at, into = (_as_typed(path) for path in (tree, dst))
     served = f"batch_size={batch}, size={side}, augment='train')"
     convert = f"precache convert {at} {into} --format shards --size {recipe.size}; then"
+    sized = "" if recipe.size == DEFAULT_SIZE else f"recipe=Recipe(format='shards', size={recipe.size}), "
     return [
         Replaced(
             "ImageDataset",
@@ -97,7 +98,8 @@ def measure_replaced(info: Mapping[str, Any], parts: Mapping[str, float], dst: P
             "build on shards",
             Estimate(1.0, 1.0, 1.0),
             rates["build on shards"],
-            f"{convert} loaders.build({into!r}, {served} instead of the DataLoader",
+            f"{convert} loaders.build({into!r}, {served} instead of the DataLoader; or, to convert while it "
+            f"trains, loaders.build({at!r}, precache={into!r}, {sized}{served}",
             cost,
         ),
     ]

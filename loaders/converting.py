@@ -80,14 +80,14 @@ class Conversion:
                 f"precache by the recipe '{recipe.to_flags()}': only shards of RGB in the splits of the tree "
                 f"are read in its place; run 'precache convert' with this recipe, and build on what it writes"
             )
-        self.folder, self._data, self._split = Path(folder), data, split
+        self.folder, self._data, self._split, self._recipe = Path(folder), data, split, recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
         if self.finished() is None and int(os.environ.get("LOCAL_RANK", rank)) == 0:
-            self._start(recipe)
+            self._start()
 
-    def _start(self, recipe: Recipe) -> None:
-        words = ["convert", str(self._data.path), str(self.folder), *shlex.split(recipe.to_flags())]
+    def _start(self) -> None:
+        words = ["convert", str(self._data.path), str(self.folder), *shlex.split(self._recipe.to_flags())]
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
         self._process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, *words],
@@ -113,10 +113,15 @@ class Conversion:
             return None
         manifest = open_dataset(self.folder).manifest
         digest = hashlib.sha256(f"raw {manifest.source_digest}".encode()).hexdigest()
-        if manifest.recipe.format != "shards" or manifest.updates or digest != self._data.whole.digest:
+        if manifest.updates or digest != self._data.whole.digest:
             raise DatasetError(
                 f"{self.folder}: holds something else than shards of {self._data.path} as it is now; name "
                 f"another folder, or build on this one alone"
+            )
+        if manifest.recipe != self._recipe:
+            raise DatasetError(
+                f"{self.folder}: was converted by '{manifest.recipe.to_flags()}', asked for is "
+                f"'{self._recipe.to_flags()}'; give its recipe, or name another folder"
             )
         stored = open_split(self.folder, self._split)
         stored_ids, ids = stored.ids[:], self._data.ids[:]
@@ -155,7 +160,7 @@ class Conversion:
             )
 
     def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not
-        known = {name: self.__dict__[name] for name in ("folder", "_data", "_split", "_given_up")}
+        known = {name: self.__dict__[name] for name in ("folder", "_data", "_split", "_recipe", "_given_up")}
         return {**known, "_process": None}
 
 

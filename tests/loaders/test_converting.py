@@ -80,7 +80,10 @@ def test_shards_take_the_place_of_the_tree_once_they_are_finished(
 
 def test_what_is_finished_is_read_from_the_first_epoch_on(tree: Path, converted: dict[str, Path]) -> None:
     folder = converted["shards"]
-    with build_loader(tree, precache=folder, **SETTINGS) as ours, build_loader(folder, **SETTINGS) as theirs:
+    with (
+        build_loader(tree, precache=folder, recipe=RECIPE, **SETTINGS) as ours,
+        build_loader(folder, **SETTINGS) as theirs,
+    ):
         empty(tree)
         pictures, expected = (
             {int(i): image for batch in loader for i, image in zip(batch.ids, batch.images, strict=True)}
@@ -95,7 +98,7 @@ def test_a_part_of_the_tree_is_that_part_of_the_shards(tree: Path, converted: di
     settings = {**SETTINGS, "classes": [names[3], names[0]]}
     with build_loader(tree, **settings) as plain:
         expected = said(plain)
-    with build_loader(tree, precache=converted["shards"], **settings) as loader:
+    with build_loader(tree, precache=converted["shards"], recipe=RECIPE, **settings) as loader:
         empty(tree)
         assert said(loader) == expected
 
@@ -187,7 +190,7 @@ def test_a_picture_that_is_left_out_keeps_the_tree(
 
 
 def test_what_cannot_take_the_place_of_the_tree_is_refused(
-    tree: Path, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+    tree: Path, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
 ) -> None:
     for recipe in ({"format": "dali"}, {"format": "shards", "splits": "train=0.5,val=0.5"}):
         with pytest.raises(SettingError, match="precache convert"):
@@ -198,9 +201,12 @@ def test_what_cannot_take_the_place_of_the_tree_is_refused(
         build_loader(tree, precache="s3://bucket/a")
     with pytest.raises(SettingError, match="give precache"):
         build_loader(tree, recipe=RECIPE)
+    for folder in (converted["shards"], converted["dali"], shaped["grey-shards"]):
+        with pytest.raises(DatasetError, match=rf"{folder}: was converted by .*; give its recipe"):
+            build_loader(tree, precache=folder)
     shutil.rmtree(next(tree.iterdir()))
     with pytest.raises(DatasetError, match=f"{converted['shards']}: holds something else"):
-        build_loader(tree, precache=converted["shards"])
+        build_loader(tree, precache=converted["shards"], recipe=RECIPE)
 
 
 def empty(tree: Path) -> None:

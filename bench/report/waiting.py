@@ -120,7 +120,7 @@ class Replaced:
     Attributes:
         name: of the cure.
         factor: its seconds for a sample over those of today's; the range is over samples.
-        rate: images/s of a loader that has all CPUs, instead; 0 where the DataLoader stays.
+        rate: images/s of a loader that has all CPUs, instead; None where the DataLoader stays.
         write: what to write.
         cost: what it takes.
     """

@@ -3,7 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -86,6 +87,26 @@ def test_an_error_comes_after_the_batches_before_it(filler: BatchFiller, where: 
     assert [next(served).ids[0].item() for _ in range(2)] == [100, 100 + BATCH]
     with pytest.raises(DatasetError, match="the third"):
         next(served)
+
+
+def test_who_helps_with_a_later_batch_meanwhile_raises_its_error_with_that_one() -> None:
+    later = threading.Event()
+
+    def picture_of(slot: int, *, number: int) -> np.ndarray:
+        if number == 1:
+            later.set()
+            raise DatasetError("the second")
+        if threading.current_thread().name.startswith("fill"):
+            later.wait(timeout=5)
+        return np.zeros((SIZE, SIZE, 3), np.uint8)
+
+    filler = BatchFiller(split((BATCH * BATCHES,)), Crops(SIZE, SIZE), BATCH, 2, torch.device("cpu"))
+    with closing(filler):
+        batches = (Pictures(r, partial(picture_of, number=n)) for n, r in enumerate(requests()))
+        served = filler.fill_each(batches)
+        assert next(served).ids[0] == 100
+        with pytest.raises(DatasetError, match="the second"):
+            next(served)
 
 
 def test_nothing_is_read_any_more_once_it_is_closed(filler: BatchFiller) -> None:

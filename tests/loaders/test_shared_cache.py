@@ -16,7 +16,7 @@ import pytest
 from loaders.read import host_memory
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
-from tests.loaders.sharing import Rank, checksums, preloaded, starting
+from tests.loaders.sharing import Rank, checksums, memory_files, preloaded, starting
 from tests.loaders.test_ranks import launch
 
 Start = Callable[..., list[Rank]]
@@ -49,9 +49,10 @@ def due(path: Path, **settings: Any) -> dict[int, int]:
 
 def memory_of(ranks: list[Rank]) -> dict[int, int]:
     """Inode -> bytes in use, of what they share; it has no name anywhere."""
-    found = [status for rank in ranks for status in rank.memory()]
-    assert all(status.st_nlink == 0 for status in found)
-    return {status.st_ino: status.st_blocks * 512 for status in found}
+    paths = {inode: path for rank in ranks for inode, path in memory_files(rank.process.pid or 0).items()}
+    found = {inode: os.stat(path) for inode, path in paths.items()}
+    assert all(status.st_nlink == 0 for status in found.values())
+    return {inode: status.st_blocks * 512 for inode, status in found.items()}
 
 
 def left_behind() -> list[str]:
@@ -156,7 +157,7 @@ def test_ranks_of_a_raw_tree_share_with_their_worker_processes(raw_tree: Path, s
     for rank in ranks:
         rank.kill()
     deadline_s = time.monotonic() + 20  # torch's workers look every few seconds whether their parent lives
-    while {memory.status.st_ino for memory in host_memory._find()} & set(inodes):
+    while {found.status.st_ino for found in host_memory._find()} & set(inodes):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
 
@@ -185,15 +186,14 @@ TORCHRUN = """
 import json, os, sys
 import torch.distributed as dist
 import loaders
-from loaders.read import host_memory
+from tests.loaders.sharing import memory_files
 
 dist.init_process_group("gloo")
 path, out = sys.argv[1:]
 with loaders.build(path, batch_size=8, reading=loaders.Reading(cache="ram", workers=1)) as loader:
     served = [sorted(i for batch in loader for i in batch.ids.tolist()) for _ in range(3)]
     dist.barrier()
-    inodes = [m.status.st_ino for m in host_memory._find() if m.path.startswith(f"/proc/{os.getpid()}/")]
-    json.dump([served, inodes], open(f"{out}/{dist.get_rank()}.json", "w"))
+    json.dump([served, [*memory_files()]], open(f"{out}/{dist.get_rank()}.json", "w"))
     dist.barrier()
 dist.destroy_process_group()
 """

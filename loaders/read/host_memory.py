@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
 
 import psutil
 
@@ -34,12 +33,6 @@ _PREFIX = "precache-"
 _LOCK_S, _POLL_S = 20.0, 0.01
 _NO_EXEC = 0x8  # MFD_NOEXEC_SEAL, from Linux 6.3 on, where some systems insist on it
 _CGROUPS = Path("/sys/fs/cgroup")
-
-
-class _Found(NamedTuple):
-    path: str
-    name: str
-    status: os.stat_result
 
 
 def share_memory(name: str, size_of: Callable[[int], int]) -> mmap.mmap | None:
@@ -86,15 +79,15 @@ def _lock() -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_UN)  # a process that was forked meanwhile may have it open, too
 
 
-def _find() -> Iterator[_Found]:
-    """The memory that this user's processes have open; some of it several times."""
+def _find() -> Iterator[tuple[str, str, os.stat_result]]:
+    """Path, name and status of the memory that this user's processes have open; some of it several times."""
     for path in glob.iglob("/proc/[0-9]*/fd/*"):
         with suppress(OSError):  # it has been closed
             target = os.readlink(path)
             if target.startswith(f"/memfd:{_PREFIX}"):
                 status = os.stat(path)
                 if status.st_uid == os.geteuid():
-                    yield _Found(path, target.removeprefix("/memfd:").split(" ")[0], status)
+                    yield path, target.removeprefix("/memfd:").split(" ")[0], status
 
 
 def _create(name: str) -> FileIO:

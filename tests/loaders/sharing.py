@@ -66,10 +66,10 @@ class Rank:
 def memory_files(pid: int | str = "self") -> dict[int, str]:
     """The memory that a process keeps pictures in: inode -> where it can be opened."""
     found = {}
-    with suppress(FileNotFoundError):  # it has ended
+    with suppress(OSError):  # it has ended, or is another user's
         for name in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{name}"
-            with suppress(FileNotFoundError):  # it has been closed
+            with suppress(OSError):  # it has been closed
                 if os.readlink(path).startswith("/memfd:precache-"):
                     found[os.stat(path).st_ino] = path
     return found

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import random
 import tarfile
 import tempfile
 import zipfile
@@ -13,23 +14,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache import (
-    SettingError,
-    SourceError,
-    SourceOptions,
-    convert,
-    open_dataset,
-    open_source,
-    verify_deep,
-)
+from precache import SettingError, SourceError, SourceOptions, convert, open_dataset, open_source, verify_deep
+from precache.errors import ImageError, PrecacheError
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources.base import Scan, Source, check_apart
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import Files, make_tar, make_webdataset, make_zip, put
+from tests.faults.mutations import spoil
+from tests.precache.sources.archives import (
+    Files,
+    make_tar,
+    make_webdataset,
+    make_zip,
+    members_of,
+    put,
+    spoil_archive,
+)
 from tests.precache.sources.objects import Items, opened
-from tests.precache.sources.tables import WRITERS
+from tests.precache.sources.tables import WRITERS, classes_of
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,9 @@ class Kind:
         is_sent_whole: whether workers get all of it.
         is_converted: whether it is converted, too: not each way to pack or to write the same.
         options: of `SourceOptions`, with which it says the same as the tree.
+        damage: of a file of its own, by a draw; None where it has none but pictures.
+        others: what another reader finds in such a file: contents, or names of classes, by the samples' paths.
+        is_checked: whether no change of what it holds is ever read.
     """
 
     make: Callable[[Files, Any], Any]
@@ -60,6 +66,9 @@ class Kind:
     is_sent_whole: bool = False
     is_converted: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+    damage: Callable[[bytes, random.Random], bytes] | None = None
+    others: Callable[[Path], dict[str, Any]] = lambda path: {}
+    is_checked: bool = False
 
     def open(self, made: Any, **options: Any) -> Source:
         """What `make` gave, as a source."""
@@ -165,28 +174,40 @@ def make_tars(files: Files, place: Path) -> Path:
     return make_webdataset(place / "tars", put(place / "tree", files))
 
 
-def make_converted(files: Files, place: Path) -> Path:
+def make_converted(files: Files, place: Path, name: str = "shards") -> Path:
     """A converted dataset."""
-    convert(put(place / "tree", files), place / "converted", small_recipe("shards"), workers=0)
+    convert(put(place / "tree", files), place / "converted", small_recipe(name), workers=0)
     return place / "converted"
 
 
 OF_TABLES = ("root", "image", "label", "split", "fields", "target", "separator", "mask", "boxes")
 OF_DATASETS = ("image", "label", "split", "fields", "target", "separator")
+AN_ARCHIVE: dict[str, Any] = {"damage": spoil_archive, "others": members_of}
 KINDS = {
     "tree": Kind(
         lambda files, place: put(place / "tree", files),
         change=lambda tree, name: (tree / name).write_bytes(b"another picture"),
     ),
-    "tar": Kind(lambda files, place: make_tar(place / "x.tar", files), change=touch),
+    "tar": Kind(lambda files, place: make_tar(place / "x.tar", files), change=touch, **AN_ARCHIVE),
     "GNU tar": Kind(
-        lambda files, place: make_tar(place / "x.tar", files, form=tarfile.GNU_FORMAT), is_converted=False
+        lambda files, place: make_tar(place / "x.tar", files, form=tarfile.GNU_FORMAT),
+        is_converted=False,
+        **AN_ARCHIVE,
     ),
-    "tar.gz": Kind(lambda files, place: make_tar(place / "x.tar.gz", files, mode="w:gz"), is_converted=False),
+    "tar.gz": Kind(
+        lambda files, place: make_tar(place / "x.tar.gz", files, mode="w:gz"),
+        is_converted=False,
+        **AN_ARCHIVE,
+    ),
     "TBZ2": Kind(lambda files, place: make_tar(place / "x.TBZ2", files, mode="w:bz2"), is_converted=False),
-    "tar.xz": Kind(lambda files, place: make_tar(place / "x.tar.xz", files, mode="w:xz")),
-    "zip": Kind(lambda files, place: make_zip(place / "x.zip", files), holds_any_name=False, change=touch),
-    "stored zip": Kind(make_stored_zip, holds_any_name=False, is_converted=False),
+    "tar.xz": Kind(lambda files, place: make_tar(place / "x.tar.xz", files, mode="w:xz"), **AN_ARCHIVE),
+    "zip": Kind(
+        lambda files, place: make_zip(place / "x.zip", files),
+        holds_any_name=False,
+        change=touch,
+        **AN_ARCHIVE,
+    ),
+    "stored zip": Kind(make_stored_zip, holds_any_name=False, is_converted=False, **AN_ARCHIVE),
     "objects": Kind(make_objects, at_url=True, holds_any_name=False, change=rewrite_object),
     "tar at a URL": Kind(at_url(lambda files, place: make_tar(place / "x.tar", files)), at_url=True),
     "zip at a URL": Kind(
@@ -200,6 +221,8 @@ KINDS = {
             change=change_table_picture,
             is_converted=kind in ("csv", "parquet"),
             options={"label": "species"},
+            damage=spoil,
+            others=classes_of,
         )
         for kind in WRITERS
     },
@@ -222,8 +245,15 @@ KINDS = {
         holds_files=False,
         is_sent_whole=True,
     ),
-    "Hugging Face's datasets": Kind(make_saved_dataset, OF_DATASETS, is_tree=False),
-    "WebDataset": Kind(make_tars, OF_DATASETS, is_tree=False, change=touch_tar, options={"label": "caption"}),
+    "Hugging Face's datasets": Kind(make_saved_dataset, OF_DATASETS, is_tree=False, damage=spoil),
+    "WebDataset": Kind(
+        make_tars,
+        OF_DATASETS,
+        is_tree=False,
+        change=touch_tar,
+        options={"label": "caption"},
+        **AN_ARCHIVE,
+    ),
     "WebDataset at a URL": Kind(
         at_url(make_tars), OF_DATASETS, at_url=True, is_tree=False, options={"label": "caption"}
     ),
@@ -236,7 +266,23 @@ KINDS = {
         is_sent_whole=True,
     ),
     "converted": Kind(
-        make_converted, ("classes", "ids"), is_tree=False, holds_files=False, is_sent_whole=True
+        make_converted,
+        ("classes", "ids"),
+        is_tree=False,
+        holds_files=False,
+        is_sent_whole=True,
+        damage=spoil,
+        is_checked=True,
+    ),
+    "converted to tars": Kind(
+        lambda files, place: make_converted(files, place, "webdataset"),
+        ("classes", "ids"),
+        is_tree=False,
+        holds_files=False,
+        is_sent_whole=True,
+        is_converted=False,
+        damage=spoil,
+        is_checked=True,
     ),
 }
 """Each is made by its function of the files of a tree, and says the same as that."""
@@ -328,6 +374,54 @@ def check_converts_as_its_tree(kind: Kind, made: Any, converted: Path, out: Path
     ]
     report = verify_deep(out, made, workers=0)
     assert (report.problems, report.samples) == ((), done.manifest.samples)
+
+
+def check_damage_ends_in_one_line_or_in_what_is_stored(
+    kind: Kind, made: Any, place: Path, times: int
+) -> None:
+    """What is read of a file of its own that was changed by a draw is what another reader finds in it."""
+    assert kind.damage is not None
+    pictures = {place / "tree", place / "pictures"}
+    files = sorted(path for path in place.rglob("*") if path.is_file() and not pictures & {*path.parents})
+    scan = kind.open(made).scan()
+    stored = (
+        {ref.path: _content(scan, row) for row, ref in enumerate(scan.samples)} if kind.is_checked else {}
+    )
+    for seed in range(times):
+        draw = random.Random(seed)
+        victim = draw.choice(files)
+        whole = victim.read_bytes()
+        victim.write_bytes(kind.damage(whole, draw))
+        expected = {**kind.others(victim), **stored}
+        try:
+            scan = kind.open(made).scan()
+            check_accounts_for_all(scan)
+            for row, ref in enumerate(scan.samples):
+                says = expected.get(getattr(scan.source, "prefix", "") + ref.path)
+                if isinstance(says, str) and scan.target == "class":
+                    assert scan.classes[ref.label] == says, seed
+                found = _content(scan, row)
+                assert not isinstance(says, bytes) or found in (says, None), seed
+        except PrecacheError as error:
+            check_line(error, place)
+        victim.write_bytes(whole)
+
+
+def _content(scan: Scan, row: int) -> bytes | None:
+    """Of a picture; None where it is rejected."""
+    try:
+        picture = scan.source.read(scan.samples[row], MAX_PIXELS)
+    except ImageError as error:
+        check_line(error, scan.root)
+        return None
+    return picture if isinstance(picture, bytes) else picture.tobytes()
+
+
+def check_line(error: Exception, place: Location) -> None:
+    """It is one line that a terminal can show, and names the place."""
+    assert "\n" not in str(error)
+    assert len(str(error)) < 1000
+    assert str(place) in str(error)
 
 
 def check_is_as_the_tree(scan: Scan, tree: Scan) -> None:

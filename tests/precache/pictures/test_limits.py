@@ -41,7 +41,7 @@ def test_the_limit_is_a_setting_of_conversion_and_check(tmp_path: Path) -> None:
         assert rejected.path == "a/3.png"
         assert "13x10 is 130 pixels, --max-pixels allows 120" in rejected.reason
     assert manifest.recipe.to_flags().endswith("--max-pixels 120")
-    with pytest.raises(SettingError, match="max_pixels.* got 0"):
+    with pytest.raises(SettingError, match=r"max_pixels.* got 0"):
         precache.check(tmp_path / "tree", max_pixels=0, workers=0)
 
 

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,12 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from precache import Recipe, convert, open_dataset, verify, verify_deep
-from precache.dataset.manifest import write_manifest
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from tests import format_contract
 from tests.building import build_loader
 from tests.command import run_here
-from tests.conftest import IMAGES, small_recipe
 from tests.precache.pictures.drawing import encoded, noise
 
 
@@ -69,15 +66,6 @@ def test_shards_hold_what_is_rendered_and_stock_readers_see_it(
     assert verify_deep(out, alpha_tree, workers=0).problems == ()
     assert run_here("precache", "inspect", out, "--html", "page.html", cwd=tmp_path).returncode == 0
     assert f"{recipe.channels} pixels" in (tmp_path / "page.html").read_text()
-
-
-def test_a_smaller_picture_makes_a_larger_shard() -> None:
-    """`shard_bytes` are those of the pixels that are stored."""
-    for channels, samples in (("grey", 120), ("rgb", 40), ("rgba", 30)):
-        recipe = Recipe(format="shards", size=64, fit="crop", shard_bytes=64 * 64 * 120, channels=channels)
-        assert recipe.samples_per_shard == samples
-    keep = Recipe(format="shards", size=64, channels="grey", fit="keep")
-    assert keep.picture_bytes == 64 * 64 * 4 // 3
 
 
 @pytest.mark.parametrize("name", ["webdataset", "dali"])
@@ -152,13 +140,3 @@ def test_damaged_offsets_are_found(
             pytest.raises(DatasetError, match=f"{shard}: .*'?precache verify"),
         ):
             list(loader)
-
-
-def test_verify_deep_finds_a_picture_of_another_size(raw_tree: Path, tmp_path: Path) -> None:
-    """The same tree at another size, under this one's manifest."""
-    convert(raw_tree, tmp_path / "small", small_recipe("webdataset", size=24, fit="keep"), workers=0)
-    manifest = open_dataset(tmp_path / "small").manifest
-    write_manifest(tmp_path / "small", replace(manifest, recipe=replace(manifest.recipe, size=28)))
-    report = verify_deep(tmp_path / "small", raw_tree, workers=0)
-    assert len(report.problems) == IMAGES
-    assert "pixels, expected" in report.problems[0]

@@ -1,4 +1,4 @@
-"""What is peculiar to archives: folders around all, links, names that lead out, damage that is refused by name."""
+"""What is peculiar to archives: folders around all, links, names that lead out, and what is refused."""
 
 import io
 import os
@@ -47,18 +47,6 @@ def test_folders_that_hold_everything_are_no_classes(
     assert {ignored.path for ignored in beside.ignored} == {"README", "__MACOSX"}
 
 
-@MAKERS
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_of_members_with_one_name_the_last_one_counts(make: Any, suffix: str, tmp_path: Path) -> None:
-    class Twice(Files):
-        def items(self) -> Any:
-            return [("a/1.jpg", b"first"), ("a/1.jpg", b"second")]
-
-    scan = scan_of(make(tmp_path / f"x.{suffix}", Twice()))
-    assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"second"]
-    assert [(i.path, "the last one is used" in i.reason) for i in scan.ignored] == [("a/1.jpg", True)]
-
-
 def zip_with_links(path: Path, files: Files, links: list[tarfile.TarInfo]) -> Path:
     with zipfile.ZipFile(make_zip(path, files), "a") as archive:
         for member in links:
@@ -92,8 +80,14 @@ def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_
     assert scan.scanned == len(scan.samples) + len(scan.ignored)
 
 
+class TwoOfOneName(Files):
+    def items(self) -> Any:
+        return [("a/1.jpg", b"first"), ("a/1.jpg", b"second")]
+
+
 @MAKERS
-def test_names_lead_nowhere(make: Any, suffix: str, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_names_lead_nowhere_and_of_two_the_last_one_counts(make: Any, suffix: str, tmp_path: Path) -> None:
     names = ("/etc/abs.jpg", "../up.jpg", "../../up.jpg", "a/../../up.jpg", "./a//1.jpg", "a/./2.jpg")
     archive = make(tmp_path / f"x.{suffix}", dict.fromkeys((*names, "/".join(["x"] * 400)), JPEG))
     scan = scan_of(archive)
@@ -104,6 +98,9 @@ def test_names_lead_nowhere(make: Any, suffix: str, tmp_path: Path) -> None:
         assert scan.scanned == len(scan.samples) + len(scan.ignored) == 3
         assert scan.samples[-1].path == "b/2.jpg"
     assert os.listdir(tmp_path) == [archive.name]
+    scan = scan_of(make(archive, TwoOfOneName()))
+    assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"second"]
+    assert ["the last one is used" in ignored.reason for ignored in scan.ignored] == [True]
 
 
 def test_names_of_zips_without_utf8_are_those_that_unzip_writes(tmp_path: Path) -> None:
@@ -120,20 +117,6 @@ def test_names_of_zips_without_utf8_are_those_that_unzip_writes(tmp_path: Path) 
         whole = (tmp_path / "x.zip").read_bytes()
         (tmp_path / "x.zip").write_bytes(whole.replace(member.filename.encode(), stored))
         assert [ref.path for ref in scan_of(tmp_path / "x.zip").samples] == [name]
-
-
-def of_kind(kind: bytes, name: str = "a/s.jpg") -> tarfile.TarInfo:
-    member = tarfile.TarInfo(name)
-    member.type = kind
-    return member
-
-
-def test_devices_and_pipes_are_ignored(tmp_path: Path) -> None:
-    kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"V")
-    members = [of_kind(kind, f"a/{kind!r}.jpg") for kind in kinds]
-    scan = scan_of(make_tar(tmp_path / "x.tar", {"a/x.jpg": JPEG}, members))
-    assert [ref.path for ref in scan.samples] == ["a/x.jpg"]
-    assert [ignored.reason for ignored in scan.ignored] == ["not a regular file"] * len(kinds)
 
 
 def lying(**fields: Any) -> Callable[[Path], bytes]:
@@ -182,7 +165,9 @@ def bzipped(path: Path) -> bytes:
 
 
 def odd_member(kind: bytes) -> Callable[[Path], bytes]:
-    return lambda path: make_tar(path, {}, [of_kind(kind)], form=tarfile.GNU_FORMAT).read_bytes()
+    member = tarfile.TarInfo("a/s.jpg")
+    member.type = kind
+    return lambda path: make_tar(path, {}, [member], form=tarfile.GNU_FORMAT).read_bytes()
 
 
 REFUSED: list[tuple[str, Callable[[Path], bytes], list[str]]] = [

@@ -1,4 +1,4 @@
-"""What is peculiar to converted datasets as sources: what is kept of them, which samples are taken, what is refused."""
+"""What is peculiar to converted datasets as sources: what is kept, what is taken of them, what is refused."""
 
 import shutil
 from pathlib import Path
@@ -152,7 +152,7 @@ def test_a_damaged_sample_is_a_reject_and_a_shard_that_disappears_is_named(
 def test_16_bits_are_neither_converted_on_nor_exported(raw_tree: Path, tmp_path: Path) -> None:
     recipe = small_recipe("shards", size=8, channels="grey", dtype="uint16")
     convert(raw_tree, tmp_path / "one", recipe, workers=0)
-    with pytest.raises(SettingError, match="holds uint16 of channels grey, .* orig"):
+    with pytest.raises(SettingError, match="holds uint16 of channels grey"):
         convert(tmp_path / "one", tmp_path / "two", small_recipe("dali"), workers=0)
     with pytest.raises(SettingError, match="holds uint16; only uint8"):
         export(tmp_path / "one", tmp_path / "tree", workers=0)

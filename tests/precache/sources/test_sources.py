@@ -1,6 +1,5 @@
 """Every kind of source keeps the contract; those of trees give what the tree gives, whatever it holds."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -91,21 +90,3 @@ def test_what_a_tree_holds_any_other_place_of_its_files_holds(
         files["val/class/9.jpg"] = JPEG
     tree = scan_tree(put(tmp_path / "files", files))
     contract.check_is_as_the_tree(open_source(kind.make(files, place)).scan(), tree)
-
-
-@OF_FILES
-@pytest.mark.parametrize(
-    ("files", "phrase"),
-    [
-        ({"1.jpg": JPEG}, "pass --class-depth 0"),
-        ({"a/notes.txt": b"text"}, "no class folder with pictures"),
-    ],
-)
-def test_a_source_without_class_folders_is_named(
-    kind: Kind, place: Any, files: Files, phrase: str, tmp_path: Path
-) -> None:
-    made = kind.make(files, place)
-    with pytest.raises(Exception, match=phrase) as caught:
-        open_source(made).scan()
-    assert str(caught.value).startswith(f"{os.fspath(made)}: ")
-    assert "\n" not in str(caught.value)

@@ -9,7 +9,6 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from precache import SettingError, SourceError, convert, open_dataset, verify_deep
@@ -58,20 +57,34 @@ def test_each_kind_of_table_says_the_same(kind: str, photos: Path) -> None:
     assert kinds == ["int", "float", "text", "ragged", "vector"]
 
 
-@pytest.mark.parametrize(
-    ("cells", "classes", "labels"),
-    [
-        (["b", "a", "b", "c"], ("a", "b", "c"), [1, 0, 1, 2]),
-        (["10", "9", "9", "-1"], ("-1", "9", "10"), [2, 1, 1, 0]),
-        (["010", "9", "9", "1"], ("010", "1", "9"), [0, 2, 2, 1]),  # 010 is a name
-        (["1.0", "2.0", "10.0", "1.0"], ("1.0", "2.0", "10.0"), [0, 1, 2, 0]),  # as pandas writes integers
-    ],
-)
-def test_classes_are_sorted_as_text_and_whole_numbers_by_their_size(
-    cells: list[str], classes: tuple[str, ...], labels: list[int], photos: Path
+LISTS = ['"[0.5, 1]"', '"[1, 2]"', '"[3, 4]"']
+LABELS: list[tuple[list[str], dict[str, Any], str, tuple[str, ...], list[Any]]] = [
+    (["b", "a", "b", "c"], {}, "class", ("a", "b", "c"), [1, 0, 1, 2]),
+    (["10", "9", "9", "-1"], {}, "class", ("-1", "9", "10"), [2, 1, 1, 0]),  # by their size
+    (["010", "9", "9", "1"], {}, "class", ("010", "1", "9"), [0, 2, 2, 1]),  # 010 is a name
+    (["1.0", "2.0", "10.0"], {}, "class", ("1.0", "2.0", "10.0"), [0, 1, 2]),  # as pandas writes integers
+    (["a|b", "", "b | a|b"], {"separator": "|"}, "classes", ("a", "b"), [[0, 1], [], [0, 1]]),
+    (['"[""a"", ""b""]"', "[]", '"[""b""]"'], {}, "classes", ("a", "b"), [[0, 1], [], [1]]),
+    (["0.5", "1", "-2e-3"], {}, "number", (), [0.5, 1, -0.002]),
+    (["3", "1", "2"], {"target": "number"}, "number", (), [3, 1, 2]),
+    (LISTS, {}, "number", (), [[0.5, 1], [1, 2], [3, 4]]),
+]
+
+
+@pytest.mark.parametrize(("cells", "options", "target", "classes", "labels"), LABELS)
+def test_cells_become_classes_or_numbers(
+    cells: list[str],
+    options: dict[str, Any],
+    target: str,
+    classes: tuple[str, ...],
+    labels: list[Any],
+    photos: Path,
 ) -> None:
-    scan = scan_labels(photos, cells)
-    assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("class", classes, labels)
+    scan = scan_labels(photos, cells, **options)
+    assert (scan.target, scan.classes) == (target, classes)
+    found = [ref.label if target == "class" else ref.target for ref in scan.samples]
+    assert found == labels
+    assert target == "class" or scan.samples.labels.tolist() == [-1] * len(cells)
 
 
 NUMBERS = ["2", "2.0", "1.1", "1.10", "1e5", "100000", "0", "-0", "+1", "007", "123456789012345678", "x"]
@@ -106,42 +119,6 @@ def test_ids_stay_apart_whatever_stands_beside_them(kind: str, last: str, photos
     with suppress(SourceError):
         column = scan_of(photos / f"t.{kind}", fields=("id",)).samples.fields["id"]
         assert [str(column.value(row)) for row in range(2)] == pair
-
-
-@pytest.mark.parametrize(
-    ("cells", "options"),
-    [
-        (["a|b", "", "b | a|b"], {"separator": "|"}),
-        (['"[""a"", ""b""]"', "[]", '"[""b"", ""a""]"'], {}),
-    ],
-)
-def test_several_classes_come_from_a_list_or_a_separator(
-    cells: list[str], options: dict[str, Any], photos: Path
-) -> None:
-    scan = scan_labels(photos, cells, **options)
-    targets = scan.samples.targets
-    assert targets is not None
-    assert (scan.target, scan.classes) == ("classes", ("a", "b"))
-    assert [targets.value(row) for row in range(3)] == [[0, 1], [], [0, 1]]
-    assert scan.samples.labels.tolist() == [-1, -1, -1]
-
-
-@pytest.mark.parametrize(
-    ("cells", "target", "expected"),
-    [
-        (["0.5", "1", "-2e-3"], None, [0.5, 1, -0.002]),
-        (["3", "1", "2"], "number", [3, 1, 2]),
-        (['"[0.5, 1]"', '"[1, 2]"', '"[3, 4]"'], None, [[0.5, 1], [1, 2], [3, 4]]),
-    ],
-)
-def test_numbers_are_targets_where_they_are_fractions_or_asked_for(
-    cells: list[str], target: str | None, expected: list[Any], photos: Path
-) -> None:
-    scan = scan_labels(photos, cells, target=target)
-    targets = scan.samples.targets
-    assert targets is not None
-    assert targets.values.dtype == np.float64
-    assert (scan.target, scan.classes, targets.values.tolist()) == ("number", (), expected)
 
 
 def test_what_was_chosen_for_the_labels_is_said_where_there_is_a_choice(photos: Path) -> None:

@@ -1,23 +1,17 @@
-"""What is peculiar to trees of class folders: what is a sample and in what order, depths, splits, links, rights."""
+"""What is peculiar to trees of class folders: what is a sample, its order, depths, splits, links, rights."""
 
 import hashlib
 import os
 import tempfile
 import tracemalloc
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from precache import SourceOptions, convert, open_dataset, verify_deep
 from precache.errors import SourceError
-from precache.formats import FORMATS
-from precache.sources.base import SampleRef, Samples
 from precache.sources.tree import scan_tree
 from tests.command import run_here
-from tests.conftest import small_recipe
 from tests.precache.sources.archives import JPEG, put
 
 
@@ -139,25 +133,6 @@ def test_pictures_at_another_depth_are_an_error_that_says_what_to_pass(
         scan_tree(lay(tmp_path, *names), depth)
 
 
-@pytest.mark.parametrize("name", ["shards", "dali"])
-def test_a_flat_folder_is_converted_without_labels_and_verified(
-    name: str, raw_tree: Path, tmp_path: Path
-) -> None:
-    flat, out = tmp_path / "flat", tmp_path / "out"
-    flat.mkdir()
-    for sample in scan_tree(raw_tree).samples:
-        (flat / sample.path.replace("/", "_")).symlink_to(raw_tree / sample.path)
-    recipe = small_recipe(name, size=8, splits="train=0.9,val=0.1")
-    manifest = convert(flat, out, recipe, workers=0, options=SourceOptions(class_depth=0)).manifest
-    assert (manifest.target, manifest.classes) == ("none", ())
-    assert "--class-depth 0" in manifest.to_flags()
-    assert verify_deep(out, flat, workers=0).problems == ()
-    dataset = open_dataset(out)
-    held = [s for shard in manifest.shards for s in FORMATS[name].read_shard(dataset.shard_path(shard))]
-    assert {sample.label for sample in held} == {-1}
-    assert "70, without labels (train 63, val 7)" in run_here("precache", "inspect", out, cwd=tmp_path).stdout
-
-
 def test_symlinked_pictures_and_folders_count_and_dangling_ones_are_ignored(tmp_path: Path) -> None:
     lay(tmp_path, "elsewhere/x.jpg", "tree/a/real.jpg")
     (tmp_path / "tree/a/link.jpg").symlink_to(tmp_path / "elsewhere/x.jpg")
@@ -231,14 +206,6 @@ def test_what_may_not_be_read_is_named_and_not_ignored(unprivileged: Path, close
         (unprivileged / closed).chmod(0o700)
     assert str(caught.value).startswith(f"{unprivileged / named}: ")
     assert isinstance(caught.value.__cause__, OSError)
-
-
-def test_columns_hold_what_refs_hold() -> None:
-    refs = [SampleRef(3, "a/b.jpg", 0, 5, "val"), SampleRef(7, "\u00e9/\udcef", 2, 2**40, "train")]
-    samples = Samples.of(refs)
-    assert list(samples) == refs
-    swapped = samples.select(np.array([1, 0]), np.array([0, 0]), ["test"])
-    assert list(swapped) == [replace(refs[1], split="test"), replace(refs[0], split="test")]
 
 
 def test_many_names_take_little_memory(tmp_path: Path) -> None:

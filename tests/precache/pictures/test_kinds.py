@@ -57,14 +57,6 @@ def test_whatever_an_installed_decoder_reads_is_a_picture(kind: str, folder: Pat
     assert found == {"whole.png", *names, *(["nameless"] if kind in WITH_SIGNATURE else [])}
 
 
-def test_each_extension_that_pillow_has_for_a_kind_that_is_read_is_one_of_a_picture() -> None:
-    Image.init()
-    theirs = {name for name, kind in Image.EXTENSION.items() if kind in (*kinds.KINDS, "MPO")}
-    known = {name for name in theirs if kinds.looks_like_picture(f"x{name}")}
-    shared = {".sgi", ".rgb", ".rgba", ".bw", ".ras", ".pcx", ".dib"}  # which stand for other things as well
-    assert theirs - known <= {".pfm", ".icb", ".vda", ".vst"} | shared
-
-
 def test_notes_are_no_pictures(folder: Path) -> None:
     """Some of Pillow's signatures are two letters long."""
     for number, text in enumerate(

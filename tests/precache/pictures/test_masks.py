@@ -121,17 +121,6 @@ def test_another_mask_is_found_in_depth(trees: Trees, tmp_path: Path) -> None:
     assert "sample 0 (a/00.png) has a mask that differs from its source's" in problem
 
 
-def test_a_dataset_with_masks_takes_what_was_predicted(trees: Trees, tmp_path: Path) -> None:
-    for name in FORMAT_NAMES:
-        recipe, predicted = Recipe(format=name, size=96, shard_bytes=4 * 96 * 96 * 3), list[int]()
-        settings: dict[str, Any] = {
-            "mask": str(trees.masks), "on_start": lambda total, free, to=predicted: to.append(total)
-        }  # fmt: skip
-        whole = convert(trees.photos, tmp_path / name, recipe, workers=0, **settings).manifest
-        taken = sum(file.bytes for shard in whole.shards for file in shard.files)
-        assert 0.8 < predicted[0] / taken < 1.2
-
-
 def test_masks_that_a_table_names_are_no_fields(trees: Trees, tmp_path: Path) -> None:
     rows = [f"{trees.photos}/a/{n}.png,a,{trees.masks}/a/{n}.png\n" for n in ("00", "04", "08")]
     (tmp_path / "t.csv").write_text("path,label,mask\n" + "".join(rows))

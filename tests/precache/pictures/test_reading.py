@@ -3,7 +3,7 @@
 import errno
 import os
 import resource
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from PIL import Image
 import precache
 from precache.errors import ImageError, SourceError
 from precache.pictures import reading
-from precache.sources.rejected_list import default_list, read_list
+from precache.sources.rejected_list import read_list
 from precache.sources.tree import scan_tree
 from tests.building import build_loader
 from tests.conftest import small_recipe
@@ -24,66 +24,29 @@ TRANSIENT = [
     errno.EPERM, errno.EAGAIN, errno.ENETDOWN, errno.EREMOTEIO,
 ]  # fmt: skip
 
-Fail = Callable[[str, int, int], list[str]]
-
-
-@pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fail]:
-    """`fail(suffix, number, times)`: opening a file whose path ends so fails; the paths that were tried."""
-    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
-
-    def failing(suffix: str, number: int, times: int) -> list[str]:
-        tried: list[str] = []
-        real = reading.open_regular
-
-        def open_regular(path: str) -> FileIO:
-            if str(path).endswith(suffix):
-                tried.append(str(path))
-                if len(tried) <= times:
-                    raise OSError(number, os.strerror(number), path)
-            return real(path)
-
-        monkeypatch.setattr(reading, "open_regular", open_regular)
-        return tried
-
-    yield failing
-    monkeypatch.undo()
-
 
 @pytest.mark.parametrize("number", TRANSIENT, ids=errno.errorcode.get)
-def test_an_error_that_passes_costs_no_picture(number: int, tmp_path: Path, fail: Fail) -> None:
+def test_an_error_that_passes_costs_no_picture(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that stays is named with its path and a remedy."""
-    path = tmp_path / "x.jpg"
+    path, real, fails = tmp_path / "x.jpg", reading.open_regular, [True, True, False]
+
+    def open_regular(name: str) -> FileIO:
+        if fails.pop(0):
+            raise OSError(number, os.strerror(number), name)
+        return real(name)
+
     path.write_bytes(b"content")
-    tried = fail("x.jpg", number, 2)
+    monkeypatch.setattr(reading, "open_regular", open_regular)
+    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
     assert reading.read_picture(str(path)) == b"content"
-    assert len(tried) == 3
-    fail("x.jpg", number, 99)
+    assert fails == []
+    fails.extend([True] * 99)
     with pytest.raises(SourceError, match="run the same command again") as caught:
         reading.read_picture(str(path))
     assert str(caught.value).startswith(f"{path}: cannot be read ({os.strerror(number)}); ")
     assert not isinstance(caught.value, ImageError)
-
-
-def test_an_error_ends_the_conversion_and_the_same_command_goes_on(
-    raw_tree: Path, tmp_path: Path, fail: Fail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = small_recipe("shards", size=8, shard_bytes=10 * 8 * 8 * 3)
-    precache.convert(raw_tree, tmp_path / "undisturbed", recipe, workers=0)
-    fail(scan_tree(raw_tree).samples[40].path, errno.ESTALE, 99)
-    with pytest.raises(SourceError, match=os.strerror(errno.ESTALE)):
-        precache.convert(raw_tree, tmp_path / "out", recipe, workers=0)
-    with pytest.raises(SourceError, match=os.strerror(errno.ESTALE)):
-        precache.check(raw_tree, list_file=tmp_path / "list.csv", workers=0)
-    assert not (tmp_path / "list.csv").exists()
-    assert not default_list(raw_tree).exists()
-    shards = len(list((tmp_path / "out").glob("train-*.safetensors")))
-    monkeypatch.undo()
-    again = precache.convert(raw_tree, tmp_path / "out", recipe, workers=0)
-    assert again.manifest.rejected == ()
-    assert again.converted == 70 - 10 * shards < 70, "finished shards were kept"
-    for file in (tmp_path / "undisturbed").iterdir():
-        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
 
 
 def test_a_process_without_free_descriptors_rejects_nothing(tmp_path: Path) -> None:

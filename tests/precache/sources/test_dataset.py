@@ -4,6 +4,7 @@ import functools
 import io
 import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,48 +66,41 @@ def _refuse() -> None:
     raise AttributeError("Can't get attribute 'Mine' on <module '__main__'>")
 
 
-VALUES = {
-    "grey": (GREY, GREY),
-    "grey with a channel": (GREY[:, :, None], GREY),
-    "colour": (COLOUR, COLOUR),
-    "tensor, channels first": (Tensor(np.moveaxis(COLOUR, -1, 0)), COLOUR),
-    "tensor, channels last": (Tensor(COLOUR), COLOUR),
-    "grey tensor": (Tensor(GREY[None]), GREY),
-    "flat tensor": (Tensor(GREY), GREY),
-    "not contiguous": (COLOUR[:, ::-1], COLOUR[:, ::-1]),
-}
-
-
-@pytest.mark.parametrize("name", VALUES)
-def test_arrays_and_tensors_are_pictures(name: str) -> None:
-    value, expected = VALUES[name]
-    picture = picture_of(value, "row 0", MAX_PIXELS)
-    assert isinstance(picture, Image.Image)
-    assert np.array_equal(np.asarray(picture), expected)
-
-
-NO_PICTURES: list[tuple[Any, list[str]]] = [
-    (COLOUR / 255, ["float64 [5, 8, 3]", "expected uint8"]),
-    (np.moveaxis(COLOUR, -1, 0), ["uint8 [3, 5, 8]", "expected uint8 [h, w]"]),
-    (COLOUR[None], ["expected uint8"]),
-    (GREY[:0], ["expected uint8"]),
-    (Tensor(COLOUR / 255), ["leave out the transform"]),
-    (None, ["has no picture; expected"]),
-    (7, ["int 7, not a picture"]),
-    ("nowhere.jpg", ["'nowhere.jpg' is not a file"]),
-    ("a\0b", ["is not a file"]),
-    (".", ["is not a file"]),
-    ("https://example.org/a.jpg", ["is not a file"]),
-    ({"bytes": None, "path": None}, ["has no picture; expected"]),
-    (Image.new("L", (101, 100)), ["is too large"]),
+PICTURES: list[tuple[Any, Any]] = [
+    (GREY, GREY),
+    (GREY[:, :, None], GREY),
+    (COLOUR, COLOUR),
+    (COLOUR[:, ::-1], COLOUR[:, ::-1]),
+    (Tensor(np.moveaxis(COLOUR, -1, 0)), COLOUR),
+    (Tensor(COLOUR), COLOUR),
+    (Tensor(GREY[None]), GREY),
+    (Tensor(GREY), GREY),
+    (COLOUR / 255, "is float64 [5, 8, 3]; expected uint8"),
+    (np.moveaxis(COLOUR, -1, 0), "is uint8 [3, 5, 8]; expected uint8 [h, w]"),
+    (COLOUR[None], "expected uint8"),
+    (GREY[:0], "expected uint8"),
+    (Tensor(COLOUR / 255), "leave out the transform"),
+    (None, "has no picture; expected"),
+    (7, "int 7, not a picture"),
+    ("nowhere.jpg", "'nowhere.jpg' is not a file"),
+    ("a\0b", "is not a file"),
+    (".", "is not a file"),
+    ("https://example.org/a.jpg", "is not a file"),
+    ({"bytes": None, "path": None}, "has no picture; expected"),
+    (Image.new("L", (101, 100)), "is too large"),
 ]
 
 
-@pytest.mark.parametrize(("value", "mentions"), NO_PICTURES)
-def test_what_is_no_picture_is_said(value: Any, mentions: list[str]) -> None:
-    with pytest.raises(ImageError, match=r"^row 0: ") as caught:
-        picture_of(value, "row 0", MAX_PIXELS)
-    assert [mention for mention in mentions if mention not in str(caught.value)] == []
+@pytest.mark.parametrize("number", range(len(PICTURES)))
+def test_arrays_and_tensors_are_pictures_and_what_is_none_is_said(number: int) -> None:
+    value, expected = PICTURES[number]
+    if isinstance(expected, str):
+        with pytest.raises(ImageError, match=f"^row 0: .*{re.escape(expected)}"):
+            picture_of(value, "row 0", MAX_PIXELS)
+    else:
+        found = picture_of(value, "row 0", MAX_PIXELS)
+        assert isinstance(found, Image.Image)
+        assert np.array_equal(np.asarray(found), expected)
 
 
 def test_a_sample_that_cannot_be_read_is_a_reject_named_by_its_row(tmp_path: Path) -> None:

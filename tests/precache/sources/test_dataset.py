@@ -116,19 +116,13 @@ def test_a_sample_that_cannot_be_read_is_a_reject_named_by_its_row(tmp_path: Pat
     assert sorted(open_dataset(tmp_path / "out").read_index().ids.tolist()) == [1, 2, 3]
 
 
-def test_a_sample_that_could_not_be_listed_is_not_stored_with_another_label() -> None:
-    items: list[Any] = [(picture(row), row) for row in range(3)]
+def test_what_failed_once_is_not_stored_with_another_label_and_a_disk_rejects_nothing() -> None:
+    items: list[Any] = [(picture(row), row) for row in range(20)]
     items[1] = OSError("a moment ago")
     scan = scan_of(Items(items))
-    items[1] = (picture(1), 1)
+    items[1], items[9] = (picture(1), 1), OSError(5, "Input/output error")
     with pytest.raises(ImageError, match="could not be read when the dataset was listed"):
         scan.source.read(scan.samples[1], MAX_PIXELS)
-
-
-def test_a_disk_that_fails_does_not_reject_a_picture() -> None:
-    items: list[Any] = [(picture(row), row) for row in range(20)]
-    scan = scan_of(Items(items))
-    items[9] = OSError(5, "Input/output error")
     with pytest.raises(SourceError, match=r"row 9: cannot be read \(Input/output error\)"):
         scan.source.read(scan.samples[9], MAX_PIXELS)
 

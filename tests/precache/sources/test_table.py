@@ -4,7 +4,6 @@ import itertools
 import os
 import shutil
 import sys
-import tracemalloc
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,16 @@ from precache.errors import MissingDependencyError
 from precache.sources.base import Scan, check_apart
 from tests.command import run_here
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import scan_of
+from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.tables import WRITERS, scan_text
 
 KINDS = list(WRITERS)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Files that a scan takes for pictures, and nobody decodes."""
+    return put(tmp_path, {f"{number}.jpg": b"\xff\xd8\xff" + b"x" * number for number in range(4)})
 
 
 def names_of(scan: Scan) -> list[str]:
@@ -136,31 +141,23 @@ def test_a_byte_order_mark_and_windows_line_ends_change_nothing(photos: Path) ->
 
 
 SPELLINGS = ["pics/0.jpg", ".//pics/0.jpg", "pics/./0.jpg", "pics/../pics/0.jpg", "../{top}/pics/0.jpg"]
-SPELLINGS += ["/{folder}//pics/0.jpg", "pics/gone/../0.jpg"]
+SPELLINGS += ["/{folder}//pics/0.jpg", "pics/gone/../0.jpg", "pics/link/../0.jpg"]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_picture_is_found_and_known_however_its_path_is_written(spelling: str, photos: Path) -> None:
-    """But where the system finds none: behind a folder that is not there."""
-    (photos / "pics").mkdir()
-    (photos / "pics/0.jpg").write_bytes(b"\xff\xd8\xffpics")
+    """But where the system finds none: behind a folder that is not there, or a link to somewhere else."""
+    put(photos, {"pics/0.jpg": b"\xff\xd8\xffpics", "far/away/1.jpg": b""})
+    (photos / "pics/link").symlink_to("../far/away")
     path = spelling.format(folder=photos, top=photos.name)
     scan = scan_text(photos, f"path\n{path}\n1.jpg\n")
-    if "gone" in spelling:
+    if spelling in SPELLINGS[-2:]:
         assert "1 row of 2 without a picture" in scan.warnings[0]
         return
     assert scan.source.read(scan.samples[0], 100) == b"\xff\xd8\xffpics"
-    for other in SPELLINGS[:-1]:
+    for other in SPELLINGS[:-2]:
         with pytest.raises(SourceError, match=r"is in line 2 \(id 0\), too"):
             scan_text(photos, f"path\n{path}\n{other.format(folder=photos, top=photos.name)}\n")
-
-
-def test_a_path_behind_a_link_leads_where_the_system_leads(photos: Path) -> None:
-    (photos / "far/away").mkdir(parents=True)
-    (photos / "far/0.jpg").write_bytes(b"\xff\xd8\xfffar")
-    (photos / "link").symlink_to("far/away")
-    scan = scan_text(photos, "path\nlink/../0.jpg\n0.jpg\n")
-    assert [scan.source.read(ref, 100) for ref in scan.samples] == [b"\xff\xd8\xfffar", b"\xff\xd8\xff"]
 
 
 def test_labels_are_not_left_out_in_silence(photos: Path) -> None:
@@ -186,27 +183,11 @@ def test_numbers_of_folds_become_names_of_splits(photos: Path) -> None:
     assert [sample.split for sample in scan.samples] == ["fold1", "fold0", "fold1"]
 
 
-def test_a_long_table_takes_columns_not_objects(tmp_path: Path) -> None:
-    """Rows, of which a picture that is there many times over under other names is the first."""
-    rows = 20_000
-    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
-    lines = [f"d{row}/../a.jpg,{row % 1000}\n" for row in range(rows - 1)]
-    (tmp_path / "t.csv").write_text("".join(["path,label\n", *lines, "a.jpg,1\n"]))
-    tracemalloc.start()
-    try:
-        scan = scan_of(tmp_path / "t.csv", label="label")
-        assert tracemalloc.get_traced_memory()[1] / rows < 400
-    finally:
-        tracemalloc.stop()
-    assert (len(scan.samples), len(scan.classes)) == (rows, 1000)
-
-
 A = {"label": "a"}
 NUMBER = {"label": "a", "target": "number"}
 BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
     ("path,a\n0.jpg,x\n", {"label": "b"}, ["no column 'b'", "--label", "'path', 'a'"]),
     ("path,a\n0.jpg,x\n", {"fields": ("a", "w")}, ["no column 'w'", "--field"]),
-    ("path,a,a\n0.jpg,x,y\n", A, ["several columns 'a'"]),
     ("photo,a\n0.jpg,x\n", {}, ["--image", "'photo', 'a'"]),
     ("path,file\n0.jpg,x\n", {}, ["several columns", "--image"]),
     ("path,class,label\n0.jpg,x,y\n", {}, ["'class', 'label'", "--label", "--target none"]),
@@ -214,13 +195,11 @@ BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
     ("", {}, ["labels.csv: is empty"]),
     ("path,a\n", {}, ["labels.csv: has no rows"]),
     ("path,a\n0.jpg,x\n1.jpg, \n", A, ["line 3 (id 1): 'a': is empty"]),
-    ("path,a\n0.jpg,1\n1.jpg,\n", A, ["line 3 (id 1)", "is empty", "'1'"]),
     ("path,a\n0.jpg,1\n1.jpg,\n", {"fields": ("a",)}, ["line 3 (id 1): 'a': is empty", "'1'"]),
     ("path,a\n0.jpg,1\n,2\n", {}, ["line 3 (id 1)", "is no path of a picture"]),
     ("path,a\n0.jpg,0.5\n1.jpg,o.7\n", A, ["line 3", "'o.7' is not a number", "--target class"]),
     ("path,a\n0.jpg,x\n", NUMBER, ["line 2 (id 0)", "'x' is not a number"]),
     ("path,a\n0.jpg,1e999\n", NUMBER, ["line 2", "not finite"]),
-    ('path,a\n0.jpg,"[.5]"\n', NUMBER, ["line 2", "is not a number"]),
     ('path,a\n0.jpg,"[1,2]"\n1.jpg,[3]\n', NUMBER, ["line 3", "one length"]),
     ("path,a\n0.jpg,[1]\n1.jpg,[x]\n", {"fields": ("a",)}, ["line 3", "'[x]' is not a JSON list"]),
     ('path,a\n"x\ny",1\n0.jpg\n', {}, ["line 4 (id 1)", "expected 2 cells", "got 1"]),
@@ -230,18 +209,14 @@ BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
     ("path,a\n".encode("utf-16"), {}, ["UTF-16", "UTF-8"]),
     (b"path,a\n0.jpg,\0\n", {}, ["line 2", "NUL"]),
     (f"path\n{'x' * 5_000}\n", {}, ["line 2 (id 0)", "has 5,000 bytes"]),
-    (f"path,{'x' * 5_000}\n", {"label": "y"}, ["no column 'y'"]),
     ("path\nhttps://example.org/0.jpg\n", {}, ["line 2", "download the pictures"]),
-    (f"path,s\n0.jpg,{'x' * 65}\n", {"split": "s"}, ["line 2 (id 0)", "not a valid split name"]),
     ("path,s\n0.jpg,../x\n", {"split": "s"}, ["line 2 (id 0)", "'../x' is not a valid split name"]),
     ("path\n0.jpg\n", {"target": "class"}, ["--target class needs", "--label"]),
     ("path,a\n0.jpg,x\n", {"separator": ";"}, ["--separator needs", "--label"]),
-    ("path,a\n0.jpg,x\n", {**A, "separator": ";", "target": "class"}, ["--separator"]),
     ("path\n0.jpg\n", {"root": "nowhere"}, ["--root nowhere: no such folder"]),
     ('{"path": 5}\n', {}, ["line 1 (id 0)", "5 is no path"]),
     ('{"path": "0.jpg", "a": 1}\n\n{"path": "1.jpg", "a": "x"}\n', A, ["line 3 (id 1)", "'x' is text"]),
     ('{"path": "0.jpg", "a": 1}\n{"path": "1.jpg"}\n', A, ["line 2 (id 1): 'a': is empty"]),
-    ('{"path": "0.jpg", "a": 1}\n{"path": "1.jpg"}\n', {"fields": ("a",)}, ["line 2 (id 1)", "is empty"]),
     ('["0.jpg"]\n', {}, ["line 1", "not a JSON object"]),
     ('{"path": ' + "[" * 100_000 + "\n", {}, ["line 1", "not JSON"]),
     ('{"path": "\\ud800.jpg"}\n', {}, ["line 1 (id 0)", "not a valid file name"]),

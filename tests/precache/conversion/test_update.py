@@ -5,13 +5,12 @@ get other labels, other masks, none, or one that was missing; rows and members c
 """
 
 import io
+import itertools
 import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from precache.recipe import DEFAULT_SPLITS
 from tests.command import ROOT
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents
+from tests.precache.sources.archives import Files, make_tar, make_zip, put
 from tests.precache.sources.objects import Items
 from tests.precache.sources.tables import WRITERS
 from tests.stopping import KilledError, Stop, stopping
@@ -73,40 +73,32 @@ class World:
     """Pictures by their names, in the order in which rows or members are written."""
 
     seed: int
-    rng: np.random.Generator = field(init=False)
     pictures: dict[str, Picture] = field(default_factory=dict)
-    drawn: int = 0
     round: int = 1
 
     def __post_init__(self) -> None:
-        self.rng = np.random.default_rng(self.seed)
-        for _ in range(8):
-            self.add()
-        self.edit(times=3)
-        victim = sorted(self.pictures)[1]
-        self.pictures[victim] = replace(self.pictures[victim], mask=0)
-
-    def next(self) -> int:
-        self.drawn += 1
-        return self.drawn
+        self.rng, self.numbers = np.random.default_rng(self.seed), itertools.count(1)
+        if not self.pictures:
+            for _ in range(8):
+                self.add()
+            self.edit(times=3)
+            victim = sorted(self.pictures)[1]
+            self.pictures[victim] = replace(self.pictures[victim], mask=0)
 
     def add(self) -> None:
-        number = self.next()
+        number = next(self.numbers)
         name = f"{int(self.rng.integers(100)):02}-{number}"
         self.pictures[name] = Picture(number, "ab"[number % 2], number, written_s=self.round)
 
     def edit(self, times: int) -> None:
         self.round += 1
         if self.round == 3:  # masks that were missing come
-            self.pictures = {
-                name: replace(picture, mask=picture.mask or self.next())
-                for name, picture in self.pictures.items()
-            }
+            for name, picture in self.pictures.items():
+                self.pictures[name] = replace(picture, mask=picture.mask or next(self.numbers))
         for _ in range(times):
             first, *others = sorted(self.pictures)  # one stays: a dataset has pictures
-            name = str(self.rng.choice(others))
+            name, number = str(self.rng.choice(others)), next(self.numbers)
             was = self.pictures[name]
-            number = self.next()
             edits: list[dict[str, Any]] = [
                 {"seed": number, "broken": False, "written_s": self.round},
                 {"broken": not was.broken, "written_s": self.round},
@@ -126,149 +118,101 @@ class World:
                 self.pictures = {name: self.pictures[name] for name in (*self.rng.permutation(others), first)}
 
 
-def write_files(world: World, folder: Path, name_of: Callable[[str, Picture], str]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    for name, picture in world.pictures.items():
-        path = folder / name_of(name, picture)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(picture.content)
-        os.utime(path, (picture.written_s, picture.written_s))
+def files(world: World) -> Files:
+    return {f"{picture.label}/{name}.bmp": picture.content for name, picture in world.pictures.items()}
 
 
-def write_masks(world: World, folder: Path, name_of: Callable[[str, Picture], str]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+def written(world: World, folder: Path) -> Path:
+    """The pictures as files, and their masks in a folder beside."""
+    shutil.rmtree(folder / "tree", ignore_errors=True)
+    shutil.rmtree(folder / "masks", ignore_errors=True)
+    put(folder / "tree", files(world))
     for name, picture in world.pictures.items():
+        path = Path(picture.label, f"{name}.bmp")
+        os.utime(folder / "tree" / path, (picture.written_s, picture.written_s))
         if picture.mask:
-            path = (folder / name_of(name, picture)).with_suffix(".bmp")
-            path.parent.mkdir(parents=True, exist_ok=True)
             labels = np.random.default_rng(picture.mask).integers(0, 256, SHAPE, np.uint8)
-            Image.fromarray(labels).save(path)
-
-
-def in_class(name: str, picture: Picture) -> str:
-    return f"{picture.label}/{name}.bmp"
-
-
-def alone(name: str, picture: Picture) -> str:
-    return f"{name}.bmp"
+            (folder / "masks" / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(labels).save(folder / "masks" / path)
+    return folder / "tree"
 
 
 def tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    write_files(world, folder / "tree", in_class)
-    return folder / "tree", SourceOptions()
+    return written(world, folder), SourceOptions()
 
 
 def masked_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    write_masks(world, folder / "masks", in_class)
-    return tree(world, folder)[0], SourceOptions(mask=str(folder / "masks"))
+    return written(world, folder), SourceOptions(mask=str(folder / "masks"))
 
 
-def _table(
-    world: World, folder: Path, options: SourceOptions, suffix: str = "csv", **columns: list[Any]
-) -> tuple[Any, SourceOptions]:
-    write_files(world, folder / "pictures", alone)
-    paths = [f"{name}.bmp" for name in world.pictures]
-    labels = [picture.label for picture in world.pictures.values()]
-    WRITERS[suffix](folder / f"t.{suffix}", {"path": paths, "label": labels, **columns})
-    return folder / f"t.{suffix}", replace(options, root=str(folder / "pictures"), label="label")
+def table(world: World, folder: Path, suffix: str, **columns: list[Any]) -> Path:
+    written(world, folder)
+    WRITERS[suffix](folder / f"t.{suffix}", {"path": [f"tree/{name}" for name in files(world)], **columns})
+    return folder / f"t.{suffix}"
 
 
 def masked_table(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    write_masks(world, folder / "masks", alone)
-    pictures = world.pictures
-    notes = [f"{name} {picture.label}" for name, picture in pictures.items()]
-    masks = [f"../masks/{name}.bmp" for name in pictures]
-    options = SourceOptions(fields=("note",), mask="mask")
-    return _table(world, folder, options, "parquet", note=notes, mask=masks)
+    """Of several classes each."""
+    pictures, masks = world.pictures.values(), [f"masks/{name}" for name in files(world)]
+    labels = [f"{picture.label};odd{picture.mask % 3}" for picture in pictures]
+    named = SourceOptions(label="label", separator=";", target="classes", fields=("note",), mask="mask")
+    return table(world, folder, "parquet", label=labels, note=[*world.pictures], mask=masks), named
 
 
 def folded_table(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     """With splits of its own, fields of every kind, and numbers to be predicted."""
     pictures = world.pictures.values()
-    return _table(
-        world,
-        folder,
-        SourceOptions(split="fold", fields=("width", "box"), target="number"),
-        label=[(picture.mask + ord(picture.label)) / 4 for picture in pictures],
-        fold=[["val", "train"][picture.seed % 2] for picture in pictures],
-        width=[picture.mask for picture in pictures],
-        box=[[[1.5, 2, 3, picture.seed]] * (picture.mask % 3) for picture in pictures],
-    )
-
-
-def table_of_several(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    """Of several classes each."""
-    labels = [f"{picture.label};odd{picture.mask % 3}" for picture in world.pictures.values()]
-    return _table(world, folder, SourceOptions(separator=";", target="classes"), label=labels)
-
-
-def tar(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    with tarfile.open(folder / "pictures.tar", "w") as file:
-        for name, picture in world.pictures.items():
-            _put(file, in_class(name, picture), picture.content)
-    os.utime(folder / "pictures.tar", (world.round, world.round))
-    return folder / "pictures.tar", SourceOptions()
-
-
-def _put(file: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    file.addfile(member, io.BytesIO(content))
+    columns: dict[str, list[Any]] = {
+        "label": [(picture.mask + ord(picture.label)) / 4 for picture in pictures],
+        "fold": [["val", "train"][picture.seed % 2] for picture in pictures],
+        "width": [picture.mask for picture in pictures],
+        "box": [[[1.5, 2, 3, picture.seed]] * (picture.mask % 3) for picture in pictures],
+    }
+    named = SourceOptions(label="label", split="fold", fields=("width", "box"), target="number")
+    return table(world, folder, "csv", **columns), named
 
 
 def zipped(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     """What is broken has a wrong CRC: it cannot even be read."""
-    path = folder / "pictures.zip"
-    with zipfile.ZipFile(path, "w") as file:
-        for name, picture in world.pictures.items():
-            file.writestr(in_class(name, picture), replace(picture, broken=False).content)
+    whole = {name: replace(picture, broken=False) for name, picture in world.pictures.items()}
+    path = make_zip(folder / "x.zip", files(replace(world, pictures=whole)), zipfile.ZIP_STORED)
     content = path.read_bytes()
-    for picture in world.pictures.values():
+    for name, picture in world.pictures.items():
         if picture.broken:
-            whole = replace(picture, broken=False).content
-            content = content.replace(whole, whole[:-1] + bytes([whole[-1] ^ 1]))
+            right = whole[name].content
+            content = content.replace(right, right[:-1] + bytes([right[-1] ^ 1]))
     path.write_bytes(content)
     os.utime(path, (world.round, world.round))
     return path, SourceOptions()
 
 
 def webdataset(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    tars = folder / "tars"
-    tars.mkdir(exist_ok=True)
+    (folder / "tars").mkdir(exist_ok=True)
     names = list(world.pictures)
     for number, part in enumerate((names[: len(names) // 2], names[len(names) // 2 :])):
-        with tarfile.open(tars / f"{number}.tar", "w") as file:
-            for name in part:
-                _put(file, f"{name}.bmp", world.pictures[name].content)
-                _put(file, f"{name}.cls", world.pictures[name].label.encode())
-        os.utime(tars / f"{number}.tar", (world.round, world.round))
-    return tars, SourceOptions()
+        members: Files = {}
+        for name in part:
+            members[f"{name}.bmp"] = world.pictures[name].content
+            members[f"{name}.cls"] = world.pictures[name].label.encode()
+        path = make_tar(folder / f"tars/{number}.tar", members)
+        os.utime(path, (world.round, world.round))
+    return folder / "tars", SourceOptions()
 
 
 def in_memory(world: World, folder: Path) -> tuple[Any, SourceOptions]:
-    pictures = world.pictures.values()
-    rows = [(Image.fromarray(picture.pixels), ord(picture.label)) for picture in pictures]
+    rows = [(Image.fromarray(one.pixels), ord(one.label)) for one in world.pictures.values()]
     return Items(rows), SourceOptions()
+
+
+KINDS = {
+    made.__name__: made for made in (masked_tree, masked_table, folded_table, zipped, webdataset, in_memory)
+}
 
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the disk: nothing here ends before its time."""
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-
-
-SOURCES = masked_tree, masked_table, folded_table, table_of_several, zipped, webdataset, in_memory
-    tree,
-    masked_tree,
-    masked_table,
-    folded_table,
-    table_of_several,
-    tar,
-    zipped,
-    webdataset,
-    in_memory,
-)
-KINDS = {made.__name__: made for made in SOURCES}
 
 
 def change(source: Any, out: Path, options: SourceOptions, name: str, **settings: Any) -> bool:
@@ -505,18 +449,6 @@ def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(raw_tree: Pat
     assert verify(out) == []
 
 
-def test_what_other_software_adds_is_said_and_recorded(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
-    before = on(tree, out).manifest.made_by
-    grow(tree, 1)
-    monkeypatch.setattr("precache.conversion.update.made_by", lambda: {**before, "pillow": "99"})
-    manifest = on(tree, out).manifest
-    assert (manifest.made_by, manifest.updates[0].made_by) == (before, {**before, "pillow": "99"})
-    assert "was made with other versions of pillow; " in caplog.text
-
-
 def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(raw_tree: Path, tmp_path: Path) -> None:
     """Also where another update is unfinished."""
     tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
@@ -537,18 +469,6 @@ def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(raw_tree: P
     mine.rename(tmp_path / mine.name)
     on(tree, out)
     assert verify_deep(out, tree, workers=0).problems == ()
-
-
-def test_statistics_grow_with_what_is_stored(raw_tree: Path, tmp_path: Path) -> None:
-    less, out, recipe = tmp_path / "less", tmp_path / "out", small_recipe("shards")
-    shutil.copytree(raw_tree, less)
-    for picture in sorted(less.rglob("*.*"))[::2]:
-        picture.is_dir() or picture.unlink()
-    convert(less, out, recipe, workers=0)
-    grown = convert(raw_tree, out, recipe, workers=0, update=True).manifest.statistics["train"]
-    whole = convert(raw_tree, tmp_path / "whole", recipe, workers=0).manifest.statistics["train"]
-    assert grown.pixels == whole.pixels
-    assert (*grown.mean, *grown.std) == pytest.approx((*whole.mean, *whole.std), abs=1e-9)
 
 
 def test_other_options_and_kinds_of_fields_are_refused_by_name(tmp_path: Path) -> None:

@@ -144,18 +144,6 @@ def test_a_node_with_another_version_is_refused_before_the_first_shard(
     assert [path.name for path in (tmp_path / "out").iterdir()] == [JOURNAL_NAME]
 
 
-@pytest.mark.slow
-def test_a_node_that_cannot_import_this_package_is_refused_by_name(
-    cluster: Any, add_node: Callable[..., Any], raw_tree: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "simplejpeg.py").write_text("raise ModuleNotFoundError('No simplejpeg')")
-    node = add_node(PYTHONPATH=str(tmp_path / "site"))
-    said = rf"^node [0-9.]+ \({node.node_id[:8]}\): cannot run precache's tasks \(.*No simplejpeg"
-    with pytest.raises(WorkerError, match=said):
-        on_ray(raw_tree, tmp_path / "out")
-
-
 def driver(cluster: Any, slow: Slow, out: Path) -> "subprocess.Popen[str]":
     flags = RECIPE.to_flags().split()
     arguments = ["convert", slow.root, out, "--format", "shards", *flags, "--engine", "ray", "--address"]

@@ -66,18 +66,6 @@ def test_errors_of_the_function_and_of_finish_arrive_whatever_they_are() -> None
         run(tasks.raise_odd, 0)
 
 
-def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a limit on processes, from which root is exempt."""
-
-    def refuse(*arguments: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
-    with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
-        run(tasks.do, Deadly("a"), workers=2)
-
-
 # Functions of the caller.
 
 

@@ -4,9 +4,7 @@ import errno
 import fcntl
 import os
 import signal
-import threading
 import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -77,24 +75,6 @@ def test_a_file_system_without_locks_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lock_that_somebody_removes_is_not_held_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one who waits with the removed file open does not take that for the lock."""
-    out, first, flock = tmp_path / "out", ExitStack(), fcntl.flock
-    first.enter_context(hold_lock(out))
-
-    def remove_first(descriptor: int, operation: int) -> None:
-        monkeypatch.setattr(fcntl, "flock", flock)
-        lock_path(out).unlink()
-        first.close()
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", remove_first)
-    with hold_lock(out), pytest.raises(DatasetError, match="is being converted by"), hold_lock(out):
-        pass
-
-
 def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) -> None:
     with hold_lock(tmp_path / "out"):
         child = os.fork()
@@ -107,16 +87,3 @@ def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) 
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "_PATIENCE_S", 5.0)
-    holder = ExitStack()
-    holder.enter_context(hold_lock(tmp_path / "out"))
-    timer = threading.Timer(0.2, holder.close)
-    timer.start()
-    with hold_lock(tmp_path / "out"):
-        pass
-    timer.join()

@@ -31,7 +31,7 @@ from precache import (
     verify_deep,
 )
 from precache.conversion.journal import unfinished_names
-from precache.errors import DatasetError, SettingError, SourceError
+from precache.errors import DatasetError, PrecacheError, SourceError
 from precache.formats import FORMATS
 from precache.recipe import DEFAULT_SPLITS
 from tests.command import ROOT
@@ -346,37 +346,6 @@ def test_a_dataset_that_was_made_anew_is_followed_too(tmp_path: Path) -> None:
         world.edit(times=5)
 
 
-@pytest.mark.parametrize("masked_first", [False, True])
-def test_masks_that_a_dataset_got_or_lost_are_refused_by_name(masked_first: bool, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    for made in (masked_tree, tree) if masked_first else (tree, masked_tree):
-        source, options = made(World(1), tmp_path)
-        recipe = Recipe(format="shards", size=16)
-        convert(source, first, recipe, workers=0, overwrite=True, max_rejects=1, options=options)
-        if not second.exists():
-            update(first, second, SourceOptions(), "webdataset")
-    before = served(second)
-    has = "has masks, but .*first now has none" if masked_first else "has no masks, but .*first now has some"
-    with pytest.raises(DatasetError, match=f"second: {has}; convert it again with --overwrite"):
-        update(first, second, SourceOptions(), "webdataset")
-    assert served(second) == before
-
-
-def test_a_mask_that_was_damaged_where_it_is_stored_is_a_reject(tmp_path: Path) -> None:
-    source, options = masked_tree(World(1), tmp_path)
-    change(source, tmp_path / "first", options, "webdataset")
-    whole = served(tmp_path / "first")
-    dataset = open_dataset(tmp_path / "first")
-    victim, stored = next((path, of[1]) for path, of in whole.items() if of[1])
-    for shard in dataset.manifest.shards:
-        content = dataset.shard_path(shard).read_bytes()
-        damaged = stored[:-20] + bytes([stored[-20] ^ 1]) + stored[-19:]
-        dataset.shard_path(shard).write_bytes(content.replace(stored, damaged))
-    change(tmp_path / "first", tmp_path / "second", SourceOptions(), "shards")
-    assert rejected(tmp_path / "second") == [victim]
-    assert served(tmp_path / "second").keys() == whole.keys() - {victim}
-
-
 def test_a_list_of_splits_is_followed_whatever_splits_the_source_has(tmp_path: Path) -> None:
     world, first, second = World(1), tmp_path / "first", tmp_path / "second"
     for _ in range(2):
@@ -471,7 +440,7 @@ def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(raw_tree: P
     assert verify_deep(out, tree, workers=0).problems == ()
 
 
-def test_other_options_and_kinds_of_fields_are_refused_by_name(tmp_path: Path) -> None:
+def test_another_kind_of_source_is_refused_by_name(tmp_path: Path) -> None:
     def follow(cells: str, **options: Any) -> None:
         rows = "".join(f"{row}.png,{cell},x{row}\n" for row, cell in enumerate(cells.split()))
         (tmp_path / "t.csv").write_text(f"path,width,name\n{rows}")
@@ -481,10 +450,16 @@ def test_other_options_and_kinds_of_fields_are_refused_by_name(tmp_path: Path) -
     for row in range(3):
         Image.new("RGB", (9, 9), (row, 0, 0)).save(tmp_path / f"{row}.png")
     follow("1 2")
-    with pytest.raises(DatasetError, match=r"fields \['width'\], asked for \['name'\]"):
-        follow("1 2 3", fields=("name",))
-    with pytest.raises(DatasetError, match=r"its 'width' is int, but in .* it is now text"):
-        follow("a b c")
-    with pytest.raises(SettingError, match="update and overwrite"):
-        follow("1 2", overwrite=True)
-    assert verify(tmp_path / "out") == []
+    for cells, options, says in (
+        ("1 2 3", {"fields": ("name",)}, r"fields \['width'\], asked for \['name'\]"),
+        ("a b c", {}, r"its 'width' is int, but in .* it is now text"),
+        ("1 2", {"overwrite": True}, "update and overwrite"),
+    ):
+        with pytest.raises(PrecacheError, match=says):
+            follow(cells, **options)
+    source, options = masked_tree(World(1), tmp_path)
+    change(source, tmp_path / "first", options, "shards")
+    change(tmp_path / "first", tmp_path / "second", SourceOptions(), "webdataset")
+    convert(source, tmp_path / "first", Recipe(format="shards", size=16), overwrite=True, max_rejects=1)
+    with pytest.raises(DatasetError, match=r"second: has masks, but .*first now has none; .*--overwrite"):
+        update(tmp_path / "first", tmp_path / "second", SourceOptions(), "webdataset")

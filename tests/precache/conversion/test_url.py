@@ -11,10 +11,8 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.conversion.clean import leftovers
 from precache.conversion.url import working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
-from precache.sharing.push_pull import push
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
@@ -116,21 +114,6 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
     assert ObjectStore(bucket).find("dataset.json") is None
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     assert objects(bucket) == contents(converted["shards"])
-
-
-def test_what_a_push_left_of_an_unfinished_conversion_can_be_cleaned(
-    bucket: Url, raw_tree: Path, tmp_path: Path
-) -> None:
-    """The journal stays, which alone knows the shards that the dataset does not have."""
-    interrupt(raw_tree, bucket)
-    convert(raw_tree, tmp_path / "one-shard", small_recipe("shards", shard_bytes=10**9), workers=0)
-    push(tmp_path / "one-shard", str(bucket), overwrite=True)
-    with pytest.raises(DatasetError, match="holds another conversion"):
-        convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    with leftovers(bucket) as found:
-        found.remove()
-    assert objects(bucket) == contents(tmp_path / "one-shard")
-    assert left_here(bucket) == []
 
 
 # With a storage that fails at random.

@@ -201,7 +201,7 @@ def start_midway(tree: Path, folder: Path, method: str = "fork") -> "tuple[subpr
     ("by", "method"),
     [
         (signal.SIGINT, "fork"),
-        (signal.SIGTERM, "fork"),
+        pytest.param(signal.SIGTERM, "fork", marks=pytest.mark.slow),  # torch's workers look each 5 s
         pytest.param(signal.SIGKILL, "spawn", marks=pytest.mark.slow),
     ],
 )
@@ -248,6 +248,7 @@ loader = loaders.build(sys.argv[1], backend="pytorch", size=40, batch_size=4, re
 iterator = iter(loader)
 next(iterator)
 hanging.wait()
+loaders.deliver.threads._READERS_S = 0.3
 sys.exit(7)
 """
 

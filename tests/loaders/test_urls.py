@@ -284,9 +284,10 @@ def test_what_comes_wrong_of_a_sample_or_header_is_fetched_again(
     proxy.plan, most = flip, 1
     assert_same(served(url, subset=few), served(converted[kind], shuffle="window", subset=few))
     assert proxy.faults["flip"] == 1
-    most = 1000
-    with pytest.raises(StorageError, match=rf"^{url}/train-00000.*: "):
-        served(url, subset=few, cache_dir=tmp_path / "other")
+    if not range_of:
+        most = 1000
+        with pytest.raises(StorageError, match=rf"^{url}/train-00000.*: "):
+            served(url, subset=few, cache_dir=tmp_path / "other")
 
 
 # Whatever happens to a file in the cache: the next run, or the one after, serves what was written.
@@ -316,7 +317,7 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "start": changed(lambda size: 0, 20, 0),
     "header": changed(lambda size: 20, 1, 0x81),
     "middle": changed(lambda size: size // 2, 1, 0xA5),
-    "end": changed(lambda size: size - 400, 400, 0),
+    "end": changed(lambda size: max(0, size - 400), 400, 0),
     "truncated": lambda path: os.truncate(path, path.stat().st_size // 2),
     "empty": lambda path: os.truncate(path, 0),
     "longer": lambda path: os.truncate(path, path.stat().st_size + 512),

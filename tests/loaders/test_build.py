@@ -5,6 +5,7 @@ import inspect
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -24,12 +25,17 @@ from tests.conftest import IMAGES
 from tests.loader_contract import ids_of
 
 
-def test_auto_picks_the_backend_by_the_folder(raw_tree: Path, converted: dict[str, Path]) -> None:
-    for path, backend in ((raw_tree, "pytorch"), *((converted[k], k) for k in ("shards", "webdataset"))):
-        with build_loader(path, workers=0) as loader:
-            assert loader.spec.backend == backend
+def test_auto_needs_nothing_else_for_any_folder(
+    raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    for path in (raw_tree, converted["shards"], converted["webdataset"]):
+        with build_loader(path, workers=0, shuffle=False) as loader:
             assert loader.classes[0] == "001.anchor"
             assert len(loader.classes) == 5
+            assert next(iter(loader)).images.float().std() > 20, "pictures"
+    with pytest.raises(ImportError, match="pip install nvidia-dali-cuda120"):
+        build_loader(raw_tree, backend="dali")
 
 
 def test_the_default_size_is_224_where_more_is_stored(raw_tree: Path, tmp_path: Path) -> None:
@@ -139,16 +145,11 @@ def test_what_is_no_path_is_refused_in_one_line(build: Callable[..., object], pa
         build(path)
 
 
-def test_what_cannot_be_done_here_is_refused(
-    raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_done_here_is_refused(raw_tree: Path, converted: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match="shuffle 'full' needs random access"):
         build_loader(converted["webdataset"], shuffle="full")
     with pytest.raises(SettingError, match="'nvjpeg' decodes on a GPU, device is 'cpu'"):
         build_loader(raw_tree, backend="nvjpeg")
-    monkeypatch.setitem(__import__("sys").modules, "nvidia.dali", None)
-    with pytest.raises(ImportError, match="pip install nvidia-dali-cuda120"):
-        build_loader(raw_tree, backend="dali")
 
 
 def test_a_batch_may_be_larger_than_the_split(raw_tree: Path, converted: dict[str, Path]) -> None:

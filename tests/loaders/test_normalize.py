@@ -49,10 +49,8 @@ def test_every_split_is_normalised_as_the_training_split(
     shares = f"{splits.replace(',', '=0.7,')}=0.3"
     convert(raw_tree, tmp_path / "a", small_recipe("shards", splits=shares), workers=0)
     found = open_dataset(tmp_path / "a").manifest.statistics[by]
-    floats, pixels = (
-        served(tmp_path / "a", dtype="float32", normalize="dataset", split=of),
-        served(tmp_path / "a", split=of),
-    )
+    pixels = served(tmp_path / "a", split=of)
+    floats = served(tmp_path / "a", dtype="float32", normalize="dataset", split=of)
     mean, std = (torch.tensor(part, dtype=torch.float32).view(-1, 1, 1) for part in (found.mean, found.std))
     assert torch.allclose(floats, (pixels / 255 - mean) / std, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""What `classes`, `subset`, `weights` and `views` of `loaders.build` take; test_backends.py has each backend."""
+"""What `classes`, `subset`, `weights` and `views` of `loaders.build` take; beside the contract of each."""
 
 from pathlib import Path
 from typing import Any

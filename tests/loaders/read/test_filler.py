@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,7 @@ from precache.errors import DatasetError, ImageError
 SIZE, BATCH, BATCHES = 4, 6, 5
 
 
-@pytest.fixture(params=[1, 2, 5], ids=lambda threads: f"{threads} threads")
-def filler(request: pytest.FixtureRequest) -> Iterator[BatchFiller]:
+def make(threads: int) -> BatchFiller:
     positions = np.arange(BATCH * BATCHES)
     data = SplitData(
         path=Path("split"),
@@ -35,9 +36,13 @@ def filler(request: pytest.FixtureRequest) -> Iterator[BatchFiller]:
         size=SIZE,
         digest="",
     )
-    made = BatchFiller(data, Crops(stored=SIZE, size=SIZE), BATCH, request.param, torch.device("cpu"))
-    yield made
-    made.close()
+    return BatchFiller(data, Crops(stored=SIZE, size=SIZE), BATCH, threads, torch.device("cpu"))
+
+
+@pytest.fixture(params=[1, 2, 5], ids=lambda threads: f"{threads} threads")
+def filler(request: pytest.FixtureRequest) -> Iterator[BatchFiller]:
+    with closing(make(request.param)) as made:
+        yield made
 
 
 def requests() -> Iterator[Request]:
@@ -79,6 +84,25 @@ def test_an_error_comes_after_the_batches_before_it(filler: BatchFiller, where: 
     assert [next(served).ids[0].item() for _ in range(2)] == [100, 100 + BATCH]
     with pytest.raises(DatasetError, match="the third"):
         next(served)
+
+
+def test_who_helps_with_a_later_batch_meanwhile_raises_its_error_with_that_one() -> None:
+    later = threading.Event()
+
+    def picture_of(slot: int, *, number: int) -> np.ndarray:
+        if number == 1:
+            later.set()
+            raise DatasetError("the second")
+        if threading.current_thread().name.startswith("fill"):
+            later.wait(timeout=5)
+        return np.zeros((SIZE, SIZE, 3), np.uint8)
+
+    with closing(make(2)) as filler:
+        batches = (Pictures(r, partial(picture_of, number=n)) for n, r in enumerate(requests()))
+        served = filler.fill_each(batches)
+        assert next(served).ids[0] == 100
+        with pytest.raises(DatasetError, match="the second"):
+            next(served)
 
 
 def test_nothing_is_read_any_more_once_it_is_closed(filler: BatchFiller) -> None:

@@ -15,16 +15,16 @@ from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.converting import Conversion, Converting
-from loaders.dataset import RAW, SplitData, open_split, with_parts
+from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
 from loaders.deliver.devices import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
-from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
+from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
 from loaders.read import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.host_memory import free_memory
-from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
+from loaders.sampling import choose_samples, find_epochs, find_order, find_weights
 from loaders.settings import (
     LoaderSpec,
     Ranks,
@@ -166,7 +166,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         pipeline.close()
         raise
     by_shard = data.kind != RAW and epochs.kind != "full" and weights is None
-    return Loader(spec, data, cut_for(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
+    return Loader(spec, [data], find_order(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
 
 
 def _build_mixture(
@@ -178,14 +178,13 @@ def _build_mixture(
         raise SettingError("path is an empty list; give the paths of datasets")
     specs = [replace(spec, path=path) for path in paths]
     parts = unite_classes([_open_split(part) for part in specs])
-    data = MixedData(parts)
     counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
 
     def open_source(spec: LoaderSpec) -> Mixture:
         if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
-            ratio = data.crop_ratio(spec.size, spec.serving.crop_ratio)
-            serving = replace(spec.serving, crop_ratio=ratio)
-            spec = replace(spec, size=data.served_size(spec.size), serving=serving)
+            size = served_size(parts, spec.size)
+            ratios = [part.crop_ratio(spec.size, spec.serving.crop_ratio, size) for part in parts]
+            spec = replace(spec, size=size, serving=replace(spec.serving, crop_ratio=max(ratios)))
         pipelines: list[Pipeline] = []
         try:
             for part in parts:
@@ -194,7 +193,7 @@ def _build_mixture(
             for pipeline in pipelines:
                 pipeline.close()
             raise
-        return Mixture(pipelines, data)
+        return Mixture(pipelines)
 
     mixture = open_source(spec)
     try:
@@ -205,8 +204,8 @@ def _build_mixture(
     except SettingError:
         mixture.close()
         raise
-    order = cut_for(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
-    return Loader(spec, data, order, mixture, open_source)
+    order = find_order(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
+    return Loader(spec, parts, order, mixture, open_source)
 
 
 def _open_split(spec: LoaderSpec) -> SplitData:

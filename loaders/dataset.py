@@ -311,12 +311,6 @@ class SplitData:
             return np.arange(*positions.indices(len(self)))
         return from_zero(positions, len(self))
 
-    def part(self, number: int | None) -> "SplitData":
-        """Itself, which is the only one: see `loaders.mixture.MixedData`."""
-        if number not in (None, 0):
-            raise SettingError(f"dataset {number}: {self.path} is one dataset; leave dataset out")
-        return self
-
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
         raw = self.kind == RAW
@@ -454,6 +448,11 @@ class SplitData:
         if self.remote is not None:
             self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
         return WINDOW_SHARDS
+
+
+def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
+    """What to serve of several splits if `size` was asked for; None: the least of theirs."""
+    return min((part.served_size(size) for part in parts), key=sides)
 
 
 def open_split(

@@ -4,8 +4,9 @@ On CUDA all of it is queued on the loader's lane, ahead of the training: the cop
 augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
 """
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
-from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, answered, masks_in
+from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
 from loaders.fields import Fields
@@ -31,22 +32,8 @@ Scales: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of values in 0-1."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A batch on its way.
-
-    Attributes:
-        ready: recorded behind the work on it; None where that is done.
-        refused: as of `DecodedBatch`.
-    """
-
-    batch: Batch
-    ready: torch.cuda.Event | None
-    refused: Mapping[int, ImageError]
-
-
 class Transfer:
-    """Sends batches to a device, in the thread that reads ahead, and receives them in the caller's."""
+    """Sends batches to a device, in the thread that reads ahead; `receive` is for the caller's."""
 
     def __init__(
         self,
@@ -70,7 +57,7 @@ class Transfer:
         epoch: int,
         padding: torch.Tensor | None = None,
         occurrences: Positions | None = None,
-    ) -> Sent:
+    ) -> Batch:
         """Queue the work on `decoded`, where the lane is active.
 
         Args:
@@ -79,20 +66,12 @@ class Transfer:
         """
         if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
             images = self._values(decoded.images).permute(0, 3, 1, 2)
-            empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
-            return Sent(empty, None, decoded.refused)
-        batch = self._prepare(decoded, epoch, padding, occurrences)
-        return Sent(batch, self.lane.mark(), decoded.refused)
-
-    def receive(self, sent: Sent) -> Batch:
-        """The batch, for use on the current stream."""
-        if sent.ready is not None:
-            current = torch.cuda.current_stream(self.lane.device)
-            current.wait_event(sent.ready)
-            masks = masks_in(sent.batch.fields)
-            for tensor in (*sent.batch.views, sent.batch.labels, *([] if masks is None else [masks])):
-                tensor.record_stream(current)  # its memory is reused only after what this stream does
-        return sent.batch
+            batch = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
+        else:
+            batch = self._prepare(decoded, epoch, padding, occurrences)
+            batch.ready = self.lane.mark()
+        batch.refused = decoded.refused
+        return batch
 
     def _values(self, images: torch.Tensor) -> torch.Tensor:
         """Of the bytes that a backend has read."""
@@ -132,11 +111,24 @@ class Transfer:
         return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
 
 
+def receive(batch: Batch, device: torch.device) -> Batch:
+    """`batch`, which was sent to `device`, for use on the current stream."""
+    if batch.ready is not None:
+        current = torch.cuda.current_stream(device)
+        current.wait_event(batch.ready)
+        batch.ready = None
+        masks = masks_in(batch.fields)
+        for tensor in (*batch.views, batch.labels, *([] if masks is None else [masks])):
+            tensor.record_stream(current)  # its memory is reused only after what this stream does
+    return batch
+
+
 class Pipeline:
     """One split on its way: read by a backend, sent to the device.
 
     Attributes:
         lane: that of the loader.
+        data: the split.
         random_access: as of `Reader`.
         size: of what is served; None where only the first batch will tell.
     """
@@ -152,23 +144,31 @@ class Pipeline:
         self.lane = transfer.lane
         self.size = size
         self.random_access = reader.random_access
-        self._data = data
+        self.data = data
         self._reader = reader
         self._fields = fields
         self._transfer = transfer
-        self.receive = transfer.receive
 
-    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+    def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
         """Yield one batch per request, where the lane is active."""
-        for request, answer in answered(self._reader, requests):
-            decoded = answer if self._fields is None else self._fields.describe(answer, request)
-            padding, occurrences = None, request.occurrences
-            if request.padding or occurrences is not None:
-                kept = self.kept(request, decoded.refused)
-                occurrences = None if occurrences is None else occurrences[kept]
-                repeats = np.arange(len(kept)) >= len(kept) - request.padding
-                padding = torch.from_numpy(repeats[kept]) if request.padding else None
-            yield self._transfer.send(decoded, request.epoch, padding, occurrences)
+        asked: deque[Request] = deque()  # the reader looks ahead
+
+        def ask() -> Iterator[Request]:
+            for request in requests:
+                asked.append(request)
+                yield request
+
+        with closing(self._reader.read(ask())) as batches:  # type: ignore[type-var]  # of a generator
+            for answer in batches:
+                request = asked.popleft()
+                decoded = answer if self._fields is None else self._fields.describe(answer, request)
+                padding, occurrences = None, request.occurrences
+                if request.padding or occurrences is not None:
+                    kept = self.kept(request, decoded.refused)
+                    occurrences = None if occurrences is None else occurrences[kept]
+                    repeats = np.arange(len(kept)) >= len(kept) - request.padding
+                    padding = torch.from_numpy(repeats[kept]) if request.padding else None
+                yield self._transfer.send(decoded, request.epoch, padding, occurrences)
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -178,7 +178,7 @@ class Pipeline:
 
     def kept(self, request: Request, refused: Mapping[int, ImageError]) -> npt.NDArray[np.bool_]:
         """Bool [n]: which of the samples asked for are there."""
-        return ~np.isin(self._data.ids[request.positions], list(refused))
+        return ~np.isin(self.data.ids[request.positions], list(refused))
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:

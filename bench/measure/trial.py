@@ -32,7 +32,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane
 from loaders.read import decoding
 from loaders.settings import CROP_RATIO
-from loaders.transfer import Transfer, normalise
+from loaders.transfer import Transfer, normalise, receive
 from precache.engines import available_cpus
 from precache.formats import FORMATS, StoredSample
 from precache.pictures.jpeg import Pixels
@@ -199,7 +199,7 @@ def measure_transfer(settings: Settings) -> Trial:
             while True:
                 with transfer.lane.active():
                     sent = transfer.send(decoded, 0)
-                yield transfer.receive(sent), False
+                yield receive(sent, settings.device), False
 
         return _time_batches(moved(), NullTrainer(), settings)
 

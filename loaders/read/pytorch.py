@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaders.augment.cpu import Crops, place
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver.prefetch import of_dead_worker
-from loaders.deliver.threads import Pool, begin_exit_with
+from loaders.deliver.threads import Pool, begin_exit_with, of_dead_worker
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, Pictures, SharedBuffers
 from loaders.settings import LoaderSpec

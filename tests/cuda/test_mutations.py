@@ -15,17 +15,18 @@ RIGHT = "each_batch_is_right"
 # (file of loaders/, what stands there, what is put in its place, the tests that fail then)
 MUTATIONS = {
     "the training waits for the batch": (
-        "transfer.py", "current.wait_event(sent.ready)", "pass", f"{RIGHT} and shards-float",
+        "transfer.py", "current.wait_event(batch.ready)", "pass", f"{RIGHT} and shards-float",
     ),
     "memory of a batch is not lent while the training reads it": (
         "transfer.py", "tensor.record_stream(current)", "pass", f"{RIGHT} and shards-float",
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "batch = self._prepare(decoded, epoch, padding, occurrences)\n"
-        "        return Sent(batch, self.lane.mark(), ",
-        "mark = self.lane.mark()\n"
-        "        return Sent(self._prepare(decoded, epoch, padding, occurrences), mark, ",
+        "            batch = self._prepare(decoded, epoch, padding, occurrences)\n"
+        "            batch.ready = self.lane.mark()\n",
+        "            mark = self.lane.mark()\n"
+        "            batch = self._prepare(decoded, epoch, padding, occurrences)\n"
+        "            batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),
     "the reading thread works on the lane": (

@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from loaders.mixture import samples_of
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, MixedEpochs, Order
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
@@ -87,7 +86,7 @@ def test_pictures_and_labels_are_those_of_their_dataset(
     with build(**settings) as loader:
         mixed = list(loader)
         classes = loader.classes
-        paths = [part.path for part in loader._data.parts]  # type: ignore[attr-defined]
+        paths = [part.path for part in loader._parts]  # type: ignore[attr-defined]
     assert classes[:5] == tuple(sorted(folder.name for folder in raw_tree.iterdir()))
     assert classes[5:] == ("000.new",)
     expected = {}
@@ -191,7 +190,7 @@ def test_any_run_of_a_mixture_has_its_shares(counts: tuple[int, ...]) -> None:
         Epochs(shard_starts=np.array([0, n]), kind="full", seed=0) for n in (70, 40, 30, 20)[: len(counts)]
     )
     epochs = MixedEpochs(parts=parts, counts=counts)
-    order = Order(epochs=epochs, cut=Cut(samples=epochs.samples, batch_size=8, last="partial"))
+    order = Order(epochs=epochs, batch_size=8, last="partial")
     starts = np.cumsum([0, *(part.samples for part in parts)])
     for epoch in (0, 1, 7):
         served = np.concatenate([share.positions for share in order.batches(epoch)])

@@ -10,7 +10,6 @@ import torch
 
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, Order, draw, gather_windows, occurrences
 from loaders.read.sequential import look_ahead
 from precache.errors import SettingError
@@ -45,8 +44,8 @@ def test_occurrences_count_what_came_before() -> None:
     epochs = Epochs(shard_starts=np.array([0, 500]), kind="full", seed=0, weights=RNG.random(500) ** 8)
     shares = []
     for rank in range(3):
-        cut = Cut(samples=500, batch_size=7, last="partial", rank=rank, world_size=3)
-        shares += list(Order(epochs=epochs, cut=cut).batches(0))
+        order = Order(epochs=epochs, batch_size=7, last="partial", rank=rank, world_size=3)
+        shares += list(order.batches(0))
     served = [(int(p), int(n)) for s in shares for p, n in zip(s.positions, s.occurrences, strict=True)]  # type: ignore[arg-type]
     assert len(set(served)) == len(served) == 500
     assert {position for position, _ in served} == {p for p, n in served if n == 0}

@@ -88,7 +88,7 @@ def test_every_backend_skips_the_same_pictures(
     _, bad = damaged
     with build() as loader:
         whole = loader._order  # type: ignore[attr-defined]
-        ids = loader._data.ids  # type: ignore[attr-defined]
+        ids = loader._parts[0].ids  # type: ignore[attr-defined]
         for epoch in range(3):
             expected = [without(ids[share.positions].tolist(), bad) for share in whole.batches(epoch)]
             assert [batch.ids.tolist() for batch in loader] == expected
@@ -164,7 +164,7 @@ def test_a_batch_of_which_nothing_is_left_raises(
     _, bad = damaged
     served: list[int] = []
     with build(batch_size=1, shuffle=False, cache=cache) as loader:
-        stored = loader._data.ids.tolist()  # type: ignore[attr-defined]
+        stored = loader._parts[0].ids.tolist()  # type: ignore[attr-defined]
         batches = (batch.ids.tolist() for batch in loader)
         with pytest.raises(ImageError, match="cannot be decoded"):
             served.extend(chain.from_iterable(batches))

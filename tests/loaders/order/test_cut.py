@@ -6,13 +6,15 @@ from itertools import chain, product
 import numpy as np
 import pytest
 
-from loaders.order.cut import Cut, Share, Shares
+from loaders.batch import Request
+from loaders.order.order import Batches, Epochs, Order
 
 
-def cut(order: np.ndarray, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> Shares:
-    """One rank's batches of `order`."""
-    made = Cut(samples=len(order), batch_size=batch_size, last=last, rank=rank, world_size=world_size)
-    return Shares(made, lambda places: (order[places], None))
+def cut(count: int, batch_size: int, last: str, rank: int = 0, world_size: int = 1) -> Batches:
+    """One rank's batches of so many samples, in stored order."""
+    epochs = Epochs(shard_starts=np.array([0, count]), kind="none", seed=0)
+    order = Order(epochs=epochs, batch_size=batch_size, last=last, rank=rank, world_size=world_size)
+    return order.batches(0)
 
 
 def batch_count(samples: int, batch_size: int, last: str, world_size: int = 1) -> int:
@@ -20,7 +22,7 @@ def batch_count(samples: int, batch_size: int, last: str, world_size: int = 1) -
     return whole + (rest > 0 and last != "drop")
 
 
-def served(shares: Iterable[Share]) -> list[int]:
+def served(shares: Iterable[Request]) -> list[int]:
     """Positions, without those that fill up."""
     return [i for share in shares for i in share.positions[: len(share.positions) - share.padding].tolist()]
 
@@ -31,7 +33,7 @@ def served(shares: Iterable[Share]) -> list[int]:
     (10, "drop", [4, 4]), (8, "drop", [4, 4]), (3, "drop", []), (0, "drop", []), (0, "partial", []),
 ])  # fmt: skip
 def test_cut(count: int, last: str, sizes: list[int]) -> None:
-    shares = cut(np.arange(count), 4, last)
+    shares = cut(count, 4, last)
     assert [len(share.positions) for share in shares] == sizes
     assert served(shares) == list(range(min(count, sum(sizes))))
 
@@ -39,8 +41,7 @@ def test_cut(count: int, last: str, sizes: list[int]) -> None:
 @pytest.mark.parametrize("world_size", range(1, 9))
 def test_every_rank_serves_as_many_batches_and_every_sample_once(world_size: int) -> None:
     for count, batch_size in product(range(1, 71), range(1, 9)):
-        order = np.random.default_rng(count).permutation(count)
-        ranks = [cut(order, batch_size, "partial", rank, world_size) for rank in range(world_size)]
+        ranks = [cut(count, batch_size, "partial", rank, world_size) for rank in range(world_size)]
         batches = batch_count(count, batch_size, "partial", world_size)
         assert [len(shares) for shares in ranks] == [batches] * world_size
         assert sorted(served(chain(*ranks))) == list(range(count)), "apart from what is marked as padding"
@@ -55,11 +56,10 @@ def test_every_rank_serves_as_many_batches_and_every_sample_once(world_size: int
 @pytest.mark.parametrize("last", ["partial", "pad", "drop"])
 def test_the_same_global_batch_size_gives_the_same_global_batches_for_any_world_size(last: str) -> None:
     for count, global_size in product((1, 2, 5, 7, 23, 24, 25, 47, 48, 49, 70, 100), (1, 6, 8, 24)):
-        order = np.random.default_rng(0).permutation(count)
         worlds = [n for n in (1, 2, 3, 4, 6, 8, 24) if global_size % n == 0]
         batches = []
         for world_size in worlds:
-            parts = [cut(order, global_size // world_size, last, r, world_size) for r in range(world_size)]
+            parts = [cut(count, global_size // world_size, last, r, world_size) for r in range(world_size)]
             batches.append([served(of_ranks) for of_ranks in zip(*parts, strict=True)])
         assert all(others == batches[0] for others in batches)
 
@@ -68,23 +68,14 @@ def test_the_same_global_batch_size_gives_the_same_global_batches_for_any_world_
 @pytest.mark.parametrize("count", [0, 1, 5, 24, 70, 100])
 @pytest.mark.parametrize("last", ["pad", "drop"])
 def test_ranks_share_an_epoch_in_whole_batches(count: int, last: str, world_size: int) -> None:
-    order = np.random.default_rng(0).permutation(count)
-    ranks = [cut(order, 4, last, rank, world_size) for rank in range(world_size)]
+    ranks = [cut(count, 4, last, rank, world_size) for rank in range(world_size)]
     global_size = 4 * world_size
     assert [len(shares) for shares in ranks] == [batch_count(count, 4, last, world_size)] * world_size
     assert all(len(share.positions) == 4 for share in chain(*ranks))
     if last == "drop":
-        assert sorted(served(chain(*ranks))) == sorted(order[: count // global_size * global_size])
+        assert sorted(served(chain(*ranks))) == list(range(count // global_size * global_size))
     else:
         assert sorted(served(chain(*ranks))) == list(range(count))
         positions = [i for share in chain(*ranks) for i in share.positions.tolist()]
         most = -(-global_size // max(1, count)) + 1
         assert max(np.bincount(positions, minlength=1)) <= most, "what fills up is spread over all"
-
-
-def test_a_sampler_counts_what_its_rank_serves() -> None:
-    for rank, last in product(range(3), ("partial", "pad", "drop")):
-        made = Cut(samples=1000, batch_size=64, last=last, rank=rank, world_size=3)
-        shares = Shares(made, lambda places: (places, None))
-        assert len(made) == len(shares)
-        assert made.rank_samples() == sum(len(share.positions) for share in shares)

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order.cut import Cut, Share
-from loaders.order.order import Epochs, MixedEpochs, Order, Shuffled, Windows, merge
+from loaders.order.order import Epochs, MixedEpochs, Order, Windows, merge, shuffled
 from tests.building import build_loader
 from tests.loader_contract import ids_of
-from tests.loaders.order.test_cut import cut
 
 SHARDS = (100,) * 7 + (0,) + (75,) * 4
 KINDS = ("full", "window", "none")
@@ -37,15 +36,15 @@ def make_order(
     **settings: Any,
 ) -> Order:
     """Of `epochs`, or of what `make_epochs` makes; nodes share all shards of kind `full`."""
-    of_cut = {name: settings.pop(name) for name in ("rank", "world_size") if name in settings}
-    of_cut |= {name: settings.pop(name, b) for name, b in (("batch_size", 16), ("last", "partial"))}
+    of_order = {name: settings.pop(name) for name in ("rank", "world_size") if name in settings}
+    of_order |= {name: settings.pop(name, b) for name, b in (("batch_size", 16), ("last", "partial"))}
     if isinstance(epochs, str):
         nodes = 1 if epochs == "full" else nodes
         epochs = make_epochs(epochs, shard_samples, **settings)
-    return Order(epochs=epochs, cut=Cut(samples=epochs.samples, nodes=nodes, **of_cut))
+    return Order(epochs=epochs, nodes=nodes, **of_order)
 
 
-def once(shares: list[Share]) -> list[int]:
+def once(shares: list[Request]) -> list[int]:
     """Positions, without those that fill up."""
     return [i for share in shares for i in share.positions[: len(share.positions) - share.padding].tolist()]
 
@@ -72,7 +71,7 @@ def test_orders_are_permutations_and_pure(kind: str) -> None:
 def test_any_batch_is_had_without_those_before_it(kind: str) -> None:
     order = make_order(kind, (400,) * 1000, batch_size=64)
     whole = list(order.batches(1))
-    assert len(whole) == len(order.cut) == 6250
+    assert len(whole) == len(order) == 6250
     for number in (6249, 3000, 2999, 0):
         assert np.array_equal(order.batches(1)[number].positions, whole[number].positions)
     with pytest.raises(IndexError):
@@ -93,7 +92,7 @@ def test_a_window_touches_no_more_than_its_shards(window: int) -> None:
 def quality(order: np.ndarray, labels: np.ndarray, batch_size: int) -> tuple[float, float]:
     """Mean class entropy of the batches in bits, and the share of neighbours that were stored as such."""
     entropies = []
-    for batch, *_ in cut(order, batch_size, "drop"):
+    for batch in order[: len(order) // batch_size * batch_size].reshape(-1, batch_size):
         shares = np.bincount(labels[batch]) / batch_size
         entropies.append(-(shares[shares > 0] * np.log2(shares[shares > 0])).sum())
     return float(np.mean(entropies)), float((np.abs(np.diff(order)) == 1).mean())
@@ -144,13 +143,13 @@ def test_every_rank_of_every_node_serves_as_many_batches_and_every_sample_once(k
             for r in range(world)
         ]
         batches = [list(order.batches(1)) for order in orders]
-        assert {len(of_rank) for of_rank in batches} == {len(orders[0].cut)}
+        assert {len(of_rank) for of_rank in batches} == {len(orders[0])}
         count, global_size = sum(shards), batch_size * world
         expected = count // global_size * global_size if last == "drop" else count
         got = [i for of_rank in batches for i in once(of_rank)]
         assert len(got) == len(set(got)) == expected
         for order, of_rank in zip(orders, batches, strict=True):
-            assert order.cut.rank_samples() == sum(len(share.positions) for share in of_rank)
+            assert order.rank_samples() == sum(len(share.positions) for share in of_rank)
         for of_ranks in zip(*batches, strict=True):
             sizes = {len(share.positions) for share in of_ranks}
             assert min(sizes) > 0
@@ -251,19 +250,17 @@ def test_1024_ranks_on_128_nodes_share_an_epoch(kind: str) -> None:
 
 
 def test_1024_ranks_on_128_nodes_share_a_billion_samples() -> None:
-    cuts = [
-        Cut(samples=10**9, batch_size=64, last="partial", rank=rank, world_size=1024, nodes=128)
-        for rank in range(1024)
-    ]
-    assert {len(cut) for cut in cuts} == {len(make_huge("window").cut)} == {15259}
-    runs = [cut.run for cut in cuts[::8]]
-    assert [cut.run for cut in cuts] == [run for run in runs for _ in range(8)]
+    epochs = make_epochs("window", HUGE_SHARDS)
+    orders = [make_order(epochs, batch_size=64, rank=r, world_size=1024, nodes=128) for r in range(1024)]
+    assert {len(order) for order in orders} == {15259}
+    runs = [order.run for order in orders[::8]]
+    assert [order.run for order in orders] == [run for run in runs for _ in range(8)]
     assert [stop for _, stop in runs[:-1]] == [start for start, _ in runs[1:]]
     assert (runs[0][0], runs[-1][1]) == (0, 10**9)
-    assert sum(cut.rank_samples() for cut in cuts) == 10**9
-    node = cuts[8 * 77 :][:8]
-    places = [np.concatenate([cut.places(number)[0] for number in range(0, 15259)]) for cut in node[::7]]
-    assert all(len(part) == cut.rank_samples() for part, cut in zip(places, node[::7], strict=True))
+    assert sum(order.rank_samples() for order in orders) == 10**9
+    ends = orders[8 * 77 :][:8:7]
+    places = [np.concatenate([order.places(number)[0] for number in range(15259)]) for order in ends]
+    assert [len(part) for part in places] == [order.rank_samples() for order in ends]
     assert min(part.min() for part in places) == runs[77][0]
     assert max(part.max() for part in places) == runs[77][1] - 1
 
@@ -283,10 +280,10 @@ def test_windows_of_a_node_are_those_of_its_run_alone() -> None:
 @pytest.mark.parametrize("nodes", [1, 128])
 def test_a_window_over_a_billion_samples_mixes_as_a_true_permutation_does(nodes: int) -> None:
     """Sampled: 2,000,000 places in a row, of samples that were stored shuffled, of 1,000 classes."""
-    run = Cut(samples=10**9, batch_size=64, last="partial", rank=800, world_size=1024, nodes=nodes).run
+    run = make_huge("window", rank=800, nodes=nodes).run
     first = run[0] + 1_000_000
     order = Windows(starts_of(HUGE_SHARDS), 3, 1, 8, run).at(np.arange(first, first + 2_000_000))
-    labels = Shuffled(10**9, 9, 9).at(order) % 1000
+    labels = shuffled(10**9, 9, 9).at(order) % 1000
     rng = np.random.default_rng(0)
     truth, _ = quality(np.arange(len(order)), rng.integers(0, 1000, len(order)), 256)
     windowed, _ = quality(np.arange(len(order)), labels, 256)

@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 
 from loaders.batch import Positions, Request
-from loaders.dataset import Hold, RemoteShards, SplitData
+from loaders.dataset import RemoteShards, SplitData
 from loaders.deliver.threads import Pool, stop_check
 from loaders.read.integrity import SampleCheck, check_index
 from precache.formats import FORMATS, StoredSample
@@ -156,7 +156,7 @@ class FetchAhead:
         self._most_shards, self._most_samples = most_shards, most_samples
         self._pool = Pool(min(_AT_A_TIME, max(1, most_shards)), "fetch-shard")
         self._check = stop_check()
-        self._coming: dict[int, Future[Hold]] = {}
+        self._coming: dict[int, Future[ExitStack]] = {}
         self._asked: set[int] = set()  # until they are closed
 
     def requests(
@@ -197,9 +197,9 @@ class FetchAhead:
         try:
             yield
         finally:
-            hold.release()
+            hold.close()
 
-    def _fetch(self, number: int) -> Hold:
+    def _fetch(self, number: int) -> ExitStack:
         own = stop_check()
 
         def check() -> None:
@@ -218,4 +218,4 @@ class FetchAhead:
         while self._coming:
             coming = self._coming.popitem()[1]
             if not coming.cancelled() and coming.exception() is None:
-                coming.result().release()
+                coming.result().close()

@@ -27,11 +27,8 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
     assert condition()  # type: ignore[operator]
 
 
-def test_order_is_kept_and_the_end_is_seen() -> None:
+def test_order_is_kept_and_it_runs_ahead_by_depth_and_no_further() -> None:
     assert list(Prefetch(count_up([], 100), 3)) == list(range(100))
-
-
-def test_it_runs_ahead_by_depth_and_no_further() -> None:
     started: list[int] = []
     ahead = Prefetch(count_up(started), 3)
     assert next(ahead) == 0

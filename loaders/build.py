@@ -37,7 +37,7 @@ from loaders.settings import (
     find_ranks,
     refuse,
 )
-from loaders.transfer import Pipeline, Transfer, find_scales
+from loaders.transfer import STORED, Pipeline, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.recipe import Recipe
@@ -218,7 +218,7 @@ def _open_split(spec: LoaderSpec) -> SplitData:
 
 def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
     backend = choose_backend(spec.backend, data.kind, data.path)
-    stored = _check_dtype(spec, data)
+    _check_dtype(spec, data)
     _check_batch(spec, data)
     scales = find_scales(spec.serving.normalize, data) if spec.dtype.is_floating_point else None
     crops, late, followed = _augmentation(augment, spec, data)
@@ -227,10 +227,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
         fields = find_fields(data, spec, followed)
-    size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(
-        data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.serving.views), size, fields
-    )
+    return Pipeline(spec, data, lane, reader, late, scales, fields)
 
 
 def _open_converting(
@@ -311,12 +308,10 @@ def _augmentation(
     return crops, jitter, crops
 
 
-def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:
-    """The dtype that is stored; SettingError if integers of another are asked for."""
-    stored = {1: torch.uint8, 2: torch.uint16}[data.dtype.itemsize]
-    if not spec.dtype.is_floating_point and spec.dtype != stored:
+def _check_dtype(spec: LoaderSpec, data: SplitData) -> None:
+    """SettingError if integers of another dtype than is stored are asked for."""
+    if not spec.dtype.is_floating_point and spec.dtype != STORED[data.dtype.itemsize]:
         raise SettingError(
             f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
             f"ask for dtype='{data.dtype}', or for a float as 'float32'"
         )
-    return stored

@@ -22,10 +22,10 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "            batch = self._prepare(decoded, epoch, padding, occurrences)\n"
+        "            batch = self._prepare(decoded, request)\n"
         "            batch.ready = self.lane.mark()\n",
         "            mark = self.lane.mark()\n"
-        "            batch = self._prepare(decoded, epoch, padding, occurrences)\n"
+        "            batch = self._prepare(decoded, request)\n"
         "            batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),

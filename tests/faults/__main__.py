@@ -36,18 +36,6 @@ ATTACKS = {
 NEED_THE_SHIM = ("kills", "errnos", "journals", "locks")
 README = Path(__file__).resolve().parent.parent / "README.md"
 _START, _END = "<!-- attacks: start -->", "<!-- attacks: end -->"
-_HEAD = (
-    "attack",
-    "cases",
-    "crashes",
-    "hangs",
-    "tracebacks",
-    "wrong samples",
-    "losses",
-    "seconds",
-    "date",
-    "commit",
-)
 
 
 def module_of(name: str) -> Any:
@@ -59,8 +47,7 @@ def long_count(name: str, folder: Path) -> int:
     """Cases of the long run of `name`, times FAULTS_SCALE; `folder` is that of the run."""
     module, count = module_of(name), ATTACKS[name][1]
     if hasattr(module, "full_count"):
-        world = nursery.prepare(module.__name__, folder, preload=True)
-        count = max(count, module.full_count(world))
+        count = max(count, module.full_count(nursery.prepare(module, folder)))
     return max(1, math.ceil(count * float(os.environ.get("FAULTS_SCALE", "1"))))
 
 
@@ -74,9 +61,10 @@ def write_rows(path: Path, rows: dict[str, str]) -> None:
     """Put rows into the table of the file, each in the place of the one of the same attack."""
     before, _, rest = path.read_text().partition(_START)
     table, _, after = rest.partition(_END)
-    old = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
-    lines = [(old | rows)[name] for name in ATTACKS if name in old | rows]
-    head = [f"| {' | '.join(_HEAD)} |", f"|---|{'---:|' * 7}---|---|"]
+    all_rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
+    all_rows |= rows
+    lines = [all_rows[name] for name in ATTACKS if name in all_rows]
+    head = [line for line in table.splitlines() if line.startswith(("| attack", "|---"))]
     path.write_text("\n".join([before + _START, *head, *lines, _END]) + after)
 
 
@@ -124,7 +112,7 @@ def main() -> int:
         with _folder(given.folder) as folder:
             start_s = time.monotonic()
             count = given.count if given.count is not None else long_count(name, folder)
-            tally = module_of(name).attack(given.seed, count, folder, jobs=given.jobs)
+            tally = nursery.run(module_of(name), given.seed, count, folder, jobs=given.jobs)
         rows[name] = row(name, tally, time.monotonic() - start_s, _commit())
         print("\n".join([rows[name], *tally.lines(name)]), flush=True)
         failed = failed or bool(tally.failures)

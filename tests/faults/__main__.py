@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: the long attacks one after another, or those named; the table of tests/README.md.
+"""`python -m tests.faults`: the long attacks one after another, or those named; rows for tests/README.md.
 
 A failure prints the command that repeats its case alone:
 
@@ -34,8 +34,6 @@ ATTACKS = {
     "loaders": ("loading", 10_000),
 }
 NEED_THE_SHIM = ("kills", "errnos", "journals", "locks")
-README = Path(__file__).resolve().parent.parent / "README.md"
-_START, _END = "<!-- attacks: start -->", "<!-- attacks: end -->"
 
 
 def module_of(name: str) -> Any:
@@ -57,26 +55,15 @@ def row(name: str, tally: Tally, seconds: float, commit: str) -> str:
     return f"| {' | '.join([*cells, f'{seconds:.0f}', date.today().isoformat(), commit])} |"
 
 
-def write_rows(path: Path, rows: dict[str, str]) -> None:
-    """Put rows into the table of the file, each in the place of the one of the same attack."""
-    before, _, rest = path.read_text().partition(_START)
-    table, _, after = rest.partition(_END)
-    all_rows = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
-    all_rows |= rows
-    lines = [all_rows[name] for name in ATTACKS if name in all_rows]
-    head = [line for line in table.splitlines() if line.startswith(("| attack", "|---"))]
-    path.write_text("\n".join([before + _START, *head, *lines, _END]) + after)
-
-
 def _commit() -> str:
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
         return subprocess.run(
-            command, cwd=README.parent, capture_output=True, text=True, check=False
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
         ).stdout.strip()
 
     # what is attacked, not the tests
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../precache", "../loaders")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../../precache", "../../loaders")
     return git("rev-parse", "--short", "HEAD") + (" and changes" if changed else "")
 
 
@@ -107,17 +94,15 @@ def main() -> int:
     if reason := shim.missing():
         print(f"not run: {', '.join(NEED_THE_SHIM)}: {reason}", file=sys.stderr)
     names = [n for n in given.names or ATTACKS if not (reason and n in NEED_THE_SHIM)]
-    rows, failed = {}, False
+    failed = False
     for name in names:
         with _folder(given.folder) as folder:
             start_s = time.monotonic()
             count = given.count if given.count is not None else long_count(name, folder)
             tally = nursery.run(module_of(name), given.seed, count, folder, jobs=given.jobs)
-        rows[name] = row(name, tally, time.monotonic() - start_s, _commit())
-        print("\n".join([rows[name], *tally.lines(name)]), flush=True)
+        line = row(name, tally, time.monotonic() - start_s, _commit())
+        print("\n".join([line, *tally.lines(name)]), flush=True)
         failed = failed or bool(tally.failures)
-        if given.count is None and README.exists():
-            write_rows(README, {name: rows[name]})
     return int(failed)
 
 

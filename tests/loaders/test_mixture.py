@@ -163,16 +163,6 @@ def test_a_damaged_sample_is_named_or_left_out_with_its_neighbours_in_their_plac
                 assert torch.equal(getattr(batch, name), getattr(expected, name)[kept])
 
 
-def test_a_share_that_is_smaller_than_a_batch_still_comes(
-    converted: dict[str, Path], other: dict[str, Path]
-) -> None:
-    paths = [converted["shards"], other["webdataset"]]
-    with build_loader(paths, shares=[0.99, 0.01], batch_size=8, workers=1) as loader:
-        served = [pairs(loader) for _ in range(5)]
-    assert [sum(d for d, _ in epoch) for epoch in served] == [1] * 5
-    assert len({i for epoch in served for d, i in epoch if d == 1}) == 5
-
-
 @pytest.mark.parametrize("counts", [(70, 30), (5, 500), (100, 100, 1), (64, 64, 64, 64)])
 def test_any_run_of_a_mixture_has_its_shares(counts: tuple[int, ...]) -> None:
     parts = tuple(

@@ -240,14 +240,6 @@ class HostPictures:
             )
         ]
 
-    def copier(self, positions: Positions) -> Callable[[slice, Pixels], object] | None:
-        """As `copy` of `loaders.read.filler.Pictures`; None where each picture has a size of its own."""
-        if (squares := self._squares) is None:
-            return None
-        numbers = self.share.find(positions)
-        # clip: else NumPy fills memory of its own first, in case that a number is wrong
-        return lambda part, out: np.take(squares, numbers[part], axis=0, out=out, mode="clip")
-
     def close(self) -> None:
         """Free the memory: the system has it back when the last process has closed it."""
         self._pool.close()
@@ -471,7 +463,6 @@ class CachedReader:
         self._kept = kept
         self._lane = lane
         self._refused: dict[int, ImageError] = {}  # what could not be decoded: id -> why
-        self._whole = crops.random is None
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -557,12 +548,10 @@ class CachedReader:
                 read = pictures_of(self._data, request.positions[slots], images)
                 pictures.update(zip(slots.tolist(), read, strict=True))
             self._check_there(request, list(pictures))
-            copy = self._kept.copier(request.positions) if self._whole and kept.all() else None
-            if copy is None:
-                found = self._kept.pictures(request.positions[kept])
-                pictures.update(zip(np.flatnonzero(kept).tolist(), found, strict=True))
+            found = self._kept.pictures(request.positions[kept])
+            pictures.update(zip(np.flatnonzero(kept).tolist(), found, strict=True))
             picture_of = partial(self._picture, request.positions, pictures)
-            return self._filler.fill(Pictures(request, picture_of, copy=copy))
+            return self._filler.fill(Pictures(request, picture_of, in_memory=True))
         assert isinstance(self._kept, DevicePictures)
         refused = self._is_refused(request.positions)
         ids = self._data.ids[request.positions]

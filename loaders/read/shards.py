@@ -61,14 +61,12 @@ class ShardsReader:
         files = [opened[index] for index in indexes.tolist()]
         rows = samples.tolist()
         self._ask_for(files, rows)
-        positions = request.positions.tolist()
 
         def picture_of(slot: int) -> Pixels:
-            picture = files[slot].picture(rows[slot])
-            self._check.compare(positions[slot], picture)
-            return picture
+            return files[slot].picture(rows[slot])
 
-        return Pictures(request, picture_of)
+        compare = self._check.of_batch(request.positions)
+        return Pictures(request, picture_of, in_memory=True, compare=compare)
 
     def close(self) -> None:
         """End the threads."""
@@ -109,8 +107,8 @@ class ShardsReader:
         at_end.callback(close)
         before = 0
         for request in requests:
-            indexes = np.unique(self._data.locate(request.positions)[0])
-            for index in indexes.tolist():
+            indexes = sorted({*self._data.locate(request.positions)[0].tolist()})
+            for index in indexes:
                 if index not in opened:
                     with nullcontext() if fetching is None else fetching.fetched(index):
                         opened[index] = self._open(index)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torchvision
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
@@ -19,6 +21,13 @@ from loaders.deliver.devices import find_device
 from precache.errors import PrecacheError, SettingError
 
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")
+
+
+def main(name: str, description: str, train: Callable[..., int], arguments: list[str] | None) -> int:
+    """The exit code of `train(args, sigterm)`, with what `parser` makes of the command line."""
+    args = parser(name, description).parse_args(arguments)
+    with Sigterm() as sigterm:
+        return run(name, lambda: train(args, sigterm))
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -101,9 +110,21 @@ def build_model(args: argparse.Namespace, loader: loaders.Loader) -> Any:
     return torchvision.models.get_model(args.model, num_classes=len(loader.classes))
 
 
-def rate(step: int, steps: int) -> float:
-    """Share of the highest learning rate: it rises for a twentieth of the steps, and falls as a cosine."""
-    return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+def build_optimizer(net: torch.nn.Module, args: argparse.Namespace, batches: int) -> tuple[SGD, LambdaLR]:
+    """SGD, and its learning rate: it rises for a twentieth of the steps, and falls as a cosine.
+
+    Args:
+        net: whose weights are learned.
+        args: as `parser` parsed them.
+        batches: of an epoch, a step each.
+    """
+    steps = args.epochs * batches
+
+    def rate(step: int) -> float:
+        return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+
+    optimizer = SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    return optimizer, LambdaLR(optimizer, rate)
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:

@@ -27,6 +27,7 @@ from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.deliver.devices import Borrowed
+from loaders.deliver.threads import check_exit
 from loaders.read.decoding import Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
@@ -249,6 +250,7 @@ class DaliReader:
 
     def _drop_refused(self, error: RuntimeError) -> None:
         """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
+        check_exit()  # which ends what the pipeline is fed by, too
         dropped = 0
         for batch in self._in_pipeline:
             slots = [*batch.inputs]

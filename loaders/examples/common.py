@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -111,20 +111,12 @@ def build_model(args: argparse.Namespace, loader: loaders.Loader) -> Any:
 
 
 def build_optimizer(net: torch.nn.Module, args: argparse.Namespace, batches: int) -> tuple[SGD, LambdaLR]:
-    """SGD, and its learning rate: it rises for a twentieth of the steps, and falls as a cosine.
-
-    Args:
-        net: whose weights are learned.
-        args: as `parser` parsed them.
-        batches: of an epoch, a step each.
-    """
-    steps = args.epochs * batches
-
-    def rate(step: int) -> float:
-        return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
-
+    """SGD, and its rate over all batches of all epochs: it rises for a twentieth, and falls as a cosine."""
     optimizer = SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    return optimizer, LambdaLR(optimizer, rate)
+    steps = args.epochs * batches
+    return optimizer, LambdaLR(
+        optimizer, lambda step: min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+    )
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:
@@ -220,9 +212,15 @@ def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | No
     return content
 
 
-def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
-    """Have `loader` go on where `state`, which was read from `path`, was taken; SettingError names `path`."""
+def restore(
+    found: dict[str, Any] | None, path: Path, loader: loaders.Loader, parts: Mapping[str, Any]
+) -> None:
+    """Have all go on where `found`, read from `path`, was taken; SettingError names `path`."""
+    if found is None:
+        return
     try:
-        loader.load_state_dict(state)
+        loader.load_state_dict(found["loader"])
     except SettingError as error:
         raise SettingError(f"{path}: {error}, or give another --out") from None
+    for name, part in parts.items():
+        part.load_state_dict(found[name])

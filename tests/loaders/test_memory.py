@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from precache import Recipe, convert
+from tests.command import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +21,6 @@ MEMORY_BYTES = 64 * MIB
 LIMIT = MEMORY_BYTES + 256 * MIB
 SIZE = 512
 PICTURES = 2 * LIMIT // (SIZE**2 * 3)
-ROOT = Path(__file__).parents[2]
-
 SERVE = """
 import os, sys, torch, loaders  # what they take is charged to the group that this process is in now
 

@@ -6,9 +6,6 @@ from typing import Any
 
 from PIL import Image
 
-from precache import SourceOptions
-from precache.sources import open_source
-from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
 
@@ -60,10 +57,6 @@ def opened(path: Path) -> Image.Image:
     with Image.open(path) as image:
         image.load()
         return image
-
-
-def scanned(dataset: Any, **options: Any) -> Scan:
-    return open_source(dataset, SourceOptions(**options)).scan()
 
 
 def picture(shade: int) -> Image.Image:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bench.machine import page_cache
+from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.order.order import Epochs, Order, Windows
 from loaders.read.sequential import look_ahead

@@ -4,13 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from precache.errors import SettingError
 from precache.example_data.sample_tree import PICTURES_LIKE, make_sample
 from precache.sources.tree import scan_tree
-from tests.precache.pictures.drawing import load
 
 
 @pytest.mark.parametrize("like", sorted(PICTURES_LIKE))
@@ -64,28 +62,6 @@ def test_photographs_like_imagenets_have_its_sizes_bytes_and_kinds(tmp_path: Pat
     assert max(file_bytes) > 3 * min(file_bytes)
     assert 0.1 < (height > width).mean() < 0.45
     assert modes == {"RGB": 46, "L": 2}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("like", sorted(PICTURES_LIKE))
-def test_a_small_network_learns_the_classes(like: str, tmp_path: Path) -> None:
-    make_sample(tmp_path / "tree", images=160, classes=4, seed=0, like=like, workers=2)
-    scan = scan_tree(tmp_path / "tree")
-    pixels = np.stack([load(f"{scan.root}/{s.path}", 16) for s in scan.samples])
-    x = torch.from_numpy(pixels).permute(0, 3, 1, 2).float() / 255 - 0.5
-    y = torch.tensor([s.label for s in scan.samples])
-    held_out = torch.arange(len(y)) % 4 == 0
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 16, 5, 2), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(576, 4)
-    )
-    optimizer = torch.optim.Adam(network.parameters(), 0.005)
-    for _ in range(60):
-        optimizer.zero_grad()
-        torch.nn.functional.cross_entropy(network(x[~held_out]), y[~held_out]).backward()
-        optimizer.step()
-    accuracy = (network(x[held_out]).argmax(1) == y[held_out]).float().mean().item()
-    assert accuracy > 0.8  # by chance: 0.25
 
 
 @pytest.mark.parametrize(

@@ -122,19 +122,17 @@ DEEP = {"channels": "grey", "dtype": "uint16"}
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
-def test_grey_of_16_bits_is_kept(kind: str) -> None:
-    pixels = noise(40, 40, dtype=np.uint16)
-    found, size = images.render(encoded(pixels, kind), "x", Rendering(size=40, **DEEP))
-    assert (found.dtype, found.shape, size) == (np.uint16, (40, 40, 1), (40, 40))
-    assert np.array_equal(found[..., 0], pixels)
-
-
-@pytest.mark.parametrize("shape", [(16, 16), (16, 16, 3)])
-def test_a_picture_of_8_bits_becomes_grey_of_16_with_white_as_white(shape: tuple[int, ...]) -> None:
-    pixels = noise(*shape)
-    found, _ = images.render(encoded(pixels, "PNG"), "x", Rendering(size=16, **DEEP))
-    expected = np.asarray(Image.fromarray(pixels).convert("L")).astype(np.uint16) * 257
-    assert np.array_equal(found[..., 0], expected)
+def test_grey_of_16_bits_is_kept_and_8_bits_become_it_with_white_as_white(kind: str) -> None:
+    deep, grey, colour = noise(40, 40, dtype=np.uint16), noise(40, 40), noise(40, 40, 3)
+    as_pillow = np.asarray(Image.fromarray(colour).convert("L"))
+    for pixels, expected in (
+        (deep, deep),
+        (grey, grey * np.uint16(257)),
+        (colour, as_pillow * np.uint16(257)),
+    ):
+        found, size = images.render(encoded(pixels, kind), "x", Rendering(size=40, **DEEP))
+        assert (found.dtype, found.shape, size) == (np.uint16, (40, 40, 1), (40, 40))
+        assert np.array_equal(found[..., 0], expected)
 
 
 @pytest.mark.parametrize("resample", sorted(images.RESAMPLING))

@@ -1,12 +1,10 @@
 """Datasets as people write them, of a tree's pictures; importable, for worker processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-
-from precache.sources.tree import scan_tree
 
 
 class Items:
@@ -46,11 +44,6 @@ class Tensor:
 
     def tolist(self) -> Any:
         return self.array.tolist()
-
-
-def pairs(tree: Path, make: Callable[[Path], Any] = Path) -> list[tuple[Any, int]]:
-    """(picture, label) of each sample of the tree, in the order of the scan."""
-    return [(make(tree / sample.path), sample.label) for sample in scan_tree(tree).samples]
 
 
 def opened(path: Path) -> Image.Image:

@@ -233,6 +233,14 @@ def test_zips_written_to_a_pipe_or_behind_a_program_are_read(tmp_path: Path) -> 
         assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"picture" * 9]
 
 
+def test_a_picture_that_is_not_what_its_crc_says_is_rejected(tmp_path: Path) -> None:
+    path = make_zip(tmp_path / "x.zip", {"a/1.jpg": b"picture"}, zipfile.ZIP_STORED)
+    path.write_bytes(path.read_bytes().replace(b"picture", b"pictura"))
+    scan = scan_of(path)
+    with pytest.raises(ImageError, match="CRC-32"):
+        scan.source.read(scan.samples[0], 100)
+
+
 def test_a_bomb_is_stopped_by_what_a_picture_can_be(tmp_path: Path) -> None:
     path = make_zip(tmp_path / "x.zip", {"a/1.jpg": bytes(80 << 20), "a/2.jpg": bytes(80 << 20)})
     whole = bytearray(path.read_bytes())

@@ -142,3 +142,13 @@ def test_an_update_says_what_a_split_has_nothing_of_any_more(
     assert not caplog.messages
     convert(tree, tmp_path / "out", recipe, workers=0, update=True)
     assert "split val has no picture of 1 class of 2: b" in caplog.messages[-1]
+
+
+def test_samples_of_several_classes_each_count_for_all_of_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _lay(tmp_path, "0 1 2")
+    (tmp_path / "t.csv").write_text("path,tags,fold\n0.png,a;b,train\n1.png,b,val\n2.png,,val\n")
+    options = {"label": "tags", "separator": ";", "split": "fold"}
+    convert(tmp_path / "t.csv", tmp_path / "out", Recipe(format="shards", size=8), workers=0, **options)
+    assert "split val has no picture of 1 class of 2: a" in caplog.messages[-1]

@@ -140,6 +140,15 @@ def test_a_byte_order_mark_and_windows_line_ends_change_nothing(photos: Path) ->
     assert excel.digest == plain.digest
 
 
+def test_the_digest_covers_what_is_used_of_the_table(photos: Path) -> None:
+    options = {"label": "a", "split": "s", "fields": ("f",)}
+    text = "path,a,s,f,unused\n0.jpg,x,train,1,1\n1.jpg,y,val,2,2\n"
+    first = scan_text(photos, text, **options).digest
+    assert scan_text(photos, text.replace(",2,2", ",2,3"), **options).digest == first
+    for old, new in (("1.jpg", "2.jpg"), (",y,", ",x,"), ("val", "train"), (",2,2", ",3,2")):
+        assert scan_text(photos, text.replace(old, new), **options).digest != first, new
+
+
 SPELLINGS = ["pics/0.jpg", ".//pics/0.jpg", "pics/./0.jpg", "pics/../pics/0.jpg", "../{top}/pics/0.jpg"]
 SPELLINGS += ["/{folder}//pics/0.jpg", "pics/gone/../0.jpg", "pics/link/../0.jpg"]
 

@@ -37,95 +37,66 @@ def test_samples_are_sorted_by_class_and_name_and_the_digest_is_over_paths_and_s
     assert scan.digest == hashlib.sha256(b"".join(parts)).hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("056.dog/greg/vision309/x.jpg", "a folder inside a class folder"),
-        ("198.spider/RENAME2", "neither an image extension nor an image signature"),
-        ("198.spider/._198_0001.jpg", "a hidden file"),
-        ("198.spider/drawing.svg", "SVG: a drawing"),
-        ("198.spider/page.pdf", "PDF: a drawing"),
-        ("198.spider/logo.svgz", "SVG: a drawing"),
-        ("198.spider/x.psd", "an unsupported kind of picture"),
-        ("notes.txt", "a file beside the class folders"),
-        (".git/x.jpg", "a hidden folder"),
-        ("empty/x.txt/y.jpg", "a folder without pictures"),
-    ],
-)
-def test_what_is_not_a_picture_is_ignored_for_a_reason(name: str, reason: str, tmp_path: Path) -> None:
+NO_PICTURES = {
+    "056.dog/greg/vision309/x.jpg": "a folder inside a class folder",
+    "198.spider/RENAME2": "neither an image extension nor an image signature",
+    "198.spider/._198_0001.jpg": "a hidden file",
+    "198.spider/drawing.svg": "SVG: a drawing",
+    "198.spider/page.pdf": "PDF: a drawing",
+    "198.spider/logo.svgz": "SVG: a drawing",
+    "198.spider/x.psd": "an unsupported kind of picture",
+    "notes.txt": "a file beside the class folders",
+    ".git/x.jpg": "a hidden folder",
+    "empty/x.txt/y.jpg": "a folder without pictures",
+}
+
+
+def test_what_is_not_a_picture_is_ignored_for_a_reason(tmp_path: Path) -> None:
     """Caltech-256 holds 056.dog/greg/ and 198.spider/RENAME2, Caltech-101 a JPEG named tmp."""
     lay(tmp_path, "056.dog/056_0001.jpg", "198.spider/tmp")
-    put(tmp_path, {name: b"#!/bin/sh\nmv a b\n"})
+    put(tmp_path, dict.fromkeys(NO_PICTURES, b"#!/bin/sh\nmv a b\n"))
     scan = scan_tree(tmp_path)
     assert [s.path for s in scan.samples] == ["056.dog/056_0001.jpg", "198.spider/tmp"]
-    assert any(
-        name.startswith(ignored.path) and ignored.reason.startswith(reason) for ignored in scan.ignored
-    )
-    assert scan.scanned == len(scan.samples) + len(scan.ignored)
+    assert scan.scanned == len(scan.samples) + len(NO_PICTURES)
+    for name, reason in NO_PICTURES.items():
+        (found,) = [ignored for ignored in scan.ignored if name.startswith(ignored.path)]
+        assert found.reason.startswith(reason)
 
 
-def test_train_and_val_folders_are_splits_with_common_classes(tmp_path: Path) -> None:
-    lay(tmp_path, "train/b/1.jpg", "train/c/2.jpg", "val/a/3.jpg", "val/b/4.jpg")
-    put(tmp_path, {"val/notes.txt": b"notes"})
-    (tmp_path / "test").symlink_to(".")  # leads in a circle
-    scan = scan_tree(tmp_path)
-    assert scan.classes == ("a", "b", "c")
-    assert [(s.path, s.label, s.split) for s in scan.samples] == [
-        ("train/b/1.jpg", 1, "train"),
-        ("train/c/2.jpg", 2, "train"),
-        ("val/a/3.jpg", 0, "val"),
-        ("val/b/4.jpg", 1, "val"),
-    ]
-    assert "val/notes.txt" in [ignored.path for ignored in scan.ignored]
-    lay(tmp_path, "val/x.jpg")  # pictures in it: a class that happens to be called so
-    assert scan_tree(tmp_path).classes == ("val",)
+TREES: list[tuple[str, int, str]] = [
+    ("train/b/1 train/c/2 val/a/3", 1, "train/b/1:b:train train/c/2:c:train val/a/3:a:val"),
+    ("train/b/1 val/a/3 val/x", 1, "val/x:val:"),  # a class that happens to be called so
+    ("test/1 train/2 val/3", 0, "test/1::test train/2::train val/3::val"),
+    ("train/a/b/c/1 val/a/b/c/2", 3, "train/a/b/c/1:a/b/c:train val/a/b/c/2:a/b/c:val"),
+    ("1 train/2", 0, "1::"),
+    (
+        "a/b/2 a/b/1 a/c/1 d/e/1 a/stray above d/e/f/1 a/.b/1",
+        2,
+        "a/b/1:a/b: a/b/2:a/b: a/c/1:a/c: d/e/1:d/e:",
+    ),
+    ("1", 1, "pass --class-depth 0"),
+    ("a/b/1", 1, "pass --class-depth 2"),
+    ("a/1", 0, "leave out --class-depth 0"),
+    ("a/1", 2, "FOLDER/CLASS/picture.jpg"),
+    ("", 0, "has no pictures"),
+]
 
 
-def test_classes_lie_as_deep_as_is_said_and_are_called_by_their_path(tmp_path: Path) -> None:
-    lay(tmp_path, "birds/heron/2.jpg", "birds/heron/1.jpg", "birds/owl/1.jpg", "cats/lynx/1.jpg")
-    lay(tmp_path, "birds/stray.jpg", "above.jpg", "cats/lynx/deeper/1.jpg", "birds/.hidden/1.jpg")
-    scan = scan_tree(tmp_path, 2)
-    assert [(s.path, scan.classes[s.label]) for s in scan.samples] == [
-        ("birds/heron/1.jpg", "birds/heron"),
-        ("birds/heron/2.jpg", "birds/heron"),
-        ("birds/owl/1.jpg", "birds/owl"),
-        ("cats/lynx/1.jpg", "cats/lynx"),
-    ]
-    left_out = {"birds/stray.jpg", "above.jpg", "cats/lynx/deeper", "birds/.hidden"}
-    assert {ignored.path for ignored in scan.ignored} == left_out
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3])
-def test_splits_have_folders_of_their_own_at_any_depth(depth: int, tmp_path: Path) -> None:
-    inner = "/".join("abc"[:depth])
-    names = [str(Path(split, inner, "1.jpg")) for split in ("test", "train", "val")]
-    scan = scan_tree(lay(tmp_path, *names), depth)
-    assert [(s.path, s.split) for s in scan.samples] == list(
-        zip(names, ("test", "train", "val"), strict=True)
-    )
-    assert scan.classes == ((inner,) if depth else ())
-
-
-def test_pictures_beside_a_folder_called_train_are_all_that_a_flat_folder_holds(tmp_path: Path) -> None:
-    scan = scan_tree(lay(tmp_path, "1.jpg", "train/2.jpg"), 0)
-    assert [(s.path, s.split, s.label) for s in scan.samples] == [("1.jpg", "", -1)]
-
-
-@pytest.mark.parametrize(
-    ("names", "depth", "mentions"),
-    [
-        (["1.jpg"], 1, "pass --class-depth 0"),
-        (["a/b/1.jpg"], 1, "pass --class-depth 2"),
-        (["a/1.jpg"], 0, "leave out --class-depth 0"),
-        (["a/1.jpg"], 2, "FOLDER/CLASS/picture.jpg"),
-        ([], 0, "has no pictures"),
-    ],
-)
-def test_pictures_at_another_depth_are_an_error_that_says_what_to_pass(
-    names: list[str], depth: int, mentions: str, tmp_path: Path
+@pytest.mark.parametrize(("names", "depth", "found"), TREES)
+def test_folders_are_classes_as_deep_as_is_said_and_splits_above_them(
+    names: str, depth: int, found: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SourceError, match=mentions):
-        scan_tree(lay(tmp_path, *names), depth)
+    """Path, class and split of each picture; or what the error says to pass."""
+    lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
+    if ":" not in found:
+        with pytest.raises(SourceError, match=found):
+            scan_tree(tmp_path, depth)
+        return
+    (tmp_path / "test").exists() or (tmp_path / "test").symlink_to(".")  # leads in a circle
+    scan = scan_tree(tmp_path, depth)
+    classes = (*scan.classes, "")  # the last one of what has none
+    said = [f"{s.path.removesuffix('.jpg')}:{classes[s.label]}:{s.split}" for s in scan.samples]
+    assert " ".join(said) == found
 
 
 def test_symlinked_pictures_and_folders_count_and_dangling_ones_are_ignored(tmp_path: Path) -> None:

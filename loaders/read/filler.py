@@ -178,12 +178,23 @@ class _Filling:
 
 
 class BatchFiller:
-    """Fills batches with the served parts of pictures, by threads."""
+    """Fills batches with the served parts of pictures, by threads.
+
+    Args:
+        memory: uint8 [samples, height, width, bytes], where each batch is to be; else one of ours for each.
+    """
 
     def __init__(
-        self, data: SplitData, crops: Crops, batch_size: int, threads: int, device: torch.device
+        self,
+        data: SplitData,
+        crops: Crops,
+        batch_size: int,
+        threads: int,
+        device: torch.device,
+        memory: Pixels | None = None,
     ) -> None:
         self._data = data
+        self._memory = memory
         self._crops = crops
         self._threads = max(1, threads)
         self._buffers = (
@@ -251,6 +262,9 @@ class BatchFiller:
 
     def _space(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
         """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
+        if self._memory is not None:
+            places = self._memory[: len(shapes)]
+            return torch.from_numpy(places), places
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()

@@ -19,6 +19,7 @@ from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
 from precache.pictures.jpeg import Pixels
+from precache.storage.locks import lock
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _BATCHES_AHEAD = 2  # whose shards at a URL are fetched
@@ -138,7 +139,7 @@ class ShardsReader:
         self._check.open_file(index)
         file = ShardFile(path)
         if self._data.remote is not None:
-            self._data.remote.keep(file.descriptor)
+            lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
         try:
             check_index(self._data, index, file.ids, file.labels)
             whole = self._data.whole

@@ -12,7 +12,7 @@ from PIL import Image
 
 from bench.measure.trainers import EmulatedTrainer
 from loaders.batch import Batch
-from loaders.transfer import Transfer
+from loaders.transfer import Pipeline
 from precache.pictures import images
 
 BATCH = 8
@@ -48,7 +48,7 @@ def slow(picture_s: dict[str, float]) -> Iterator[None]:
     with (
         patch.object(images, "read_bytes", later(picture_s["storage"], images.read_bytes)),
         patch.object(images, "decode_for", later(picture_s["decode"], images.decode_for)),
-        patch.object(Transfer, "send", later(BATCH * picture_s["transfer"], Transfer.send)),
+        patch.object(Pipeline, "send", later(BATCH * picture_s["transfer"], Pipeline.send)),
         patch.object(EmulatedTrainer, "step", step if "compute" in picture_s else EmulatedTrainer.step),
     ):
         yield

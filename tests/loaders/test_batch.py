@@ -10,7 +10,6 @@ import torch
 from torch.optim.swa_utils import update_bn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
-from torchvision.transforms import v2
 
 from loaders import Batch
 
@@ -136,16 +135,6 @@ def test_a_batch_is_pinned_whole() -> None:
     assert pinned.images.is_pinned()
     assert pinned.labels.is_pinned()
     assert pinned.ids.tolist() == list(range(100, 106))
-
-
-@pytest.mark.parametrize("kind", [v2.CutMix, v2.MixUp])
-def test_torchvision_mixes_a_batch(kind: Any) -> None:
-    batch, mix = make(), kind(num_classes=3)
-    for images, labels in (mix(*batch), mix(batch), mix(batch.images, batch.labels)):
-        assert images.shape == batch.images.shape
-        assert labels.shape == (6, 3)
-        assert torch.allclose(labels.sum(dim=1), torch.ones(6))
-    assert mix(batch).ids.tolist() == batch.ids.tolist()
 
 
 def test_update_bn_takes_the_images() -> None:

@@ -4,14 +4,12 @@ import errno
 import inspect
 import os
 import re
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 from PIL import Image
@@ -22,7 +20,6 @@ from precache import Recipe, convert
 from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
 from tests.building import build_loader
 from tests.conftest import IMAGES
-from tests.loader_contract import ids_of
 
 
 def test_auto_needs_nothing_else_for_any_folder(
@@ -174,27 +171,6 @@ def test_what_is_no_state_of_this_loader_is_refused(converted: dict[str, Path], 
         given = {**loader.state_dict(), **state} if isinstance(state, dict) and state else state
         with pytest.raises(SettingError, match="state"):
             loader.load_state_dict(given)
-
-
-def test_a_cache_reads_each_file_for_one_epoch_only(converted: dict[str, Path], tmp_path: Path) -> None:
-    path = Path(shutil.copytree(converted["webdataset"], tmp_path / "copy"))
-    with build_loader(path, cache="ram", batch_size=16) as loader:
-        first = ids_of(loader)
-        list(loader)  # what was read ahead of the first epoch's end
-        for shard in path.glob("*.tar"):
-            shard.unlink()
-        assert sorted(ids_of(loader)) == sorted(first)
-
-
-def test_threads_serve_what_worker_processes_serve(raw_tree: Path) -> None:
-    before = len(psutil.Process().children())
-    with build_loader(raw_tree, size=32, workers=0, threads=3, batch_size=16) as threads:
-        served = list(threads)
-        assert len(psutil.Process().children()) <= before, "no process was started"
-    with build_loader(raw_tree, size=32, workers=2, batch_size=16) as processes:
-        for ours, theirs in zip(served, processes, strict=True):
-            assert torch.equal(ours.ids, theirs.ids)
-            assert torch.equal(ours.images, theirs.images)
 
 
 def test_auto_shares_the_cpus_among_the_ranks_of_this_machine(

@@ -82,23 +82,6 @@ def test_a_damaged_picture_is_named(
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("backend", "kind"), [arm for arm in OF_SHARDS if arm.values[1] == "webdataset"])
-def test_a_jpeg_with_a_damaged_header_is_named(
-    backend: str, kind: str, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    """DALI 2.4 itself crashes on this one."""
-    path = Path(shutil.copytree(converted[kind], tmp_path / "copy"))
-    shard = path / "train-00000.tar"
-    content = bytearray(shard.read_bytes())
-    content[512:812] = bytes(300)
-    shard.write_bytes(content)
-    with (
-        build_loader(path, backend=backend, shuffle=False, workers=2, check="never") as loader,
-        pytest.raises(PrecacheError, match=f"{shard}: sample "),
-    ):
-        list(loader)
-
-
 @pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
 def test_labels_that_differ_from_the_index_are_refused(
     backend: str, kind: str, converted: dict[str, Path], tmp_path: Path

@@ -1,4 +1,4 @@
-"""Loaders where a DataLoader is expected: by torch and torchdata, Accelerate, Lightning, Hugging Face."""
+"""Loaders where torch, torchdata, Accelerate and Lightning expect a DataLoader; see also examples/."""
 
 import json
 import logging
@@ -15,33 +15,8 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import ids_of
-from tests.loaders.test_ranks import launch
 
 BATCHES = 5
-TWO_PROCESSES = """
-import json, sys, torch
-import loaders
-from accelerate import Accelerator
-from accelerate.data_loader import prepare_data_loader
-from precache.errors import SettingError
-
-accelerator = Accelerator(cpu=True)
-path, out = sys.argv[1:]
-with loaders.build(path, batch_size=8, reading=loaders.Reading(workers=1)) as built:
-    model = torch.nn.Linear(1, 1)
-    model, optimizer, loader = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1), built)
-    assert loader is built
-    served = [[batch.ids.tolist() for batch in built] for _ in range(2)]
-    built.set_epoch(0)
-    skipped = [batch.ids.tolist() for batch in accelerator.skip_first_batches(built, 2)]
-    try:
-        list(prepare_data_loader(built))
-    except SettingError as error:
-        refused = str(error)
-with open(f"{out}/{accelerator.process_index}.json", "w") as file:
-    json.dump([served, skipped, refused], file)
-accelerator.end_training()
-"""
 
 
 def build(path: Path, **settings: Any) -> loaders.Loader:
@@ -176,6 +151,7 @@ def accelerate() -> Any:
 @pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
 def test_accelerate_prepares_a_loader(method: bool, accelerate: Any, loader: Any, path: Path) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
+    assert accelerator.prepare(loader) is loader, "it shares each epoch out by itself"
     prepare = accelerator.prepare_data_loader if method else accelerate.data_loader.prepare_data_loader
     prepared = prepare(loader)
     assert len(prepared) == BATCHES
@@ -202,18 +178,6 @@ def test_accelerate_skips_batches_without_reading_them(
     if prepared:
         taken.set_epoch(2)  # it counts by itself
     assert ids_of(taken) == third
-
-
-def test_accelerates_processes_share_a_loader_once(accelerate: Any, path: Path, tmp_path: Path) -> None:
-    """The loader does it, Accelerate does not do it again, and who makes it is told."""
-    launch(TWO_PROCESSES, 2, tmp_path, path, tmp_path)
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for epoch in range(2):
-        served = [i for rank, _, _ in ranks for batch in rank[epoch] for i in batch]
-        assert sorted(served) == list(range(IMAGES))
-    for served, skipped, refused in ranks:
-        assert skipped == served[0][2:]
-        assert "divides them among processes by itself" in refused
 
 
 @pytest.mark.parametrize("batch_size", [14, 16], ids=["whole batches", "shorter last ones"])
@@ -321,87 +285,3 @@ def test_lightning_resumes_where_its_checkpoint_was_written(
     epoch, batches = divmod(steps, 5)
     later = {number: whole[number] for number in range(epoch + 1, 3)}
     assert model.trained == {epoch: whole[epoch][batches * 16 :], **later}
-
-
-# Hugging Face.
-
-
-class Classifier(torch.nn.Module):
-    """As those of transformers: a loss where labels are given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        pool = torch.nn.AdaptiveAvgPool2d(4)
-        self.network = torch.nn.Sequential(pool, torch.nn.Flatten(), torch.nn.Linear(48, 5))
-        self.seen: list[list[int]] = []
-
-    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
-        logits = self.network(pixel_values)
-        if labels is None:
-            return {"logits": logits}
-        if self.training:
-            self.seen.append(labels.tolist())
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def hugging_face(folder: Path, serve: Any, **settings: Any) -> Any:
-    """A Trainer that takes what `serve` gives for its DataLoader, in training and evaluation."""
-    transformers = pytest.importorskip("transformers", reason="pip install transformers")
-
-    class Trainer(transformers.Trainer):
-        def get_train_dataloader(self) -> Any:
-            return serve
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            return serve
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
-            if not isinstance(inputs, dict):
-                images, labels = inputs
-                inputs = {"pixel_values": images, "labels": labels}
-            outputs = model(**inputs)
-            return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=2,
-        per_device_train_batch_size=16,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        label_names=["labels"],
-        **settings,
-    )
-    return Trainer(model=Classifier(), args=arguments)
-
-
-def labels_of(path: Path, epochs: int) -> list[list[int]]:
-    with build(path) as loader:
-        return [labels.tolist() for _ in range(epochs) for _, labels in loader]
-
-
-def test_hugging_face_trains_on_a_loader_and_resumes(loader: Any, path: Path, tmp_path: Path) -> None:
-    whole = labels_of(path, 2)
-    run = hugging_face(tmp_path, loader, save_steps=7)
-    run.train()
-    assert run.model.seen == whole
-    with build(path, dtype="float32") as again:
-        resumed = hugging_face(tmp_path, again, save_strategy="no")
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
-    assert resumed.model.seen == whole[7:]
-
-
-def test_hugging_face_evaluates_through_a_dataloader_that_names_the_parts(
-    loader: Any, path: Path, tmp_path: Path
-) -> None:
-    named: DataLoader[Any] = DataLoader(
-        loader.dataset,
-        batch_sampler=loader.batch_sampler,
-        collate_fn=lambda batch: {"pixel_values": batch[0], "labels": batch[1]},
-    )
-    run = hugging_face(tmp_path, named, save_strategy="no")
-    run.train()
-    assert run.model.seen == labels_of(path, 2)
-    predicted = run.evaluation_loop(named, "evaluation")
-    assert len(predicted.label_ids) == predicted.num_samples == IMAGES

@@ -16,7 +16,7 @@ from torchvision.transforms import v2
 import loaders
 from loaders.fields import follow_boxes, follow_mask
 from precache import Recipe, convert, open_dataset
-from precache.errors import DatasetError, SampleError, SettingError
+from precache.errors import SampleError, SettingError
 from precache.formats import FORMATS
 from precache.pictures.images import FITS
 from precache.sources import SourceOptions
@@ -143,19 +143,6 @@ def test_a_mask_shows_what_resize_and_center_crop_show(masked: MakeFolder) -> No
         assert batch.images.shape[2:] == batch.fields["mask"].shape[1:] == (STORED, STORED)
 
 
-@pytest.mark.parametrize("how", [{"cache": "ram"}, {"check": "always"}, {"shuffle": False}], ids=str)
-def test_masks_are_the_same_however_pictures_are_read(how: dict[str, Any], masked: MakeFolder) -> None:
-    found: dict[tuple[int, int], list[torch.Tensor]] = {}
-    for more in ({}, how, {**how, "workers": 1}):
-        with build(masked("shards"), augment="train", **more) as loader:
-            for epoch in range(2):
-                for batch in loader:
-                    for i, mask in zip(batch.ids.tolist(), batch.fields["mask"], strict=True):
-                        found.setdefault((epoch, i), []).append(mask)
-    assert {len(masks) for masks in found.values()} == {3}
-    assert all(torch.equal(mask, masks[0]) for masks in found.values() for mask in masks)
-
-
 def spoil_a_mask(path: Path) -> int:
     """Change one bit in the middle of a mask; its sample's id."""
     dataset = open_dataset(path)
@@ -204,30 +191,6 @@ def test_masks_go_with_the_first_view_of_whatever_is_chosen(
             assert damaged not in check_whole(batch)
             assert {len(view) for view in batch.views} == {len(batch.ids)}
             assert not any(torch.equal(batch.images, view) for view in batch.views[1:])
-
-
-def swap_lines(index: Path) -> None:
-    first, second, third, *others = index.read_text().split("\n")
-    index.write_text("\n".join([first, third, second, *others]))
-
-
-INDEX_DAMAGE: dict[str, Callable[[Path], Any]] = {
-    "missing": Path.unlink,
-    "cut": lambda index: index.write_bytes(index.read_bytes()[:20]),
-    "no text": lambda index: index.write_bytes(b"\xff\0" * 50),
-    "lines swapped": swap_lines,
-}
-
-
-@pytest.mark.parametrize("damage", sorted(INDEX_DAMAGE))
-@pytest.mark.parametrize(("backend", "kind"), [OF_SHARDS[1], OF_SHARDS[3]])
-def test_a_damaged_index_serves_no_other_mask(
-    backend: str, kind: str, damage: str, masked: MakeFolder, tmp_path: Path
-) -> None:
-    path = Path(shutil.copytree(masked(kind), tmp_path / "out"))
-    INDEX_DAMAGE[damage](path / "train-00001.idx")
-    with build(path, backend) as loader, pytest.raises(DatasetError, match=r"train-00001.*precache verify"):
-        list(loader)
 
 
 @settings(deadline=None)

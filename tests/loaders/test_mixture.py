@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from loaders.mixture import samples_of
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, MixedEpochs, Order
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
@@ -164,23 +163,13 @@ def test_a_damaged_sample_is_named_or_left_out_with_its_neighbours_in_their_plac
                 assert torch.equal(getattr(batch, name), getattr(expected, name)[kept])
 
 
-def test_a_share_that_is_smaller_than_a_batch_still_comes(
-    converted: dict[str, Path], other: dict[str, Path]
-) -> None:
-    paths = [converted["shards"], other["webdataset"]]
-    with build_loader(paths, shares=[0.99, 0.01], batch_size=8, workers=1) as loader:
-        served = [pairs(loader) for _ in range(5)]
-    assert [sum(d for d, _ in epoch) for epoch in served] == [1] * 5
-    assert len({i for epoch in served for d, i in epoch if d == 1}) == 5
-
-
 @pytest.mark.parametrize("counts", [(70, 30), (5, 500), (100, 100, 1), (64, 64, 64, 64)])
 def test_any_run_of_a_mixture_has_its_shares(counts: tuple[int, ...]) -> None:
     parts = tuple(
         Epochs(shard_starts=np.array([0, n]), kind="full", seed=0) for n in (70, 40, 30, 20)[: len(counts)]
     )
     epochs = MixedEpochs(parts=parts, counts=counts)
-    order = Order(epochs=epochs, cut=Cut(samples=epochs.samples, batch_size=8, last="partial"))
+    order = Order(epochs=epochs, batch_size=8, last="partial")
     starts = np.cumsum([0, *(part.samples for part in parts)])
     for epoch in (0, 1, 7):
         served = np.concatenate([share.positions for share in order.batches(epoch)])

@@ -1,10 +1,6 @@
 """Ranks of several nodes: each node reads shards of its own, which its ranks share."""
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,26 +12,8 @@ from loaders.settings import find_nodes
 from precache import convert
 from precache.errors import SettingError
 from tests.building import build_loader
-from tests.command import ROOT
-from tests.conftest import IMAGES, small_recipe
+from tests.conftest import small_recipe
 from tests.loader_contract import ids_of
-
-PROGRAM = """
-import json, os, sys
-import torch.distributed as dist
-import loaders
-
-dist.init_process_group("gloo")
-path, out = sys.argv[1:]
-served = {"node": int(os.environ["GROUP_RANK"])}
-for shuffle in ("window", False, True):
-    with loaders.build(path, batch_size=2, shuffle=shuffle, reading=loaders.Reading(workers=1)) as loader:
-        served[str(shuffle)] = [[batch.ids[~batch.padding].tolist() for batch in loader] for _ in range(2)]
-        served[f"nodes {shuffle}"] = loader.state_dict().get("nodes")
-with open(f"{out}/{dist.get_rank()}.json", "w") as file:
-    json.dump(served, file)
-dist.destroy_process_group()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -54,38 +32,6 @@ def shared_shards(path: Path, by_rank: list[tuple[int, list[int]]]) -> int:
     shard_of = dict(zip(ids, data.locate(np.arange(len(data)))[0].tolist(), strict=True))
     readers = {(shard_of[i], node) for node, of_rank in by_rank for i in of_rank}
     return len(readers) - len(data.files)
-
-
-@pytest.mark.slow
-def test_8_processes_on_2_nodes_find_them_and_read_shards_of_their_own(shards: Path, tmp_path: Path) -> None:
-    """Two torchruns of 4 ranks each, on one machine."""
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "4"]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with ExitStack() as at_end:
-        started = []
-        for node in range(2):
-            of_node = [*command, "--node-rank", str(node), str(program), str(shards), str(tmp_path)]
-            process = subprocess.Popen(of_node, env=environment, stderr=subprocess.PIPE, text=True)
-            at_end.callback(process.kill)
-            started.append(process)
-        for process in started:
-            _, errors = process.communicate(timeout=110)
-            assert process.returncode == 0, errors
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(8)]
-    assert [rank["node"] for rank in ranks] == [0] * 4 + [1] * 4
-    for shuffle in ("window", "False", "True"):
-        assert {rank[f"nodes {shuffle}"] for rank in ranks} == {1 if shuffle == "True" else 2}
-        for epoch in range(2):
-            assert {len(rank[shuffle][epoch]) for rank in ranks} == {-(-IMAGES // 16)}
-            ids = [(rank["node"], [i for batch in rank[shuffle][epoch] for i in batch]) for rank in ranks]
-            shared = shared_shards(shards, ids)
-            assert shared > 5 if shuffle == "True" else shared <= 1
 
 
 @pytest.mark.parametrize("shuffle", ["window", False])

@@ -10,7 +10,6 @@ import torch
 from loaders import RandomAugmentation
 from loaders.augment.draw import draw_keys
 from loaders.dataset import open_split
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, Order, draw, gather_windows, occurrences
 from precache.errors import SettingError
 from tests.building import build_loader
@@ -46,9 +45,9 @@ def test_occurrences_count_what_came_before() -> None:
     epochs = Epochs(shard_starts=np.array([0, 500]), kind="full", seed=0, weights=RNG.random(500) ** 8)
     served = []
     for rank in range(3):
-        cut = Cut(samples=500, batch_size=7, last="partial", rank=rank, world_size=3)
-        for share in Order(epochs=epochs, cut=cut).batches(0):
-            served += zip(share.positions.tolist(), share.occurrences.tolist(), strict=True)
+        order = Order(epochs=epochs, batch_size=7, last="partial", rank=rank, world_size=3)
+        for request in order.batches(0):
+            served += zip(request.positions.tolist(), request.occurrences.tolist(), strict=True)
     assert len(set(served)) == len(served) == 500
     assert {position for position, _ in served} == {p for p, n in served if n == 0}
     assert max(n for _, n in served) > 3

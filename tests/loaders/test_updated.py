@@ -96,20 +96,6 @@ def test_a_state_of_before_the_update_is_refused(raw_tree: Path, tmp_path: Path)
         loader.load_state_dict(state)
 
 
-def test_a_sample_keeps_its_pixels(updated: dict[str, Updated], converted: dict[str, Path]) -> None:
-    before, after = (
-        {
-            int(i): x.numpy().tobytes()
-            for batch in loader
-            for i, x in zip(batch.ids, batch.images, strict=True)
-        }
-        for loader in (build_loader(out, workers=1) for out in (converted["shards"], updated["shards"].out))
-    )
-    kept = before.keys() & after.keys()
-    assert len(kept) > IMAGES / 2
-    assert all(before[i] == after[i] for i in kept)
-
-
 def test_subsets_and_weights_are_of_what_is_served(updated: dict[str, Updated]) -> None:
     data = updated["shards"]
     with pytest.raises(SettingError, match="not in this split"):

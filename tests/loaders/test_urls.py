@@ -23,12 +23,10 @@ import loaders
 from loaders import ImageDataset, Reading
 from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
-from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.building import build_loader
 from tests.cloud.proxy import Proxy, Seen
 from tests.cloud.uploading import upload
-from tests.damage import lead_away
 
 QUIET: dict[str, Any] = {"batch_size": 8, "seed": 3, "device": "cpu"}
 Served = list[tuple[list[int], torch.Tensor, torch.Tensor]]
@@ -226,22 +224,6 @@ def test_ranks_share_what_is_fetched(converted: dict[str, Path], bucket: Url, pr
         found = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
     assert sorted(found) == list(range(70))
     assert set(Counter(seen.path for seen in asked_of_shards(proxy)).values()) == {1}
-
-
-def test_nothing_is_written_outside_the_cache(
-    converted: dict[str, Path], bucket: Url, tmp_path: Path
-) -> None:
-    """By a manifest whose shards have names that lead away from its folder."""
-    path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    lead_away(path, f"{tmp_path}/user/train")
-    (tmp_path / "user").mkdir()
-    store = ObjectStore(bucket / "set")
-    for file in path.iterdir():
-        name = f"{tmp_path}/user/{file.name}" if file.name.startswith("train") else file.name
-        store.upload(file, name)
-    with pytest.raises(DatasetError, match="splits"):
-        served(str(bucket / "set"))
-    assert list((tmp_path / "user").iterdir()) == []
 
 
 # Of a shard of which few samples are needed these alone are fetched.

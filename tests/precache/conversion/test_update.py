@@ -35,7 +35,7 @@ from precache.errors import DatasetError, PrecacheError, SourceError
 from precache.formats import FORMATS
 from precache.recipe import DEFAULT_SPLITS
 from tests.command import ROOT
-from tests.conftest import small_recipe
+from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_tar, make_zip, put
 from tests.precache.sources.objects import Items
@@ -400,6 +400,32 @@ def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashe
     assert {name for name in one if one[name] != two[name]} <= times_differ
     assert open_dataset(tmp_path / "one").digest == open_dataset(tmp_path / "two").digest
     assert verify_across([tmp_path / "one", tmp_path / "two"]) == []
+
+
+def test_an_id_is_never_used_again(raw_tree: Path, tmp_path: Path) -> None:
+    tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
+    extra = min(tree.iterdir()) / "zzz.jpg"
+    used = []
+    on(tree, out)
+    for _ in range(3):
+        shutil.copy(next(tree.rglob("*.jpg")), extra)
+        on(tree, out)
+        used.append(ids(out)[str(extra.relative_to(tree))])
+        extra.unlink()
+        on(tree, out)
+    assert used == [IMAGES, IMAGES + 1, IMAGES + 2]
+
+
+def test_statistics_grow_with_what_is_stored(raw_tree: Path, tmp_path: Path) -> None:
+    less, recipe = Path(shutil.copytree(raw_tree, tmp_path / "less")), small_recipe("shards")
+    for picture in sorted(path for path in less.rglob("*.*") if path.is_file())[::2]:
+        picture.unlink()
+    convert(less, tmp_path / "out", recipe, workers=0)
+    convert(raw_tree, tmp_path / "whole", recipe, workers=0)
+    grown = convert(raw_tree, tmp_path / "out", recipe, workers=0, update=True).manifest.statistics["train"]
+    whole = open_dataset(tmp_path / "whole").manifest.statistics["train"]
+    assert grown.pixels == whole.pixels
+    assert (*grown.mean, *grown.std) == pytest.approx((*whole.mean, *whole.std), abs=1e-9)
 
 
 def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(raw_tree: Path, tmp_path: Path) -> None:

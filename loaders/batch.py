@@ -1,8 +1,6 @@
 """The types that pass between a loader, its backend and the training loop."""
 
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -46,7 +44,9 @@ class Batch(list[torch.Tensor]):
             same pictures; the first is `images`. Masks and boxes follow the first.
     """
 
-    __slots__ = ("_ids", "_other_views", "_padding", "fields")
+    # the last two are the loader's own, until it serves the batch: an event behind the work on it, where that
+    # may still be going on, and as of `DecodedBatch`
+    __slots__ = ("_ids", "_other_views", "_padding", "fields", "ready", "refused")
 
     def __init__(
         self,
@@ -64,6 +64,8 @@ class Batch(list[torch.Tensor]):
         super().__init__(parts)
         self._ids, self._padding, self.fields = ids, padding, dict(fields or {})
         self._other_views = tuple(other_views)
+        self.ready: torch.cuda.Event | None = None
+        self.refused: Mapping[int, ImageError] = {}
 
     @property
     def images(self) -> torch.Tensor:
@@ -220,17 +222,3 @@ class Reader(Protocol):
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
-
-
-def answered(reader: Reader, requests: Iterator[Request]) -> Iterator[tuple[Request, DecodedBatch]]:
-    """Each request with what `reader`, which looks ahead in them, decodes for it."""
-    asked: deque[Request] = deque()
-
-    def ask() -> Iterator[Request]:
-        for request in requests:
-            asked.append(request)
-            yield request
-
-    with closing(reader.read(ask())) as batches:  # type: ignore[type-var]  # of a generator
-        for decoded in batches:
-            yield asked.popleft(), decoded

@@ -15,16 +15,16 @@ from loaders.augment.cpu import Crops
 from loaders.augment.device import BatchAugmentation
 from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.converting import Conversion, Converting
-from loaders.dataset import RAW, SplitData, open_split, with_parts
+from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
 from loaders.deliver.devices import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
-from loaders.mixture import MixedData, Mixture, samples_of, unite_classes
+from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order.order import MixedEpochs
 from loaders.read import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.host_memory import free_memory
-from loaders.sampling import choose_samples, cut_for, find_epochs, find_weights
+from loaders.sampling import choose_samples, find_epochs, find_order, find_weights
 from loaders.settings import (
     LoaderSpec,
     Ranks,
@@ -37,7 +37,7 @@ from loaders.settings import (
     find_ranks,
     refuse,
 )
-from loaders.transfer import Pipeline, Transfer, find_scales
+from loaders.transfer import STORED, Pipeline, find_scales
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.recipe import Recipe
@@ -166,7 +166,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         pipeline.close()
         raise
     by_shard = data.kind != RAW and epochs.kind != "full" and weights is None
-    return Loader(spec, data, cut_for(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
+    return Loader(spec, [data], find_order(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
 
 
 def _build_mixture(
@@ -178,14 +178,13 @@ def _build_mixture(
         raise SettingError("path is an empty list; give the paths of datasets")
     specs = [replace(spec, path=path) for path in paths]
     parts = unite_classes([_open_split(part) for part in specs])
-    data = MixedData(parts)
     counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
 
     def open_source(spec: LoaderSpec) -> Mixture:
         if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
-            ratio = data.crop_ratio(spec.size, spec.serving.crop_ratio)
-            serving = replace(spec.serving, crop_ratio=ratio)
-            spec = replace(spec, size=data.served_size(spec.size), serving=serving)
+            size = served_size(parts, spec.size)
+            ratios = [part.crop_ratio(spec.size, spec.serving.crop_ratio, size) for part in parts]
+            spec = replace(spec, size=size, serving=replace(spec.serving, crop_ratio=max(ratios)))
         pipelines: list[Pipeline] = []
         try:
             for part in parts:
@@ -194,7 +193,7 @@ def _build_mixture(
             for pipeline in pipelines:
                 pipeline.close()
             raise
-        return Mixture(pipelines, data)
+        return Mixture(pipelines)
 
     mixture = open_source(spec)
     try:
@@ -205,8 +204,8 @@ def _build_mixture(
     except SettingError:
         mixture.close()
         raise
-    order = cut_for(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
-    return Loader(spec, data, order, mixture, open_source)
+    order = find_order(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
+    return Loader(spec, parts, order, mixture, open_source)
 
 
 def _open_split(spec: LoaderSpec) -> SplitData:
@@ -219,7 +218,7 @@ def _open_split(spec: LoaderSpec) -> SplitData:
 
 def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
     backend = choose_backend(spec.backend, data.kind, data.path)
-    stored = _check_dtype(spec, data)
+    _check_dtype(spec, data)
     _check_batch(spec, data)
     scales = find_scales(spec.serving.normalize, data) if spec.dtype.is_floating_point else None
     crops, late, followed = _augmentation(augment, spec, data)
@@ -228,10 +227,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
         fields = find_fields(data, spec, followed)
-    size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
-    return Pipeline(
-        data, reader, Transfer(lane, spec.dtype, late, scales, stored, spec.serving.views), size, fields
-    )
+    return Pipeline(spec, data, lane, reader, late, scales, fields)
 
 
 def _open_converting(
@@ -312,12 +308,10 @@ def _augmentation(
     return crops, jitter, crops
 
 
-def _check_dtype(spec: LoaderSpec, data: SplitData) -> torch.dtype:
-    """The dtype that is stored; SettingError if integers of another are asked for."""
-    stored = {1: torch.uint8, 2: torch.uint16}[data.dtype.itemsize]
-    if not spec.dtype.is_floating_point and spec.dtype != stored:
+def _check_dtype(spec: LoaderSpec, data: SplitData) -> None:
+    """SettingError if integers of another dtype than is stored are asked for."""
+    if not spec.dtype.is_floating_point and spec.dtype != STORED[data.dtype.itemsize]:
         raise SettingError(
             f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
             f"ask for dtype='{data.dtype}', or for a float as 'float32'"
         )
-    return stored

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from loaders.batch import Request
+from loaders.batch import Batch, Request
 from loaders.dataset import RAW, SplitData, open_split
-from loaders.transfer import Pipeline, Sent
+from loaders.transfer import Pipeline
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, PrecacheError, SettingError, printable
 from precache.recipe import DEFAULT_SPLITS, Recipe
@@ -181,9 +181,8 @@ class Converting:
         self._is_stored = stored is not None
         self._pipeline = open_pipeline(data if stored is None else stored)
         self.lane, self.size = self._pipeline.lane, self._pipeline.size
-        self.receive = self._pipeline.receive
 
-    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+    def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
         """Yield one batch per request."""
         if not self._is_stored:
             last: list[tuple[Request, SplitData]] = []

@@ -5,7 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from operator import le
@@ -41,7 +41,7 @@ from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.tree import scan_tree
 from precache.storage import read_regular_part
-from precache.storage.shard_cache import Cache
+from precache.storage.shard_cache import Cache, CachedFiles
 from precache.storage.urls import Location, Url, locate
 
 RAW = "raw"
@@ -78,23 +78,19 @@ class RemoteShards:
     """What is fetched for each shard of a split.
 
     Attributes:
+        mirror: fetches the files of the dataset.
         shards: in stored order.
         parts: by number, of those shards that are not fetched whole, see `ShardPart`.
     """
 
-    dataset: ConvertedDataset
+    mirror: CachedFiles
     shards: ShardTable
     parts: Mapping[int, "ShardPart"] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, dataset: ConvertedDataset, shards: ShardTable) -> "RemoteShards | None":
-        """Of a dataset at a URL; None: it lies on this machine."""
-        return None if dataset.mirror is None else cls(dataset, shards)
-
     def hold(
         self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
-    ) -> "Hold":
-        """Have shard `number` on this machine until the hold is released; it is fetched if need be.
+    ) -> ExitStack:
+        """Have shard `number` on this machine until the stack is closed; it is fetched if need be.
 
         Args:
             check: called meanwhile, by several threads; what it raises ends the fetching. Default: Ending if
@@ -103,52 +99,35 @@ class RemoteShards:
         Raises:
             StorageError: it cannot be fetched.
         """
-        assert self.dataset.mirror is not None
-        check, hold = check or stop_check(), Hold()
+        check = check or stop_check()
         shard, *others = self.shards[number].files
         part = self.parts.get(number)
-        try:
+        with ExitStack() as held:
             for file in others if with_index or part is not None else ():
-                hold.files.append(self._hold_index(file, check))
-            hold.files.append(self.dataset.mirror.hold(shard, check, part))
-        except BaseException:
-            hold.release()
-            raise
-        return hold
+                held.enter_context(self._hold_index(file, check))
+            held.enter_context(self.mirror.hold(shard, check, part))
+            return held.pop_all()
 
     def _hold_index(self, file: FileEntry, check: Callable[[], None]) -> FileIO:
         """The index of a shard, open; it says where samples lie, so all of it is compared."""
-        assert self.dataset.mirror is not None
-        opened = self.dataset.mirror.hold(file, check)
-        if check_file(self.dataset.mirror.folder, file) is None:
+        opened = self.mirror.hold(file, check)
+        if check_file(self.mirror.folder, file) is None:
             return opened
         opened.close()
-        self.dataset.mirror.forget(file.name)
-        return self.dataset.mirror.hold(file, check)
+        self.mirror.forget(file.name)
+        return self.mirror.hold(file, check)
 
     def damaged(self, number: int) -> str:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
-        assert self.dataset.mirror is not None
         part = self.parts.get(number)
         for file in self.shards[number].files:
-            self.dataset.mirror.forget(file.name)
+            self.mirror.forget(file.name)
             if part is not None:
-                self.dataset.mirror.forget(f"{part.prefix}{file.name}")
+                self.mirror.forget(f"{part.prefix}{file.name}")
         return (
             f"its bytes changed since they were fetched (checksum), so its shard was removed from the cache; "
-            f"run again, and it is fetched from {self.dataset.place}"
+            f"run again, and it is fetched from {self.mirror.url}"
         )
-
-    def is_here(self, number: int) -> bool:
-        """Whether all of shard `number` lies in the cache."""
-        assert self.dataset.mirror is not None
-        return (self.dataset.mirror.folder / self.shards[number].files[0].name).exists()
-
-    def keep(self, descriptor: int) -> None:
-        """Have an open file of the cache stay there until it is closed."""
-        import fcntl
-
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
 
     def ahead(self, window_shards: int, largest_bytes: int) -> int:
         """How many shards may be fetched beyond two windows, the one that is served and the one behind it.
@@ -156,35 +135,18 @@ class RemoteShards:
         Raises:
             SettingError: the cache is too small for two windows.
         """
-        assert self.dataset.mirror is not None
-        most_bytes = self.dataset.mirror.cache.bytes
+        most_bytes = self.mirror.cache.bytes
         if most_bytes is None:
             return window_shards
         windows_bytes = 2 * min(window_shards, len(self.shards)) * largest_bytes
         if most_bytes < windows_bytes:
             raise SettingError(
                 f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
-                f"{self.dataset.place}, got {most_bytes:,}; raise it, or pass memory_bytes={most_bytes} for "
+                f"{self.mirror.url}, got {most_bytes:,}; raise it, or pass memory_bytes={most_bytes} for "
                 f"smaller windows"
             )
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
         return min(window_shards, max(0, most_bytes // ranks - windows_bytes) // largest_bytes)
-
-
-class Hold:
-    """Files of the cache that stay where they are until they are released.
-
-    Attributes:
-        files: each open, and locked.
-    """
-
-    def __init__(self) -> None:
-        self.files: list[FileIO] = []
-
-    def release(self) -> None:
-        """Let them go; idempotent."""
-        while self.files:
-            self.files.pop().close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,12 +226,8 @@ class SplitData:
         Raises:
             StorageError: one cannot be fetched.
         """
-        hold = None if self.remote is None else self.remote.hold(number, with_index=with_index)
-        try:
+        with nullcontext() if self.remote is None else self.remote.hold(number, with_index=with_index):
             yield Path(self.files[number])
-        finally:
-            if hold is not None:
-                hold.release()
 
     def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
         """What `reader` makes of shard `number`, see `held`; damaged in the cache, it is fetched again.
@@ -310,12 +268,6 @@ class SplitData:
         if isinstance(positions, slice):
             return np.arange(*positions.indices(len(self)))
         return from_zero(positions, len(self))
-
-    def part(self, number: int | None) -> "SplitData":
-        """Itself, which is the only one: see `loaders.mixture.MixedData`."""
-        if number not in (None, 0):
-            raise SettingError(f"dataset {number}: {self.path} is one dataset; leave dataset out")
-        return self
 
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions`, ascending, alone."""
@@ -406,10 +358,6 @@ class SplitData:
         """Whether each picture has a size of its own."""
         return self.kind == RAW or self.shapes is not None
 
-    def stores(self, size: Size) -> bool:
-        """Whether `size` is served without enlarging, as far as the recipe knows; of a raw tree any is."""
-        return self.kind == RAW or all(map(le, sides(size), sides(self.size)))
-
     def served_size(self, size: Size | None) -> Size:
         """What to serve if `size` was asked for; None: what `loaders.build` says."""
         if size is not None:
@@ -425,7 +373,7 @@ class SplitData:
 
     def warn_if_smaller(self, needed: Size, served: Size, *, enlarged: bool = True) -> None:
         """Say it where less is stored than is `needed` to serve `served`, and what becomes of it."""
-        if self.stores(needed):
+        if self.kind == RAW or all(map(le, sides(needed), sides(self.size))):
             return
         cut = "" if needed == served else f" is cut from {written(needed)}, and"
         made = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
@@ -454,6 +402,11 @@ class SplitData:
         if self.remote is not None:
             self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
         return WINDOW_SHARDS
+
+
+def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
+    """What to serve of several splits if `size` was asked for; None: the least of theirs."""
+    return min((part.served_size(size) for part in parts), key=sides)
 
 
 def open_split(
@@ -520,7 +473,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
-        remote=RemoteShards.of(dataset, shards),
+        remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
     )
     return data.select(np.flatnonzero(index.served)) if "removed" in index.columns else data
 
@@ -655,7 +608,12 @@ def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitDa
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
     few = (counts > 0) & (counts * _FEW <= np.array(data.whole.shard_samples))
-    chosen = [number for number in np.flatnonzero(few).tolist() if not remote.is_here(number)]
+    folder = remote.mirror.folder
+    chosen = [
+        number
+        for number in np.flatnonzero(few).tolist()
+        if not (folder / remote.shards.file_name(number)).exists()
+    ]
     if not chosen:
         return data
     key = hashlib.sha256(data.ids[positions].tobytes()).hexdigest()[:16]

@@ -5,11 +5,12 @@ samplers. Who puts a DataLoader together out of them, as Accelerate's `skip_firs
 loader's own batches: `RankBatchSampler` names them, and `SplitDataset` hands them over.
 """
 
+import hashlib
 import logging
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from types import TracebackType
@@ -20,13 +21,12 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSample
 
 from loaders.batch import Batch, Request
 from loaders.converting import Converting
-from loaders.dataset import SplitData
-from loaders.deliver.prefetch import Prefetch, of_dead_worker
-from loaders.deliver.threads import Ending
-from loaders.mixture import MixedData, Mixture
+from loaders.dataset import SplitData, served_size
+from loaders.deliver.threads import Ending, Prefetch, of_dead_worker
+from loaders.mixture import Mixture
 from loaders.order.order import Order
 from loaders.settings import LoaderSpec
-from loaders.transfer import Pipeline, Sent
+from loaders.transfer import Pipeline, receive
 from precache.errors import SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
@@ -96,16 +96,14 @@ class SplitDataset(Dataset[Any]):
         class_to_idx: class name -> label.
     """
 
-    def __init__(self, loader: "Loader", data: SplitData | MixedData) -> None:
-        self.classes = data.classes
-        self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
-        self._loader = loader
-        self._data = data
+    def __init__(self, loader: "Loader", parts: Sequence[SplitData]) -> None:
+        self.classes, self.class_to_idx = loader.classes, loader.class_to_idx
+        self._loader, self._parts = loader, parts
 
     @property
     def targets(self) -> list[Any]:
         """What each sample is labelled with, in stored order: an index, a number, or a list of them."""
-        return self._data.targets()
+        return [target for part in self._parts for target in part.targets()]
 
     @property
     def total_dataset_length(self) -> int:
@@ -113,11 +111,11 @@ class SplitDataset(Dataset[Any]):
         return 0
 
     def __len__(self) -> int:
-        return len(self._data)
+        return sum(map(len, self._parts))
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
-            f"the loader of {self._data.path} serves whole batches, and divides them among processes by "
+            f"the loader of {self._loader._path} serves whole batches, and divides them among processes by "
             f"itself; iterate over the loader, pass it to accelerator.prepare(), or pass on its `dataset` "
             f"and `batch_sampler` together, unchanged"
         )
@@ -161,11 +159,11 @@ class RankSampler(Sampler[int]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        for share in self._order.batches(self._epoch):
-            yield from share.positions.tolist()
+        for request in self._order.batches(self._epoch):
+            yield from request.positions.tolist()
 
     def __len__(self) -> int:
-        return self._order.cut.rank_samples()
+        return self._order.rank_samples()
 
 
 class InStoredOrder(RankSampler, SequentialSampler):
@@ -177,8 +175,8 @@ class RankBatchSampler:
 
     def __init__(self, loader: "Loader", sampler: RankSampler, order: Order) -> None:
         self.sampler = sampler
-        self.batch_size = order.cut.batch_size
-        self.drop_last = order.cut.last == "drop"
+        self.batch_size = order.batch_size
+        self.drop_last = order.last == "drop"
         self._loader = loader
         self._order = order
 
@@ -188,11 +186,11 @@ class RankBatchSampler:
 
     def __iter__(self) -> Iterator[BatchPlace]:
         taken: list[int] = []
-        shares = None
+        batches = None
         iteration = self._loader.__iter__()
         while (place := iteration.next_place()) is not None:
-            shares = shares or self._order.batches(place[0])
-            yield BatchPlace(shares[place[1]].positions.tolist(), place, taken)
+            batches = batches or self._order.batches(place[0])
+            yield BatchPlace(batches[place[1]].positions.tolist(), place, taken)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -240,20 +238,21 @@ class Loader(IterableDataset[Batch]):
     def __init__(
         self,
         spec: LoaderSpec,
-        data: SplitData | MixedData,
+        parts: Sequence[SplitData],
         order: Order,
         source: Source,
         open_source: OpenSource,
     ) -> None:
-        """`source`: what `open_source` gave for `spec`."""
+        """`parts`: each with the classes of all; `source`: what `open_source` gave for `spec`."""
         self.spec = spec
-        self.classes = data.classes
-        self.class_to_idx = {name: label for label, name in enumerate(data.classes)}
+        self._path = " + ".join(str(part.path) for part in parts)
+        self.classes = parts[0].classes
+        self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.samples = order.epochs.samples
         self.batch_size = spec.batch_size
         self.drop_last = spec.last == "drop"
         self._size = source.size
-        self._data = data
+        self._parts = parts
         self._source, self._open_source = source, open_source
         self._left_out: set[str] = set()  # files of which a warning said so
         self._order = order
@@ -263,16 +262,16 @@ class Loader(IterableDataset[Batch]):
         # the latest is last; no WeakSet: Python code of that is run as one goes
         self._begun: list[weakref.ref[Iteration]] = []
         self._resized = False
-        self._ahead: Prefetch[Sent] | None = None
+        self._ahead: Prefetch[Batch] | None = None
         self._ahead_place: Place = (0, 0)  # of the next batch that it gives
-        self._peeked: Sent | None = None  # that batch, where it was asked for its size
+        self._peeked: Batch | None = None  # that batch, where it was asked for its size
         self._turns = 0
         self._closed = False
         self._taking = threading.RLock()  # again by a handler of signals, which may close it
         self._process = os.getpid()
 
     def __len__(self) -> int:
-        return len(self._order.cut)
+        return len(self._order)
 
     def __iter__(self) -> Iteration:
         self._check_usable()
@@ -286,13 +285,13 @@ class Loader(IterableDataset[Batch]):
             asked = self._asked
             place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
             with self._taking:
-                self._size = as_size(*self._next_at(place, take=False).batch.images.shape[-2:])
-        return self._data.served_size(self.spec.size) if self._size is None else self._size
+                self._size = as_size(*self._next_at(place, take=False).images.shape[-2:])
+        return served_size(self._parts, self.spec.size) if self._size is None else self._size
 
     @property
     def dataset(self) -> SplitDataset:
         """The samples of the split: `len(loader.dataset)`, `loader.dataset.targets`."""
-        return SplitDataset(self, self._data)
+        return SplitDataset(self, self._parts)
 
     @property
     def sampler(self) -> RankSampler:
@@ -328,7 +327,6 @@ class Loader(IterableDataset[Batch]):
                 f"batches; call it between epochs: end the iteration, or drop its iterator"
             )
         spec = replace(self.spec, size=size)
-        self._data.served_size(spec.size)  # refuses what is not stored
         if spec.size != self.spec.size:
             self._drop_ahead()
             self._source.close()
@@ -348,9 +346,17 @@ class Loader(IterableDataset[Batch]):
             SettingError: no such sample is in the split.
         """
         try:
-            return self._data.part(None if dataset is None else index(dataset)).path_of(index(sample_id))
+            sample_id, number = index(sample_id), -1 if dataset is None else index(dataset)
         except TypeError:
             raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
+        if len(self._parts) > 1 and not 0 <= number < len(self._parts):
+            raise SettingError(
+                f"{self._path}: ids are those of {len(self._parts)} datasets; name one with dataset=, of "
+                f"batch.fields['dataset']"
+            )
+        if len(self._parts) == 1 and dataset is not None and number != 0:
+            raise SettingError(f"dataset {number}: {self._path} is one dataset; leave dataset out")
+        return self._parts[number].path_of(sample_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batches served in it, and what they were served from: JSON values, the same on every rank.
@@ -426,15 +432,16 @@ class Loader(IterableDataset[Batch]):
 
     def __reduce__(self) -> NoReturn:
         raise SettingError(
-            f"the loader of {self._data.path} cannot be copied or sent to another process; "
+            f"the loader of {self._path} cannot be copied or sent to another process; "
             f"build it in the process that uses it"
         )
 
     def __repr__(self) -> str:
         spec = self.spec
         rank = f", rank {spec.rank} of {spec.world_size}" if spec.world_size > 1 else ""
+        kind = self._parts[0].kind if len(self._parts) == 1 else "mixture"
         return (
-            f"<loaders.Loader {self._data.kind} {self._data.path}: {spec.split}, {self.samples:,} samples, "
+            f"<loaders.Loader {kind} {self._path}: {spec.split}, {self.samples:,} samples, "
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
@@ -462,22 +469,22 @@ class Loader(IterableDataset[Batch]):
         """The batch of that epoch and number, ready for the current stream."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
-            batch = self._source.receive(self._next_at(place, take=True))
+            batch = receive(self._next_at(place, take=True), self._source.lane.device)
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
             # counted before it is handed out: a state taken in the loop body has it as served
             self._place = (place[0], place[1] + 1)
             return batch
 
-    def _next_at(self, place: Place, *, take: bool) -> Sent:
+    def _next_at(self, place: Place, *, take: bool) -> Batch:
         """The batch of that place; `take`: the one behind it is next then, else it is again."""
         self._check_usable()  # another thread may have closed it
         try:
             ahead = self._ahead_at(place)
-            sent = self._peeked
-            if sent is None:
-                sent = self._peeked = next(ahead)
-            self._check_refused(sent)
+            batch = self._peeked
+            if batch is None:
+                batch = self._peeked = next(ahead)
+            self._check_refused(batch)
             if take:
                 epoch, number = place
                 self._peeked = None
@@ -487,13 +494,13 @@ class Loader(IterableDataset[Batch]):
             self._check_usable()
             if isinstance(ended, Ending):  # the program's
                 raise
-            raise WorkerError(f"{self._data.path}: reading ended before the epoch did") from None
+            raise WorkerError(f"{self._path}: reading ended before the epoch did") from None
         except BaseException:
             self._drop_ahead()
             raise
-        return sent
+        return batch
 
-    def _ahead_at(self, place: Place) -> Prefetch[Sent]:
+    def _ahead_at(self, place: Place) -> Prefetch[Batch]:
         """What reads ahead, of which the next batch is that of `place`."""
         ahead = self._ahead
         if ahead is not None and self._ahead_place == place:
@@ -504,7 +511,7 @@ class Loader(IterableDataset[Batch]):
                 _LOGGER.warning(
                     "%s: two iterations of one loader take turns, which restarts reading at each turn; "
                     "build one loader for each",
-                    printable(str(self._data.path)),
+                    printable(self._path),
                 )
         self._drop_ahead()
         self._ahead_place = place
@@ -517,10 +524,10 @@ class Loader(IterableDataset[Batch]):
             self._ahead.close()
             self._ahead = None  # not before: closing may be broken off
 
-    def _check_refused(self, sent: Sent) -> None:
+    def _check_refused(self, batch: Batch) -> None:
         """Log what a batch lacks, each file once; raise it unless "skip" is set and others are left."""
-        for error in sent.refused.values():
-            if self.spec.reading.on_error != "skip" or not len(sent.batch.ids):
+        for error in batch.refused.values():
+            if self.spec.reading.on_error != "skip" or not len(batch.ids):
                 raise error
             if error.path not in self._left_out:
                 self._left_out.add(error.path)
@@ -533,16 +540,21 @@ class Loader(IterableDataset[Batch]):
     def _check_usable(self) -> None:
         """SettingError where it is closed, or in a forked process: the threads did not come along."""
         if self._closed:
-            raise SettingError(f"the loader of {self._data.path} is closed; build another one")
+            raise SettingError(f"the loader of {self._path} is closed; build another one")
         if os.getpid() != self._process:
             raise SettingError(
-                f"the loader of {self._data.path} was built in process {self._process}, this is process "
+                f"the loader of {self._path} was built in process {self._process}, this is process "
                 f"{os.getpid()}; build it in the process that uses it"
             )
 
+    def _digest(self) -> str:
+        """Of all that is served."""
+        digests = [part.digest for part in self._parts]
+        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
+
     def _identity(self) -> dict[str, Any]:
         return {
-            "dataset": self._data.digest,
+            "dataset": self._digest(),
             "split": self.spec.split,
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
@@ -551,15 +563,14 @@ class Loader(IterableDataset[Batch]):
         }
 
 
-def _read(source: Source, order: Order, place: Place) -> Iterator[Sent]:
+def _read(source: Source, order: Order, place: Place) -> Iterator[Batch]:
     """Batch after batch from `place` on, without end; knows no loader, so that it goes with a dropped one."""
 
     def ask() -> Iterator[Request]:
         epoch, start = place
         while batches := order.batches(epoch):
             for number in range(start, len(batches)):
-                positions, padding, occurrences = batches[number]
-                yield Request(epoch, positions, padding, occurrences)
+                yield batches[number]
             epoch, start = epoch + 1, 0
 
     with source.lane.active():

@@ -6,11 +6,9 @@ and of the others as many as their shares say: each goes through its own epochs,
 those of the mixture begin, so that no sample comes again before all others of its dataset.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -20,73 +18,11 @@ import torch
 from loaders.batch import Batch, Positions, Request
 from loaders.dataset import SplitData
 from loaders.deliver.devices import upload
-from loaders.transfer import Pipeline, Sent
+from loaders.transfer import Pipeline
 from precache.errors import SettingError
-from precache.pictures.sizes import Size, sides
 
 DATASET = "dataset"
 """The field that says which dataset a sample is of."""
-
-
-@dataclass(frozen=True, slots=True)
-class MixedData:
-    """The samples of several splits, as a loader asks for them.
-
-    Attributes:
-        parts: each with the classes of all.
-    """
-
-    parts: tuple[SplitData, ...]
-    kind = "mixture"
-
-    @property
-    def path(self) -> str:
-        """For messages."""
-        return " + ".join(str(part.path) for part in self.parts)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Of all parts."""
-        return self.parts[0].classes
-
-    def __len__(self) -> int:
-        return sum(map(len, self.parts))
-
-    @property
-    def ids(self) -> Positions:
-        """int64 [n], one part behind the other; those of two may be the same."""
-        return np.concatenate([part.ids for part in self.parts])
-
-    @property
-    def labels(self) -> Positions:
-        """int64 [n], one part behind the other."""
-        return np.concatenate([part.labels for part in self.parts])
-
-    @property
-    def digest(self) -> str:
-        """As of `SplitData`."""
-        return hashlib.sha256(" ".join(part.digest for part in self.parts).encode()).hexdigest()
-
-    def served_size(self, size: Size | None) -> Size:
-        """As of `SplitData`; unless asked for the least of the parts'."""
-        return min((part.served_size(size) for part in self.parts), key=sides)
-
-    def crop_ratio(self, size: Size | None, asked: float) -> float:
-        """As of `SplitData`, of what all parts are served as."""
-        return max(part.crop_ratio(size, asked, self.served_size(size)) for part in self.parts)
-
-    def targets(self) -> list[Any]:
-        """As of `SplitData`, one part behind the other."""
-        return [target for part in self.parts for target in part.targets()]
-
-    def part(self, number: int | None) -> SplitData:
-        """The part of that number, one of `batch.fields["dataset"]`; SettingError if there is none."""
-        if number is None or not 0 <= number < len(self.parts):
-            raise SettingError(
-                f"{self.path}: ids are those of {len(self.parts)} datasets; name one with dataset=, of "
-                f"batch.fields['dataset']"
-            )
-        return self.parts[number]
 
 
 def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
@@ -142,16 +78,15 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
 class Mixture:
     """The pipelines of several splits as one: served as one, see `loaders.loader.Source`."""
 
-    def __init__(self, parts: Sequence[Pipeline], data: MixedData) -> None:
+    def __init__(self, parts: Sequence[Pipeline]) -> None:
         sizes = {part.size for part in parts}
         self.lane = parts[0].lane
         self.random_access = [part.random_access for part in parts]
         self.size = sizes.pop() if len(sizes) == 1 else None
         self._parts = parts
-        self._data = data
-        self._starts = np.cumsum([0, *(len(part.ids) for part in data.parts)])
+        self._starts = np.cumsum([0, *(len(part.data) for part in parts)])
 
-    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
+    def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
         """Yield one batch per request, each part's samples by its own pipeline."""
         starts = self._starts  # not `self`: a reader keeps what asks it, which would keep the reader
         whole: deque[list[tuple[int, Positions, Request]]] = deque()
@@ -179,25 +114,22 @@ class Mixture:
                 parts = whole.popleft()
                 yield self._merge([(*part, next(streams[part[0]])) for part in parts])
 
-    def receive(self, sent: Sent) -> Batch:
-        """The batch, for use on the current stream."""
-        return self._parts[0].receive(sent)
-
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
         for part in self._parts:
             part.close()
 
-    def _merge(self, parts: list[tuple[int, Positions, Request, Sent]]) -> Sent:
+    def _merge(self, parts: list[tuple[int, Positions, Request, Batch]]) -> Batch:
         """One batch of those of the parts, in the order asked."""
-        refused = dict(enumerate(chain.from_iterable(sent.refused.values() for *_, sent in parts)))
-        found = [part for part in parts if len(part[3].batch.ids)]
+        refused = dict(enumerate(chain.from_iterable(batch.refused.values() for *_, batch in parts)))
+        found = [part for part in parts if len(part[3].ids)]
         if not found:
-            return Sent(parts[0][3].batch, None, refused)
+            parts[0][3].refused = refused
+            return parts[0][3]
         slots = [
-            slots[self._parts[number].kept(request, sent.refused)] for number, slots, request, sent in found
+            slots[self._parts[number].kept(request, batch.refused)] for number, slots, request, batch in found
         ]
-        batches = [sent.batch for *_, sent in found]
+        batches = [batch for *_, batch in found]
         order = np.argsort(np.concatenate(slots))  # of what is served, among the parts' one behind the other
         rows = np.split(np.argsort(order), np.cumsum([len(part) for part in slots])[:-1])
         on_cpu = torch.from_numpy(order)
@@ -213,7 +145,8 @@ class Mixture:
             {**_merge_fields(batches, order), DATASET: torch.from_numpy(numbers)[on_cpu]},
             views[1:],
         )
-        return Sent(batch, self.lane.mark(), refused)
+        batch.ready, batch.refused = self.lane.mark(), refused
+        return batch
 
 
 def _split(request: Request, starts: Positions) -> list[tuple[int, Positions, Request]]:

@@ -8,7 +8,6 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, MixedEpochs, Order, Weights
 from loaders.settings import LoaderSpec, Sampling
 from precache.dataset.columns import Column
@@ -155,17 +154,16 @@ def find_epochs(
     )
 
 
-def cut_for(spec: LoaderSpec, epochs: Epochs | MixedEpochs, nodes: int = 1) -> Order:
+def find_order(spec: LoaderSpec, epochs: Epochs | MixedEpochs, nodes: int = 1) -> Order:
     """What this rank serves of `epochs`; with `nodes` of shards of its node's own."""
-    cut = Cut(
-        samples=epochs.samples,
+    return Order(
+        epochs=epochs,
         batch_size=spec.batch_size,
         last=spec.last,
         rank=spec.rank,
         world_size=spec.world_size,
         nodes=nodes,
     )
-    return Order(epochs=epochs, cut=cut)
 
 
 def _shuffle_kind(spec: LoaderSpec, random_access: bool) -> str:

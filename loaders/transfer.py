@@ -4,8 +4,9 @@ On CUDA all of it is queued on the loader's lane, ahead of the training: the cop
 augmentation, the normalising. The training's stream waits for an event, its thread for nothing.
 """
 
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import closing
 from typing import TypeAlias
 
 import numpy as np
@@ -14,13 +15,12 @@ import torch
 
 from loaders.augment.choice import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
-from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, answered, masks_in
+from loaders.batch import MASK, Batch, DecodedBatch, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
 from loaders.fields import Fields
-from loaders.settings import Normalize, numbers_of
+from loaders.settings import LoaderSpec, Normalize, numbers_of
 from precache.errors import ImageError, SettingError
-from precache.pictures.sizes import Size
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -29,146 +29,100 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 IMAGENET = IMAGENET_MEAN, IMAGENET_STD
 Scales: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of values in 0-1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """A batch on its way.
-
-    Attributes:
-        ready: recorded behind the work on it; None where that is done.
-        refused: as of `DecodedBatch`.
-    """
-
-    batch: Batch
-    ready: torch.cuda.Event | None
-    refused: Mapping[int, ImageError]
-
-
-class Transfer:
-    """Sends batches to a device, in the thread that reads ahead, and receives them in the caller's."""
-
-    def __init__(
-        self,
-        lane: Lane,
-        dtype: torch.dtype,
-        augmentation: BatchFunction | CheckedFunction | None,
-        scales: Scales | None = IMAGENET,
-        stored: torch.dtype = torch.uint8,
-        views: int = 1,
-    ) -> None:
-        self.lane = lane
-        self._dtype = dtype
-        self._scales = scales
-        self._stored = stored
-        self._views = views
-        self._augmentation = augmentation
-
-    def send(
-        self,
-        decoded: DecodedBatch,
-        epoch: int,
-        padding: torch.Tensor | None = None,
-        occurrences: Positions | None = None,
-    ) -> Sent:
-        """Queue the work on `decoded`, where the lane is active.
-
-        Args:
-            padding: as of `Batch`, or None.
-            occurrences: as of `loaders.batch.Request`, of what is in `decoded`.
-        """
-        if not len(decoded.ids):  # nothing could be decoded: there is nothing to work on
-            images = self._values(decoded.images).permute(0, 3, 1, 2)
-            empty = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
-            return Sent(empty, None, decoded.refused)
-        batch = self._prepare(decoded, epoch, padding, occurrences)
-        return Sent(batch, self.lane.mark(), decoded.refused)
-
-    def receive(self, sent: Sent) -> Batch:
-        """The batch, for use on the current stream."""
-        if sent.ready is not None:
-            current = torch.cuda.current_stream(self.lane.device)
-            current.wait_event(sent.ready)
-            masks = masks_in(sent.batch.fields)
-            for tensor in (*sent.batch.views, sent.batch.labels, *([] if masks is None else [masks])):
-                tensor.record_stream(current)  # its memory is reused only after what this stream does
-        return sent.batch
-
-    def _values(self, images: torch.Tensor) -> torch.Tensor:
-        """Of the bytes that a backend has read."""
-        return images if self._stored == images.dtype else images.view(self._stored)
-
-    def _prepare(
-        self,
-        decoded: DecodedBatch,
-        epoch: int,
-        padding: torch.Tensor | None,
-        occurrences: Positions | None,
-    ) -> Batch:
-        # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
-        images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
-        images = self._values(images)
-        labels = upload(decoded.labels, self.lane.device)
-        # cropped already, a view each, or pictures of which all are to be cropped
-        cropped = len(images) == self._views * len(decoded.ids)
-        parts = list(images.chunk(self._views)) if cropped else [images] * self._views
-        views = []
-        for view, part in enumerate(parts):
-            pictures = part
-            if isinstance(self._augmentation, CheckedFunction):
-                # a function of the caller's may change what it is given
-                given = part.clone() if view < self._views - 1 else part
-                pictures, labels = self._augmentation.apply(given, decoded.ids, epoch, labels, view)
-            elif self._augmentation is not None:
-                keys = draw_keys(decoded.ids.numpy(), view, occurrences)
-                pictures = self._augmentation(part, torch.from_numpy(keys), epoch)
-            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
-            if self._scales is not None and self._dtype.is_floating_point:
-                pictures = normalise(pictures, self._dtype, self._scales)
-            views.append(pictures)
-        fields = decoded.fields
-        if (masks := masks_in(fields)) is not None:
-            fields = {**fields, MASK: upload(masks, self.lane.device)}
-        return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
+STORED = {1: torch.uint8, 2: torch.uint16}
+"""Bytes of a value -> dtype of pictures that are stored."""
 
 
 class Pipeline:
     """One split on its way: read by a backend, sent to the device.
 
+    Args:
+        late: what is left to do with a batch on the device.
+        scales: that floating point is normalised with.
+        fields: puts into batches what else is known of their samples.
+
     Attributes:
         lane: that of the loader.
+        data: the split.
         random_access: as of `Reader`.
         size: of what is served; None where only the first batch will tell.
     """
 
     def __init__(
         self,
+        spec: LoaderSpec,
         data: SplitData,
+        lane: Lane,
         reader: Reader,
-        transfer: Transfer,
-        size: Size | None,
-        fields: Fields | None = None,
+        late: BatchFunction | CheckedFunction | None,
+        scales: Scales | None,
+        fields: Fields | None,
     ) -> None:
-        self.lane = transfer.lane
-        self.size = size
+        self.data, self.lane = data, lane
         self.random_access = reader.random_access
-        self._data = data
-        self._reader = reader
-        self._fields = fields
-        self._transfer = transfer
-        self.receive = transfer.receive
+        self.size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
+        self._dtype, self._views = spec.dtype, spec.serving.views
+        self._stored = STORED[data.dtype.itemsize]
+        self._reader, self._fields = reader, fields
+        self._late, self._scales = late, scales
 
-    def read(self, requests: Iterator[Request]) -> Generator[Sent, None, None]:
-        """Yield one batch per request, where the lane is active."""
-        for request, answer in answered(self._reader, requests):
-            decoded = answer if self._fields is None else self._fields.describe(answer, request)
-            padding, occurrences = None, request.occurrences
-            if request.padding or occurrences is not None:
-                kept = self.kept(request, decoded.refused)
-                occurrences = None if occurrences is None else occurrences[kept]
-                repeats = np.arange(len(kept)) >= len(kept) - request.padding
-                padding = torch.from_numpy(repeats[kept]) if request.padding else None
-            yield self._transfer.send(decoded, request.epoch, padding, occurrences)
+    def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
+        """Yield one batch per request, where the lane is active; `receive` is for the caller's thread."""
+        asked: deque[Request] = deque()  # the reader looks ahead
+
+        def ask() -> Iterator[Request]:
+            for request in requests:
+                asked.append(request)
+                yield request
+
+        with closing(self._reader.read(ask())) as batches:  # type: ignore[type-var]  # of a generator
+            for decoded in batches:
+                yield self.send(asked.popleft(), decoded)
+
+    def send(self, request: Request, decoded: DecodedBatch) -> Batch:
+        """Queue the work on `decoded`, which answers `request`."""
+        if self._fields is not None:
+            decoded = self._fields.describe(decoded, request)
+        if len(decoded.ids):
+            batch = self._prepare(decoded, request)
+            batch.ready = self.lane.mark()
+        else:  # nothing could be decoded: there is nothing to work on
+            images = decoded.images.view(self._stored).permute(0, 3, 1, 2)
+            batch = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
+        batch.refused = decoded.refused
+        return batch
+
+    def _prepare(self, decoded: DecodedBatch, request: Request) -> Batch:
+        # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
+        images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device).view(self._stored)
+        labels = upload(decoded.labels, self.lane.device)
+        padding, occurrences = None, request.occurrences
+        if request.padding or occurrences is not None:
+            kept = self.kept(request, decoded.refused)
+            occurrences = None if occurrences is None else occurrences[kept]
+            repeats = np.arange(len(kept)) >= len(kept) - request.padding
+            padding = torch.from_numpy(repeats[kept]) if request.padding else None
+        # cropped already, a view each, or pictures of which all are to be cropped
+        cropped = len(images) == self._views * len(decoded.ids)
+        parts = list(images.chunk(self._views)) if cropped else [images] * self._views
+        views = []
+        for view, part in enumerate(parts):
+            pictures = part
+            if isinstance(self._late, CheckedFunction):
+                # a function of the caller's may change what it is given
+                given = part.clone() if view < self._views - 1 else part
+                pictures, labels = self._late.apply(given, decoded.ids, request.epoch, labels, view)
+            elif self._late is not None:
+                keys = draw_keys(decoded.ids.numpy(), view, occurrences)
+                pictures = self._late(part, torch.from_numpy(keys), request.epoch)
+            pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
+            if self._scales is not None:
+                pictures = normalise(pictures, self._dtype, self._scales)
+            views.append(pictures)
+        fields = decoded.fields
+        if (masks := masks_in(fields)) is not None:
+            fields = {**fields, MASK: upload(masks, self.lane.device)}
+        return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -178,7 +132,19 @@ class Pipeline:
 
     def kept(self, request: Request, refused: Mapping[int, ImageError]) -> npt.NDArray[np.bool_]:
         """Bool [n]: which of the samples asked for are there."""
-        return ~np.isin(self._data.ids[request.positions], list(refused))
+        return ~np.isin(self.data.ids[request.positions], list(refused))
+
+
+def receive(batch: Batch, device: torch.device) -> Batch:
+    """`batch`, which was sent to `device`, for use on the current stream."""
+    if batch.ready is not None:
+        current = torch.cuda.current_stream(device)
+        current.wait_event(batch.ready)
+        batch.ready = None
+        masks = masks_in(batch.fields)
+        for tensor in (*batch.views, batch.labels, *([] if masks is None else [masks])):
+            tensor.record_stream(current)  # its memory is reused only after what this stream does
+    return batch
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:

@@ -1,7 +1,6 @@
 """Properties that every backend keeps where a part is served, several views, or another size."""
 
 import json
-import re
 from functools import partial
 from itertools import combinations
 
@@ -10,7 +9,7 @@ import torch
 
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
-from tests.loader_contract import Build, check_ranks_share_each_epoch, check_resume, ids_of
+from tests.loader_contract import Build, check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
 
 
 def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -> None:
@@ -20,19 +19,15 @@ def check_a_part(build: Build, expected: list[tuple[int, int]], *, full: bool) -
     with build() as whole, build(subset=subset) as part:
         for _ in range(2):
             among_all = [i for i in ids_of(whole) if i in set(subset)]
-            served = [
-                (int(i), int(y)) for batch in part for i, y in zip(batch.ids, batch.labels, strict=True)
-            ]
+            served = pairs_of(part)
             assert sorted(served) == chosen
             assert not full or [i for i, _ in served] == among_all
-        assert (part.samples, len(part.dataset)) == (len(chosen), len(chosen))  # type: ignore[arg-type]
+        assert (part.samples, len(part.dataset)) == (len(chosen), len(chosen))
         assert part.classes == whole.classes
         assert part.path_of(subset[0]) == whole.path_of(subset[0])
-        assert len(whole.dataset) == len(expected)  # type: ignore[arg-type]
-    of_class = [sample_id for sample_id, label in expected if label in (0, 2)]
+        assert len(whole.dataset) == len(expected)
     with build(classes=[part.classes[2], part.classes[0]]) as loader:
-        assert sorted(ids_of(loader)) == of_class
-        assert {int(y) for batch in loader for y in batch.labels} == {0, 2}
+        assert sorted(pairs_of(loader)) == [pair for pair in expected if pair[1] in (0, 2)]
     check_ranks_share_each_epoch(partial(build, subset=subset), sorted(subset))
 
 
@@ -40,16 +35,16 @@ def check_weights(build: Build, expected: list[tuple[int, int]]) -> None:
     """Drawn with replacement, as many as before, the same for any number of workers and ranks."""
     label_of = dict(expected)
     with build(shuffle=False) as loader:
-        stored = ids_of(loader)
-    weights = [label_of[sample_id] for sample_id in stored]  # none of class 0
+        weights = [label_of[sample_id] for sample_id in ids_of(loader)]  # none of class 0
     with build(weights=weights) as loader:
-        epochs = [ids_of(loader) for _ in range(4)]
-        assert all(len(ids) == len(expected) == loader.samples for ids in epochs)
-        assert all(label_of[i] > 0 for ids in epochs for i in ids)
-        assert all(len(set(ids)) < len(ids) for ids in epochs)
+        epochs = [ids_of(loader) for _ in range(2)]
+        for ids in epochs:
+            assert len(ids) == len(expected) == loader.samples
+            assert all(label_of[i] > 0 for i in ids)
+            assert len(set(ids)) < len(ids)
         assert epochs[0] != epochs[1]
     check_resume(partial(build, weights=weights))
-    ranks = [build(batch_size=8, weights=weights, rank=rank, world_size=2) for rank in range(2)]
+    ranks = [build(batch_size=8, weights=weights, rank=rank, world_size=2, workers=0) for rank in range(2)]
     served = [list(loader) for loader in ranks]
     assert [len(batches) for batches in served] == [len(loader) for loader in ranks]
     assert sorted(i for batches in served for i in ids_of(batches)) == sorted(epochs[0])
@@ -74,16 +69,17 @@ def check_views(build: Build) -> None:
     alike = sum(torch.equal(a, b) for views in served.values() for a, b in combinations(views, 2))
     assert alike <= len(served) // 4, "but for pictures of one colour"
     with build(views=2, **{**settings, "batch_size": 8}, workers=1, shuffle=False) as other:
-        for batch in other:
-            for number, sample_id in enumerate(batch.ids.tolist()):
-                for view, expected in zip(batch.views, served[sample_id], strict=False):
-                    assert torch.equal(view[number], expected)
-        assert not all(
-            torch.equal(view[number], served[int(i)][1])
-            for batch in other
-            for number, i in enumerate(batch.ids)
-            for view in batch.views[1:]
-        ), "another epoch draws anew"
+        again, later = (
+            [
+                torch.equal(view[number], due)
+                for batch in other
+                for number, i in enumerate(batch.ids.tolist())
+                for view, due in zip(batch.views, served[i], strict=False)
+            ]
+            for _ in range(2)
+        )
+        assert all(again)
+        assert not all(later), "another epoch draws anew"
 
 
 def check_set_size(build: Build, sizes: tuple[Size, Size]) -> None:
@@ -94,10 +90,7 @@ def check_set_size(build: Build, sizes: tuple[Size, Size]) -> None:
         loader.set_size(small)
         assert loader.size == small
         next(batches := iter(loader))
-        with pytest.raises(
-            SettingError,
-            match=f"set_size\\({re.escape(repr(large))}\\) in the middle of an epoch, after 1 of",
-        ):
+        with pytest.raises(SettingError, match="in the middle of an epoch, after 1 of"):
             loader.set_size(large)
         state = json.loads(json.dumps(loader.state_dict()))
         rest = list(batches)

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-import tarfile
+import random
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -13,23 +13,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache import (
-    SettingError,
-    SourceError,
-    SourceOptions,
-    convert,
-    open_dataset,
-    open_source,
-    verify_deep,
-)
+from precache import SettingError, SourceError, SourceOptions, convert, open_dataset, open_source, verify_deep
+from precache.errors import ImageError, PrecacheError
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources.base import Scan, Source, check_apart
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import Files, make_tar, make_webdataset, make_zip, put
+from tests.faults.mutations import spoil
+from tests.precache.sources.archives import (
+    Files,
+    make_tar,
+    make_webdataset,
+    make_zip,
+    members_of,
+    put,
+    spoil_archive,
+)
 from tests.precache.sources.objects import Items, opened
-from tests.precache.sources.tables import WRITERS
+from tests.precache.sources.tables import WRITERS, classes_of
 
 
 @dataclass(frozen=True)
@@ -41,25 +43,31 @@ class Kind:
             CLASS/NAME, and place is an empty folder, or a bucket.
         takes: names of `SourceOptions` that it takes.
         at_url: whether it lies in a bucket.
+        is_tree: whether its samples are those of the tree of the same files: paths, ignored files and digest.
         holds_any_name: also one that is not UTF-8.
         change: `(what make gave, path of a picture)`: changes what is read, after the scan.
-        is_tree: whether its samples are those of the tree of the same files: paths, ignored files and digest.
         holds_files: whether what is read of a picture is its file; or else what was made of it.
         is_sent_whole: whether workers get all of it.
         is_converted: whether it is converted, too: not each way to pack or to write the same.
         options: of `SourceOptions`, with which it says the same as the tree.
+        damage: of a file of its own, by a draw; None where it has none but pictures.
+        others: what another reader finds in such a file: contents, or names of classes, by samples' paths.
+        is_checked: whether no change of what it holds is ever read.
     """
 
     make: Callable[[Files, Any], Any]
     takes: tuple[str, ...] = ("class_depth",)
     at_url: bool = False
-    is_tree: bool = True
-    holds_any_name: bool = True
+    is_tree: bool = False
+    holds_any_name: bool = False
     change: Callable[[Any, str], None] | None = None
     holds_files: bool = True
     is_sent_whole: bool = False
     is_converted: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+    damage: Callable[[bytes, random.Random], bytes] | None = None
+    others: Callable[[Path], dict[str, Any]] = lambda path: {}
+    is_checked: bool = False
 
     def open(self, made: Any, **options: Any) -> Source:
         """What `make` gave, as a source."""
@@ -67,14 +75,9 @@ class Kind:
 
 
 def touch(made: Path, name: str) -> None:
-    """Write an archive at another time."""
-    os.utime(made, (1, 1))
-
-
-def touch_tar(made: Path, name: str) -> None:
-    """Write the tars of a folder at another time."""
-    for path in made.iterdir():
-        touch(path, name)
+    """Write an archive, or those of a folder, at another time."""
+    for path in made.iterdir() if made.is_dir() else [made]:
+        os.utime(path, (1, 1))
 
 
 def rewrite_object(made: str, name: str) -> None:
@@ -85,9 +88,9 @@ def rewrite_object(made: str, name: str) -> None:
     store.put(name, bytes(len(store.get(name))))
 
 
-def make_stored_zip(files: Files, place: Path) -> Path:
-    """A zip that packs nothing."""
-    return make_zip(place / "x.zip", files, zipfile.ZIP_STORED)
+def packed(make: Callable[..., Path], name: str, **how: Any) -> Callable[[Files, Path], Path]:
+    """An archive called so."""
+    return lambda files, place: make(place / name, files, **how)
 
 
 def make_objects(files: Files, bucket: Url) -> str:
@@ -165,79 +168,71 @@ def make_tars(files: Files, place: Path) -> Path:
     return make_webdataset(place / "tars", put(place / "tree", files))
 
 
-def make_converted(files: Files, place: Path) -> Path:
+def converted_to(name: str) -> Callable[[Files, Path], Path]:
     """A converted dataset."""
-    convert(put(place / "tree", files), place / "converted", small_recipe("shards"), workers=0)
-    return place / "converted"
+
+    def make(files: Files, place: Path) -> Path:
+        convert(put(place / "tree", files), place / "converted", small_recipe(name), workers=0)
+        return place / "converted"
+
+    return make
 
 
-OF_TABLES = ("root", "image", "label", "split", "fields", "target", "separator", "mask", "boxes")
-OF_DATASETS = ("image", "label", "split", "fields", "target", "separator")
+AN_ARCHIVE: dict[str, Any] = {"is_tree": True, "damage": spoil_archive, "others": members_of}
+A_TABLE: dict[str, Any] = {
+    "takes": ("root", "image", "label", "split", "fields", "target", "separator", "mask", "boxes"),
+    "options": {"label": "species"},
+}
+A_DATASET: dict[str, Any] = {"takes": ("image", "label", "split", "fields", "target", "separator")}
+TARS: dict[str, Any] = {**A_DATASET, "options": {"label": "caption"}}
+CONVERTED: dict[str, Any] = {"takes": ("classes", "ids"), "holds_files": False, "is_sent_whole": True}
 KINDS = {
     "tree": Kind(
         lambda files, place: put(place / "tree", files),
+        is_tree=True,
+        holds_any_name=True,
         change=lambda tree, name: (tree / name).write_bytes(b"another picture"),
     ),
-    "tar": Kind(lambda files, place: make_tar(place / "x.tar", files), change=touch),
-    "GNU tar": Kind(
-        lambda files, place: make_tar(place / "x.tar", files, form=tarfile.GNU_FORMAT), is_converted=False
+    "tar": Kind(packed(make_tar, "x.tar"), holds_any_name=True, change=touch, **AN_ARCHIVE),
+    "TBZ2": Kind(packed(make_tar, "x.TBZ2", mode="w:bz2"), is_converted=False, is_tree=True),
+    "tar.xz": Kind(packed(make_tar, "x.tar.xz", mode="w:xz"), holds_any_name=True, **AN_ARCHIVE),
+    "zip": Kind(packed(make_zip, "x.zip"), change=touch, **AN_ARCHIVE),
+    "stored zip": Kind(
+        packed(make_zip, "x.zip", method=zipfile.ZIP_STORED), is_converted=False, **AN_ARCHIVE
     ),
-    "tar.gz": Kind(lambda files, place: make_tar(place / "x.tar.gz", files, mode="w:gz"), is_converted=False),
-    "TBZ2": Kind(lambda files, place: make_tar(place / "x.TBZ2", files, mode="w:bz2"), is_converted=False),
-    "tar.xz": Kind(lambda files, place: make_tar(place / "x.tar.xz", files, mode="w:xz")),
-    "zip": Kind(lambda files, place: make_zip(place / "x.zip", files), holds_any_name=False, change=touch),
-    "stored zip": Kind(make_stored_zip, holds_any_name=False, is_converted=False),
-    "objects": Kind(make_objects, at_url=True, holds_any_name=False, change=rewrite_object),
-    "tar at a URL": Kind(at_url(lambda files, place: make_tar(place / "x.tar", files)), at_url=True),
-    "zip at a URL": Kind(
-        at_url(lambda files, place: make_zip(place / "x.zip", files)), at_url=True, holds_any_name=False
-    ),
+    "objects": Kind(make_objects, at_url=True, is_tree=True, change=rewrite_object),
+    "tar at a URL": Kind(at_url(packed(make_tar, "x.tar")), at_url=True, is_tree=True, holds_any_name=True),
+    "zip at a URL": Kind(at_url(packed(make_zip, "x.zip")), at_url=True, is_tree=True),
     **{
         kind: Kind(
             make_table(kind),
-            OF_TABLES,
-            is_tree=False,
             change=change_table_picture,
             is_converted=kind in ("csv", "parquet"),
-            options={"label": "species"},
+            damage=spoil,
+            others=classes_of,
+            **A_TABLE,
         )
         for kind in WRITERS
     },
     "table at a URL": Kind(
         at_url(make_table("csv")),
-        OF_TABLES,
         at_url=True,
-        is_tree=False,
         change=lambda made, name: rewrite_object(str(locate(made).parent), name),
-        options={"label": "species"},
+        **A_TABLE,
     ),
-    "dataset of paths": Kind(make_dataset, OF_DATASETS, is_tree=False),
-    "dataset of bytes": Kind(
-        lambda *given: make_dataset(*given, undecoded), OF_DATASETS, is_tree=False, is_sent_whole=True
-    ),
+    "dataset of paths": Kind(make_dataset, **A_DATASET),
+    "dataset of bytes": Kind(lambda *given: make_dataset(*given, undecoded), is_sent_whole=True, **A_DATASET),
     "dataset of pictures": Kind(
-        lambda *given: make_dataset(*given, opened),
-        OF_DATASETS,
-        is_tree=False,
-        holds_files=False,
-        is_sent_whole=True,
+        lambda *given: make_dataset(*given, opened), holds_files=False, is_sent_whole=True, **A_DATASET
     ),
-    "Hugging Face's datasets": Kind(make_saved_dataset, OF_DATASETS, is_tree=False),
-    "WebDataset": Kind(make_tars, OF_DATASETS, is_tree=False, change=touch_tar, options={"label": "caption"}),
-    "WebDataset at a URL": Kind(
-        at_url(make_tars), OF_DATASETS, at_url=True, is_tree=False, options={"label": "caption"}
+    "Hugging Face's datasets": Kind(make_saved_dataset, damage=spoil, **A_DATASET),
+    "WebDataset": Kind(make_tars, change=touch, damage=spoil_archive, others=members_of, **TARS),
+    "WebDataset at a URL": Kind(at_url(make_tars), at_url=True, **TARS),
+    "converted": Kind(converted_to("shards"), damage=spoil, is_checked=True, **CONVERTED),
+    "converted to tars": Kind(
+        converted_to("webdataset"), is_converted=False, damage=spoil, is_checked=True, **CONVERTED
     ),
-    "converted at a URL": Kind(
-        at_url(make_converted),
-        ("classes", "ids"),
-        at_url=True,
-        is_tree=False,
-        holds_files=False,
-        is_sent_whole=True,
-    ),
-    "converted": Kind(
-        make_converted, ("classes", "ids"), is_tree=False, holds_files=False, is_sent_whole=True
-    ),
+    "converted at a URL": Kind(at_url(converted_to("shards")), at_url=True, **CONVERTED),
 }
 """Each is made by its function of the files of a tree, and says the same as that."""
 
@@ -328,6 +323,54 @@ def check_converts_as_its_tree(kind: Kind, made: Any, converted: Path, out: Path
     ]
     report = verify_deep(out, made, workers=0)
     assert (report.problems, report.samples) == ((), done.manifest.samples)
+
+
+def check_damage_ends_in_one_line_or_in_what_is_stored(
+    kind: Kind, made: Any, place: Path, times: int
+) -> None:
+    """What is read of a file of its own that was changed by a draw is what another reader finds in it."""
+    assert kind.damage is not None
+    pictures = {place / "tree", place / "pictures"}
+    files = sorted(path for path in place.rglob("*") if path.is_file() and not pictures & {*path.parents})
+    scan = kind.open(made).scan()
+    stored = (
+        {ref.path: _content(scan, row) for row, ref in enumerate(scan.samples)} if kind.is_checked else {}
+    )
+    for seed in range(times):
+        draw = random.Random(seed)
+        victim = draw.choice(files)
+        whole = victim.read_bytes()
+        victim.write_bytes(kind.damage(whole, draw))
+        expected = {**kind.others(victim), **stored}
+        try:
+            scan = kind.open(made).scan()
+            check_accounts_for_all(scan)
+            for row, ref in enumerate(scan.samples):
+                says = expected.get(getattr(scan.source, "prefix", "") + ref.path)
+                if isinstance(says, str) and scan.target == "class":
+                    assert scan.classes[ref.label] == says, seed
+                found = _content(scan, row)
+                assert not isinstance(says, bytes) or found in (says, None), seed
+        except PrecacheError as error:
+            check_line(error, place)
+        victim.write_bytes(whole)
+
+
+def _content(scan: Scan, row: int) -> bytes | None:
+    """Of a picture; None where it is rejected."""
+    try:
+        picture = scan.source.read(scan.samples[row], MAX_PIXELS)
+    except ImageError as error:
+        check_line(error, scan.root)
+        return None
+    return picture if isinstance(picture, bytes) else picture.tobytes()
+
+
+def check_line(error: Exception, place: Location) -> None:
+    """It is one line that a terminal can show, and names the place."""
+    assert "\n" not in str(error)
+    assert len(str(error)) < 1000
+    assert str(place) in str(error)
 
 
 def check_is_as_the_tree(scan: Scan, tree: Scan) -> None:

@@ -27,12 +27,12 @@ from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
 from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
-from loaders.batch import Batch, DecodedBatch
+from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.devices import Lane
+from loaders.deliver.devices import Lane, upload
 from loaders.read import decoding
 from loaders.settings import CROP_RATIO
-from loaders.transfer import Transfer, normalise
+from loaders.transfer import normalise, receive
 from precache.engines import available_cpus
 from precache.formats import FORMATS, StoredSample
 from precache.pictures.jpeg import Pixels
@@ -191,15 +191,19 @@ def measure_transfer(settings: Settings) -> Trial:
     with settings.running():
         dtype = settings.make_trainer().dtype
         host = _noise(settings, torch.device("cpu"))
+        host = host.pin_memory() if settings.device.type == "cuda" else host
         count = torch.arange(settings.batch_size)
-        decoded = DecodedBatch(host.pin_memory() if settings.device.type == "cuda" else host, count, count)
-        transfer = Transfer(Lane(settings.device), dtype, None)
+        lane = Lane(settings.device)
 
         def moved() -> Iterator[tuple[Batch, bool]]:
             while True:
-                with transfer.lane.active():
-                    sent = transfer.send(decoded, 0)
-                yield transfer.receive(sent), False
+                with lane.active():
+                    images = upload(host, lane.device).permute(0, 3, 1, 2)
+                    if dtype.is_floating_point:
+                        images = normalise(images, dtype)
+                    batch = Batch(images, upload(count, lane.device), count)
+                    batch.ready = lane.mark()
+                yield receive(batch, lane.device), False
 
         return _time_batches(moved(), NullTrainer(), settings)
 

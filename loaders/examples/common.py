@@ -5,13 +5,15 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torchvision
+from torch.optim import SGD
+from torch.optim.lr_scheduler import LambdaLR
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
@@ -19,6 +21,13 @@ from loaders.deliver.devices import find_device
 from precache.errors import PrecacheError, SettingError
 
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")
+
+
+def main(name: str, description: str, train: Callable[..., int], arguments: list[str] | None) -> int:
+    """The exit code of `train(args, sigterm)`, with what `parser` makes of the command line."""
+    args = parser(name, description).parse_args(arguments)
+    with Sigterm() as sigterm:
+        return run(name, lambda: train(args, sigterm))
 
 
 def parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -101,9 +110,13 @@ def build_model(args: argparse.Namespace, loader: loaders.Loader) -> Any:
     return torchvision.models.get_model(args.model, num_classes=len(loader.classes))
 
 
-def rate(step: int, steps: int) -> float:
-    """Share of the highest learning rate: it rises for a twentieth of the steps, and falls as a cosine."""
-    return min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+def build_optimizer(net: torch.nn.Module, args: argparse.Namespace, batches: int) -> tuple[SGD, LambdaLR]:
+    """SGD, and its rate over all batches of all epochs: it rises for a twentieth, and falls as a cosine."""
+    optimizer = SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
+    steps = args.epochs * batches
+    return optimizer, LambdaLR(
+        optimizer, lambda step: min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
+    )
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:
@@ -199,9 +212,15 @@ def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | No
     return content
 
 
-def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
-    """Have `loader` go on where `state`, which was read from `path`, was taken; SettingError names `path`."""
+def restore(
+    found: dict[str, Any] | None, path: Path, loader: loaders.Loader, parts: Mapping[str, Any]
+) -> None:
+    """Have all go on where `found`, read from `path`, was taken; SettingError names `path`."""
+    if found is None:
+        return
     try:
-        loader.load_state_dict(state)
+        loader.load_state_dict(found["loader"])
     except SettingError as error:
         raise SettingError(f"{path}: {error}, or give another --out") from None
+    for name, part in parts.items():
+        part.load_state_dict(found[name])

@@ -21,8 +21,8 @@ from torch.nn.functional import cross_entropy
 import loaders
 from loaders.examples import common
 
-Step: TypeAlias = Callable[[torch.Tensor, dict[str, Any]], None]
-"""Of the loss of a batch, and the state of the loader behind it."""
+Step: TypeAlias = Callable[[torch.Tensor], object]
+"""Learns from the loss of a batch."""
 
 
 def run_epoch(
@@ -36,7 +36,7 @@ def run_epoch(
 
     Args:
         ends: asked behind each batch whether to end there.
-        step: what to do with the loss of each batch; None: it is validation.
+        step: None: it is validation.
     """
     model.train(step is not None)
     sums, state, started = torch.zeros(3, device=args.device), loader.state_dict(), time.perf_counter()
@@ -47,7 +47,7 @@ def run_epoch(
             logits = model(batch.images)
             loss = cross_entropy(logits, batch.labels, label_smoothing=0.1)
         if step is not None:
-            step(loss, state)
+            step(loss)
         real = ~batch.padding.to(args.device, non_blocking=True)
         right = (logits.argmax(1) == batch.labels) & real
         sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
@@ -58,53 +58,74 @@ def run_epoch(
     loss_sum, right_sum, samples = sums.tolist()
     if not samples:  # all of it was served before the resume
         return {}, state
-    speed = samples / (time.perf_counter() - started)
-    return {"loss": loss_sum / samples, "accuracy": right_sum / samples, "images_per_s": speed}, state
+    figures = {"loss": loss_sum / samples, "accuracy": right_sum / samples}
+    if step is None:
+        return {f"validation_{name}": figure for name, figure in figures.items()}, state
+    return figures | {"images_per_s": samples / (time.perf_counter() - started)}, state
 
 
-def make_step(optimizer: torch.optim.Optimizer, args: argparse.Namespace, batches: int) -> Step:
-    """What `run_epoch` does with the loss of each of the `batches` of an epoch, to train."""
+def make_step(optimizer: Any, schedule: Any, backward: Step = torch.Tensor.backward) -> Step:
+    """How `optimizer` learns, at the rate that `schedule` sets."""
 
-    def step(loss: torch.Tensor, state: dict[str, Any]) -> None:
-        number = state["epoch"] * batches + state["served_batches"] - 1
-        optimizer.param_groups[0]["lr"] = args.lr * common.rate(number, args.epochs * batches)
+    def step(loss: torch.Tensor) -> None:
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        backward(loss)
         optimizer.step()
+        schedule.step()
 
     return step
 
 
+def fit(
+    model: torch.nn.Module,
+    both: tuple[loaders.Loader, loaders.Loader | None],
+    parts: dict[str, Any],
+    step: Step,
+    args: argparse.Namespace,
+    sigterm: common.Sigterm,
+    *,
+    first: bool,
+) -> int:
+    """Train for the epochs that are left; 143 where SIGTERM ended it, and what was done is saved.
+
+    Args:
+        both: the loaders of training and of validation.
+        parts: what is saved beside the state of the loader, by name.
+        step: as of `run_epoch`.
+        first: whether this rank saves and reports.
+    """
+    training, validation = both
+    for epoch in range(training.state_dict()["epoch"], args.epochs):
+        figures, state = run_epoch(model, training, args, sigterm.came, step)
+        if first and figures:  # before the validation: who is ended there need not train again
+            states = {name: part.state_dict() for name, part in parts.items()}
+            more = {"name": args.model, "loader": state, "classes": training.classes}
+            common.save_checkpoint(args.out / "checkpoint.pt", states | more)
+        if validation is not None and not sigterm.came():
+            figures |= run_epoch(model, validation, args, sigterm.came)[0]
+        if sigterm.came():
+            return 143
+        if first:
+            common.report(epoch, figures, args.out if getattr(args, "tensorboard", False) else None)
+    return 0
+
+
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
-    """The exit code: 143 where SIGTERM ended it, and what was done is saved."""
+    """The exit code."""
     training, validation = common.build_loaders(args, dist.get_world_size())
     net = common.build_model(args, training).to(args.device, memory_format=torch.channels_last)
     model = torch.nn.parallel.DistributedDataParallel(net) if dist.get_world_size() > 1 else net
     if args.compile:
         model.compile()
-    optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    step = make_step(optimizer, args, len(training))
-    path, first = args.out / "checkpoint.pt", dist.get_rank() == 0
+    optimizer, schedule = common.build_optimizer(net, args, len(training))
+    parts, first = {"model": net, "optimizer": optimizer, "schedule": schedule}, dist.get_rank() == 0
+    path = args.out / "checkpoint.pt"
     found = [common.read_checkpoint(path, args) if first else None]
     dist.broadcast_object_list(found, device=torch.device("cpu"))  # the first rank's disk may be the only one
-    if found[0] is not None:
-        common.restore(training, found[0]["loader"], path)
-        net.load_state_dict(found[0]["model"])
-        optimizer.load_state_dict(found[0]["optimizer"])
+    common.restore(found[0], path, training, parts)
+    step = make_step(optimizer, schedule)
     with training, validation or nullcontext():
-        for epoch in range(training.state_dict()["epoch"], args.epochs):
-            figures, state = run_epoch(model, training, args, sigterm.came, step)
-            if first and figures:  # before the validation: who is ended there need not train again
-                weights = {"name": args.model, "model": net.state_dict(), "optimizer": optimizer.state_dict()}
-                common.save_checkpoint(path, weights | {"loader": state, "classes": training.classes})
-            if validation is not None and not sigterm.came():
-                validated, _ = run_epoch(model, validation, args, sigterm.came)
-                figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
-            if sigterm.came():
-                return 143
-            if first:
-                common.report(epoch, figures, args.out if args.tensorboard else None)
-    return 0
+        return fit(model, (training, validation), parts, step, args, sigterm, first=first)
 
 
 def main(arguments: list[str] | None = None) -> int:

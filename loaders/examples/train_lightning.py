@@ -16,7 +16,6 @@ from typing import Any
 import pytorch_lightning as lightning
 import torch
 from torch.nn.functional import cross_entropy
-from torch.optim.lr_scheduler import LambdaLR
 
 from loaders.batch import Batch
 from loaders.examples import common
@@ -66,9 +65,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> Any:
         """SGD, whose rate falls as a cosine."""
-        lr, steps = self.args.lr, self.args.epochs * len(self.loaders[0])
-        optimizer = torch.optim.SGD(self.parameters(), lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-        rate = LambdaLR(optimizer, lambda step: common.rate(step, steps))
+        optimizer, rate = common.build_optimizer(self, self.args, len(self.loaders[0]))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
 
@@ -134,11 +131,7 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
-    args = common.parser(
-        "train_lightning", "Train a ResNet on a folder of pictures with Lightning."
-    ).parse_args(arguments)
-    with common.Sigterm() as sigterm:
-        return common.run("train_lightning", lambda: train(args, sigterm))
+    return common.main("train_lightning", "Train a ResNet with Lightning.", train, arguments)
 
 
 if __name__ == "__main__":

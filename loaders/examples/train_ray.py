@@ -19,7 +19,6 @@ import torch
 from ray import train
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 
-import loaders
 from loaders.examples import common
 from loaders.examples.train import make_step, run_epoch
 from precache.errors import SettingError, check_range
@@ -35,9 +34,9 @@ class Worker:
         self.training, self.validation = common.build_loaders(args, context.get_world_size())
         model = common.build_model(args, self.training).to(memory_format=torch.channels_last)
         self.model = prepare_model(model)  # on its device, in a DistributedDataParallel
-        self.optimizer = torch.optim.SGD(model.parameters(), args.lr, momentum=0.9, weight_decay=5e-4)
-        self.step = make_step(self.optimizer, args, len(self.training))
-        self.parts = {"model": model, "optimizer": self.optimizer, "loader": self.training}
+        optimizer, schedule = common.build_optimizer(model, args, len(self.training))
+        self.step = make_step(optimizer, schedule)
+        self.parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": self.training}
 
     def load(self) -> None:
         """Go on from the latest checkpoint, if there is one."""
@@ -57,26 +56,22 @@ class Worker:
                 checkpoint = train.Checkpoint.from_directory(folder)
             train.report(figures, checkpoint)  # waits for the other ranks
 
-    def run_epoch(self, loader: loaders.Loader, trains: bool) -> dict[str, float]:
-        """Train on the batches that are left of an epoch, or validate."""
-
-        def step(loss: torch.Tensor, state: dict[str, Any]) -> None:
-            self.step(loss, state)
-            if state["served_batches"] % self.args.save_every == 0:
-                self.save({})
-
-        return run_epoch(self.model, loader, self.args, lambda: False, step if trains else None)[0]
+    def save_at_times(self) -> bool:
+        """Asked behind each batch of training whether to end there."""
+        if self.training.state_dict()["served_batches"] % self.args.save_every == 0:
+            self.save({})
+        return False
 
 
 def train_worker(settings: dict[str, Any]) -> None:
     """What each worker does."""
     worker = Worker(argparse.Namespace(**settings))
     worker.load()
-    for epoch in range(worker.training.state_dict()["epoch"], worker.args.epochs):
-        figures = worker.run_epoch(worker.training, trains=True)
+    model, args = worker.model, worker.args
+    for epoch in range(worker.training.state_dict()["epoch"], args.epochs):
+        figures, _ = run_epoch(model, worker.training, args, worker.save_at_times, worker.step)
         if worker.validation is not None:
-            validated = worker.run_epoch(worker.validation, trains=False)
-            figures |= {f"validation_{name}": validated[name] for name in ("loss", "accuracy")}
+            figures |= run_epoch(model, worker.validation, args, lambda: False)[0]
         worker.save(figures)
         if worker.rank == 0:
             common.report(epoch, figures)

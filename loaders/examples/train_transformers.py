@@ -17,7 +17,6 @@ from typing import Any
 import torch
 import transformers
 from torch.nn.functional import cross_entropy, pad
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import DataLoader
 
 import loaders
@@ -131,15 +130,13 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     )
     training, validation = common.build_loaders(args, settings.world_size, str(settings.device))
     net = common.build_model(args, training)
-    optimizer = torch.optim.SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    steps = args.epochs * len(training)
     settings.eval_strategy = "no" if validation is None else "epoch"
     trainer = Trainer(
         model=Classifier(net),
         args=settings,
         train_dataset=training.dataset,
         eval_dataset=None if validation is None else validation.dataset,
-        optimizers=(optimizer, LambdaLR(optimizer, lambda step: common.rate(step, steps))),
+        optimizers=common.build_optimizer(net, args, len(training)),
         compute_metrics=_figures,
     )
     trainer.training, trainer.validation = training, validation
@@ -148,16 +145,15 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     whole = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)
     found = common.read_checkpoint(whole[-1], args) if whole else None
     if found is not None:  # the Trainer knows the place, not the data
-        common.restore(training, {**found["loader"], "epoch": 0, "served_batches": 0}, whole[-1])
+        begin = {"loader": {**found["loader"], "epoch": 0, "served_batches": 0}}
+        common.restore(begin, whole[-1], training, {})
     trainer.train(resume_from_checkpoint=None if found is None else str(whole[-1].parent))
     return 143 if epochs.stopped else 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
-    args = common.parser("train_transformers", "Train with Hugging Face's Trainer.").parse_args(arguments)
-    with common.Sigterm() as sigterm:
-        return common.run("train_transformers", lambda: train(args, sigterm))
+    return common.main("train_transformers", "Train with Hugging Face's Trainer.", train, arguments)
 
 
 if __name__ == "__main__":

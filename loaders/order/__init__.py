@@ -5,5 +5,5 @@ being a sample's rank in the stored order of its split. It depends on the seed, 
 never on workers or timing. All formats of one plan store their samples alike, and so serve them in the same
 order.
 
-`Order` is `Epochs`, or `MixedEpochs`, and a `Cut`: what all ranks serve, and which part of it this one does.
+`Epochs`, or `MixedEpochs`, is what all ranks serve; `Order` which part of it this one does, batch by batch.
 """

@@ -1,23 +1,26 @@
 """What all ranks serve in an epoch, one behind the other, and the batches of one rank in any epoch.
 
-Each place is computed when it is asked for.
+An epoch's order is never listed as a whole: each place is computed when it is asked for, by a rank that is
+about to serve it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.batch import Positions
-from loaders.order.cut import Cut, LookUp, Shares
+from loaders.batch import Positions, Request
 from loaders.order.permutation import KeyedPermutation
 
 _WINDOW_TAG, _WEIGHTED_TAG, _SHARDS_TAG, _SAMPLES_TAG, _KEY_TAG = 4, 5, 6, 7, 8
 _FEW = 1 << 16  # samples that are shuffled as a list, of 0.5 MB
+_BLOCK = 1 << 17  # places of an order that are looked up at a time: a call for each batch would cost more
 Weights: TypeAlias = npt.NDArray[np.float64]
+LookUp: TypeAlias = Callable[[Positions], tuple[Positions, Positions | None]]
+"""The samples at some places of an epoch's order, int64 [n], and their occurrences, see `Request`."""
 
 
 class Stored:
@@ -27,10 +30,9 @@ class Stored:
         """The samples at `places`: int64 [n] each."""
         return places
 
-    def come_from(self, place: int, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Bool [n]: which of the samples at `positions` come at `place` or behind it."""
-        come: npt.NDArray[np.bool_] = positions >= place
-        return come
+    def places_of(self, positions: Positions) -> Positions:
+        """Where the samples at `positions` come: int64 [n] each."""
+        return positions
 
 
 class Listed:
@@ -40,36 +42,27 @@ class Listed:
         self._order = order
 
     def at(self, places: Positions) -> Positions:
-        """What comes at `places`: int64 [n] each."""
+        """As of `Stored`."""
         return self._order[places]
 
     def places_of(self, positions: Positions) -> Positions:
-        """Where `positions` come: int64 [n] each."""
+        """As of `Stored`."""
         return np.argsort(self._order)[positions]
 
 
-class Shuffled:
+def shuffled(count: int, seed: int, epoch: int, chosen: Positions | None = None) -> Listed | KeyedPermutation:
     """A permutation of `count` samples, each place of which costs the same.
 
     Args:
         chosen: int64 [n], ascending: these alone, in the order that they have among all; it is listed.
     """
-
-    def __init__(self, count: int, seed: int, epoch: int, chosen: Positions | None = None) -> None:
-        key = (seed, epoch, _KEY_TAG)
-        drawn: Listed | KeyedPermutation = (
-            Listed(np.random.default_rng(key).permutation(count))
-            if count <= _FEW
-            else KeyedPermutation(count, key)
-        )
-        if chosen is not None:
-            drawn = Listed(np.argsort(drawn.places_of(chosen)))
-        self.at, self._places_of = drawn.at, drawn.places_of
-
-    def come_from(self, place: int, positions: Positions) -> npt.NDArray[np.bool_]:
-        """As of `Stored`."""
-        come: npt.NDArray[np.bool_] = self._places_of(positions) >= place
-        return come
+    key = (seed, epoch, _KEY_TAG)
+    drawn: Listed | KeyedPermutation = (
+        Listed(np.random.default_rng(key).permutation(count))
+        if count <= _FEW
+        else KeyedPermutation(count, key)
+    )
+    return drawn if chosen is None else Listed(np.argsort(drawn.places_of(chosen)))
 
 
 class Windows:
@@ -110,7 +103,7 @@ class Windows:
         return out
 
     def come_from(self, place: int, positions: Positions) -> npt.NDArray[np.bool_]:
-        """As of `Stored`."""
+        """Bool [n]: which of the samples at `positions` come at `place` or behind it."""
         shards = np.searchsorted(self._stored, positions, side="right") - 1
         ranks = np.empty(len(self._stored), np.int64)
         ranks[self._shards] = np.arange(len(self._shards))
@@ -140,7 +133,7 @@ class Windows:
         return self._samples
 
 
-Arrangement: TypeAlias = Stored | Shuffled | Windows
+Arrangement: TypeAlias = Stored | Listed | KeyedPermutation | Windows
 """The order of one epoch in which each sample comes once."""
 
 
@@ -215,7 +208,7 @@ class Epochs:
         if self.kind == "window":
             return Windows(self.shard_starts, self.seed, epoch, self.window_shards, run or (0, self.samples))
         positions, whole = self.chosen or (None, self.samples)
-        return Shuffled(whole, self.seed, epoch, positions)
+        return shuffled(whole, self.seed, epoch, positions)
 
     def look_up(self, epoch: int, run: tuple[int, int]) -> LookUp:
         """What tells the samples at places of `run`."""
@@ -290,30 +283,6 @@ class MixedEpochs:
         return {"shuffle": [part.identity() for part in self.parts], "samples": list(self.counts)}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Order:
-    """What one rank serves in any epoch.
-
-    `window` and `none` may be dealt out to the nodes: each reads shards of its own, which its ranks share,
-    and but for those at the two ends of its run no other node reads them. `full` takes samples from all.
-
-    Attributes:
-        epochs: what all ranks serve.
-        cut: which part of it this one serves in which batch.
-    """
-
-    epochs: Epochs | MixedEpochs
-    cut: Cut
-
-    def batches(self, epoch: int) -> Shares:
-        """Each batch of this rank in `epoch`, in the order they are served."""
-        return Shares(self.cut, self.epochs.look_up(epoch, self.cut.run))
-
-    def identity(self) -> dict[str, Any]:
-        """What tells this order from others of the same samples, seed and batches, as plain JSON values."""
-        return {**self.epochs.identity(), "nodes": self.cut.nodes}
-
-
 class _Stream:
     """The epochs of a part, one behind the other, from number `begin` of its samples on.
 
@@ -336,7 +305,11 @@ class _Stream:
             rows = np.flatnonzero(epochs == epoch)
             positions[rows] = self._arrangement(epoch, first).at(places[rows])
             if epoch > first:
-                occurrences[rows] += self._arrangement(first, first).come_from(begin, positions[rows])
+                begun = self._arrangement(first, first)
+                if isinstance(begun, Windows):
+                    occurrences[rows] += begun.come_from(begin, positions[rows])
+                else:
+                    occurrences[rows] += begun.places_of(positions[rows]) >= begin
         return self._start + positions, occurrences
 
     def _arrangement(self, epoch: int, first: int) -> Arrangement:
@@ -361,3 +334,146 @@ def merge(counts: Sequence[int], start: int, stop: int) -> tuple[Positions, Posi
     order = np.argsort((numbers + 0.5) / np.array(counts)[parts], kind="stable")
     order = order[start - sum(firsts) :][: stop - start]
     return parts[order], numbers[order]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Order:
+    """One rank's batches of any epoch: as many for each rank, none of them empty.
+
+    What all ranks serve is cut into global batches, see `global_sizes`, of which each rank serves its part;
+    parts of the same global batch differ by at most one sample. A global batch that is too short for that,
+    and for `pad` the last one, is filled up with samples from the start of the epoch.
+
+    With several nodes the epoch is first cut into a run for each, behind one another; a node's ranks share
+    its run as all ranks share an epoch, and fill up from its start. A global batch is then put together of
+    the nodes' parts, which differ by at most one sample, too. Of `window` and `none` each node then reads
+    shards of its own, but for those at the two ends of its run; `full` takes samples from all.
+
+    Attributes:
+        epochs: what all ranks serve.
+        batch_size: of one rank.
+        last: `partial`, `pad` or `drop`, see `global_sizes`.
+        rank, world_size: which of how many processes; those of a node follow one another.
+        nodes: how many machines, with as many ranks each.
+        span: places of an epoch from one batch of this rank to its next.
+        run: first place, and the one behind the last, of what this rank's node serves. What `drop` leaves out
+            is in the last node's; a node for which no sample is left has all, to fill up.
+    """
+
+    epochs: Epochs | MixedEpochs
+    batch_size: int
+    last: str
+    rank: int = 0
+    world_size: int = 1
+    nodes: int = 1
+    span: int = field(init=False)
+    run: tuple[int, int] = field(init=False)
+    _whole: int = field(init=False)
+    _tail: tuple[int, ...] = field(init=False)  # the node's parts of the shorter batches
+
+    def __post_init__(self) -> None:
+        ranks = self.world_size // self.nodes
+        node, span = self.rank // ranks, self.batch_size * ranks
+        whole, tail = global_sizes(self.epochs.samples, span * self.nodes, self.last)
+        parts = [_part(size, node, self.nodes) for size in tail]
+        start = node * whole * span + sum(first for first, _ in parts)
+        own = tuple(stop - first for first, stop in parts)
+        stop = start + whole * span + sum(own)
+        if start == stop:
+            start, stop = 0, self.epochs.samples
+        elif node == self.nodes - 1:
+            stop = self.epochs.samples
+        values = {"span": span, "run": (start, stop), "_whole": whole, "_tail": own}
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return self._whole + len(self._tail)
+
+    def places(self, number: int) -> tuple[Positions, int]:
+        """Of batch `number`: places of what this rank serves, int64 [n], and how many at the end fill up."""
+        ranks = self.world_size // self.nodes
+        start, local = self.run[0], self.rank % ranks
+        if number < self._whole:
+            start += number * self.span + local * self.batch_size
+            return np.arange(start, start + self.batch_size), 0
+        before, size = self._tail[: number - self._whole], self._tail[number - self._whole]
+        least = ranks * (self.batch_size if self.last == "pad" else 1)
+        first, stop = _part(max(least, size), local, ranks)
+        places = np.arange(first, stop)
+        filled = sum(max(0, least - other) for other in before)
+        again = start + (filled + places - size) % (self.run[1] - start)
+        places += start + self._whole * self.span + sum(before)
+        padding = min(stop - first, max(0, stop - size))
+        places[len(places) - padding :] = again[len(places) - padding :]
+        return places, padding
+
+    def rank_samples(self) -> int:
+        """How many samples this rank serves, those that fill up too."""
+        shorter = sum(len(self.places(number)[0]) for number in range(self._whole, len(self)))
+        return self._whole * self.batch_size + shorter
+
+    def batches(self, epoch: int) -> "Batches":
+        """What to ask for, batch by batch, in `epoch`."""
+        return Batches(self, epoch)
+
+    def identity(self) -> dict[str, Any]:
+        """What tells this order from others of the same samples, seed and batches, as plain JSON values."""
+        return {**self.epochs.identity(), "nodes": self.nodes}
+
+
+def _part(size: int, number: int, parts: int) -> tuple[int, int]:
+    """First, and behind the last, of part `number` of `size`, of parts that differ by at most one."""
+    each, more = divmod(size, parts)
+    start = number * each + min(number, more)
+    return start, start + each + (number < more)
+
+
+class Batches:
+    """One rank's batches of an epoch, each computed when it is asked for, with some that follow it.
+
+    Any may be asked for first: those before it cost nothing.
+    """
+
+    def __init__(self, order: Order, epoch: int) -> None:
+        self._order, self._epoch = order, epoch
+        self._look_up = order.epochs.look_up(epoch, order.run)
+        self._first, self._block = 0, list[Request]()
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self[number] for number in range(len(self)))
+
+    def __getitem__(self, number: int) -> Request:
+        if not 0 <= number < len(self):
+            raise IndexError(number)
+        if not self._first <= number < self._first + len(self._block):
+            self._first, self._block = number, self._compute(number)
+        return self._block[number - self._first]
+
+    def _compute(self, first: int) -> list[Request]:
+        numbers = range(first, min(first + max(1, _BLOCK // self._order.span), len(self)))
+        asked = [self._order.places(number) for number in numbers]
+        positions, before = self._look_up(np.concatenate([places for places, _ in asked]))
+        requests, start = [], 0
+        for places, padding in asked:
+            part = slice(start, start := start + len(places))
+            occurrences = None if before is None else before[part]
+            requests.append(Request(self._epoch, positions[part], padding, occurrences))
+        return requests
+
+
+def global_sizes(samples: int, global_size: int, last: str) -> tuple[int, list[int]]:
+    """How many batches of an epoch have `global_size` over all ranks, and the sizes of those behind them.
+
+    Without the samples that fill up. What is left (`rest`) depends on these two numbers alone, so that the
+    same global batches come for any world size of the same global size: `partial` shares the last whole one
+    and the rest out over two, of which no rank's part is a sliver; `pad` has the rest in one, to be filled
+    up; `drop` leaves it out.
+    """
+    whole, rest = divmod(samples, global_size)
+    if rest and last == "partial" and whole:
+        return whole - 1, [(global_size + rest + 1) // 2, (global_size + rest) // 2]
+    return whole, [rest] if rest and last != "drop" else []

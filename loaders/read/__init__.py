@@ -4,7 +4,7 @@
     sequential  shards read whole, and fetched from a URL, ahead of their first use
     integrity   what was read is compared with its checksum
     cache       a reader that keeps what another one decoded; host_memory: what all ranks of a host share
-    decoding    pictures of a raw tree
+    decoding    pictures as they are stored: of a raw tree, or JPEGs in shards
     ray_reader  any of the backends on the nodes of a Ray cluster
 
 A backend is a function that opens a `Reader` over a split. Where it needs a package that may not be

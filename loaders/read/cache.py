@@ -2,23 +2,28 @@
 
 The cache sits between a backend's reader and the loader and changes neither order nor pixels. The
 first epoch goes at the reader's pace and fills it; the reader is asked for what is not there, and rests as
-long as everything is. Random crops are taken of what is kept, so that they differ from epoch to epoch. Main
-memory is shared with the other ranks of this host: see `loaders.read.host_memory`. What does not fit is
-read each time: see `choose_share`.
+long as everything is. Random crops are taken of what is kept, so that they differ from epoch to epoch.
+
+Of what does not fit the first samples in stored order are kept, so that who reads shard after shard never
+opens theirs again. Main memory is shared with the other ranks of this host, see `loaders.read.host_memory`.
+Its size alone says how many are kept; in it lie
+
+    bool [samples]      for each sample of the split whether its picture is there, padded to 4,096 bytes
+    uint8 [bytes]       the pictures that are kept, one behind the other
 """
 
 import hashlib
 import logging
 import math
+import mmap
 import os
-import struct
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from itertools import chain
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,403 +36,170 @@ from loaders.deliver.devices import Lane, upload
 from loaders.deliver.threads import Pool
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
-from loaders.read.host_memory import HEADER_BYTES
 from loaders.settings import LoaderSpec
 from precache.dataset.columns import Column
-from precache.dataset.index import checksum_of
-from precache.errors import DatasetError, ImageError, SettingError, printable
+from precache.errors import ImageError, SettingError, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
-from precache.pictures.sizes import Size, sides
+from precache.pictures.sizes import sides
 
-_KEPT_TAG = 11
-_RUN = 64  # positions of a raw tree that are kept together
-_MARK_BYTES = 8
 _PAGE = 4096
-_STATE = struct.Struct("<qqQ")  # size and time of a file, and a checksum
+_FILES = 64  # of a raw tree that a thread looks at
 _RESERVED_SHARE = 0.1  # of all memory is left free for others
 _AUTO_SHARE = 0.5  # of the free memory is what 'auto' takes
 _LEAST_SHARE = 0.1  # of a split; of less 'auto' keeps nothing
-_VERSION = 1  # of what lies in shared memory
+_VERSION = 2  # of what lies in shared memory
 _LOGGER = logging.getLogger(__name__)
-_MOST_IDLE = 256  # batches on their way that the reader has no part in; then it is let go
+_MOST_IDLE = 256  # batches, one after another, that the reader has no part in; then it is let go
 OpenReader = Callable[[Crops], Reader]
 """Opens the backend's reader, which serves the part of stored pictures that it is told."""
+Starts: TypeAlias = Sequence[int] | Positions
+"""The byte where each picture begins, if they lie one behind the other, and where the last one ends."""
 
 
-class Places:
-    """Where the pictures of a split begin, if all of one split lay one behind the other.
+class VaryingPictures:
+    """Pictures of varying size that lie one behind the other.
 
-    Attributes:
-        picture_bytes: of each; None where each picture has a size of its own.
-        total_bytes: of all.
+    Args:
+        memory: uint8 [bytes].
+        shapes: int64 [n, 2], height and width of each.
     """
 
-    def __init__(self, data: SplitData, picture_bytes: int | None) -> None:
-        self.picture_bytes = picture_bytes
-        self._count = len(data.ids)
-        if picture_bytes is None:
-            lengths = data.shapes_at(slice(None)).prod(axis=1) * data.pixel_bytes
-            self._starts = np.concatenate(([0], np.cumsum(lengths)))
-        self.total_bytes = int(self.starts(np.array([self._count]))[0])
+    def __init__(self, memory: Pixels, starts: Starts, shapes: Positions, pixel_bytes: int) -> None:
+        self._memory, self._starts = memory, starts
+        self._shapes, self._pixel_bytes = shapes, pixel_bytes
 
-    def starts(self, positions: Positions) -> Positions:
-        """int64 [n]: the byte where each begins; at the number of samples all end."""
-        if self.picture_bytes is not None:
-            return positions * self.picture_bytes
-        starts: Positions = self._starts[positions]
-        return starts
+    def __getitem__(self, number: int) -> Pixels:
+        """uint8 [height, width, bytes]."""
+        height, width = self._shapes[number]
+        part = self._memory[self._starts[number] : self._starts[number + 1]]
+        return part.reshape(height, width, self._pixel_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """The samples that are kept.
-
-    Attributes:
-        samples: how many.
-        total_bytes: of their pictures.
-        places: of all pictures of the split.
-        edges: int64 [runs + 1], the position of the first sample of each run, and behind the last one.
-        counts: int64 [runs], how many of each run, the first ones, are kept.
-        numbers: int64 [runs], how many samples are kept of the runs before.
-        offsets: int64 [runs], the byte where what is kept of each run begins.
-    """
-
-    samples: int
-    total_bytes: int
-    places: Places
-    edges: Positions
-    counts: Positions
-    numbers: Positions
-    offsets: Positions
-
-    def find(self, positions: Positions) -> Positions:
-        """int64 [n]: each sample's number among those that are kept, -1 if it is not."""
-        runs = np.searchsorted(self.edges, positions, side="right") - 1
-        rows = positions - self.edges[runs]
-        found: Positions = np.where(rows < self.counts[runs], self.numbers[runs] + rows, -1)
-        return found
-
-    def starts(self, positions: Positions) -> Positions:
-        """int64 [n]: the byte where each picture, one of those that are kept, begins."""
-        runs = np.searchsorted(self.edges, positions, side="right") - 1
-        first = self.places.starts(self.edges[runs])
-        starts: Positions = self.offsets[runs] + self.places.starts(positions) - first
-        return starts
+def find_starts(shapes: Positions, pixel_bytes: int) -> Starts:
+    """Of pictures of these `shapes`, int64 [n, 2]."""
+    return np.concatenate(([0], np.cumsum(shapes.prod(axis=1) * pixel_bytes)))
 
 
-def choose_share(data: SplitData, places: Places, most_bytes: int) -> Share:
-    """What is kept of `data` in `most_bytes` of memory, where they do not hold it all.
-
-    It goes by the split and the number of bytes alone, so that all processes keep the same: samples of whole
-    shards, drawn by a fixed key, so that who reads shard after shard never opens one of them again, and the
-    first ones of a last shard. A raw tree, whose positions go class by class, is cut into runs of positions.
-    """
-    count = len(data.ids)
-    edges = np.append(np.arange(0, count, _RUN), count) if data.kind == RAW else data.shard_starts
-    samples, lengths = np.diff(edges), np.diff(places.starts(edges))
-    counts = samples.copy()
-    if places.total_bytes > most_bytes:
-        drawn = np.random.default_rng((len(samples), _KEPT_TAG)).permutation(len(samples))
-        ends = np.cumsum(lengths[drawn])
-        fitting = int(np.searchsorted(ends, most_bytes, side="right"))
-        counts[drawn[fitting:]] = 0
-        last = int(drawn[fitting])
-        left = most_bytes - (int(ends[fitting - 1]) if fitting else 0)
-        rows = np.arange(edges[last], edges[last + 1] + 1)
-        ends_in_last = places.starts(rows) - places.starts(rows[:1])
-        counts[last] = np.searchsorted(ends_in_last, left, side="right") - 1
-    kept_bytes = places.starts(edges[:-1] + counts) - places.starts(edges[:-1])
-    return Share(
-        int(counts.sum()),
-        int(kept_bytes.sum()),
-        places,
-        edges,
-        counts,
-        _before(counts),
-        _before(kept_bytes),
-    )
-
-
-def _before(lengths: npt.NDArray[np.int64]) -> Positions:
-    return np.cumsum(lengths) - lengths
-
-
-def memory_bytes(share: Share) -> int:
-    """What `HostPictures` needs behind the header; 0 where nothing is kept."""
-    return _marks_bytes(share) + share.total_bytes if share.samples else 0
-
-
-def _marks_bytes(share: Share) -> int:
-    return -(-share.samples * _MARK_BYTES // _PAGE) * _PAGE
+def kept_starts(data: SplitData, crops: Crops) -> Starts:
+    """Of all samples of the split, pictures of `crops.stored`."""
+    if crops.stored is None:
+        return find_starts(data.shapes_at(slice(None)), data.pixel_bytes)
+    picture_bytes = math.prod(sides(crops.stored)) * data.pixel_bytes
+    return range(0, (len(data) + 1) * picture_bytes, picture_bytes)  # of large sets nothing is listed
 
 
 class HostPictures:
-    """Pictures in main memory, each with a mark, the checksum of its pixels, which is written behind them.
+    """Pictures in main memory, of this process alone or shared.
 
-    Whoever reads a picture that another process has decoded compares it first, once: what was broken off
-    midway (`kill -9`), or is not yet to be seen as a whole, does not have its mark. That of a raw tree's
-    picture goes by its file's size and time, too: another process may have found another picture there.
+    Each is known to be there as soon as all of it is: who is killed midway leaves nothing that is served. Two
+    that decode one at a time put the same there.
 
-    Args:
-        memory: header, marks and pictures.
-        size: of all pictures; None where each has its own.
+    Attributes:
+        device: where they are.
+        count: how many are kept: those of the first samples.
+        known: bool [samples of the split], which of them are there; what once is stays.
     """
 
+    device = torch.device("cpu")
+
     def __init__(
-        self, data: SplitData, share: Share, memory: npt.NDArray[np.uint8], size: Size | None, threads: int
+        self, spec: LoaderSpec, data: SplitData, crops: Crops, starts: Starts, memory: mmap.mmap
     ) -> None:
-        self.share = share
+        flags, content = np.split(np.frombuffer(memory, np.uint8), [_flags_bytes(data)])
+        self.known: npt.NDArray[np.bool_] = flags[: len(data)].view(np.bool_)
+        self.count = bisect_right(starts, len(content)) - 1
         self._data = data
-        first = HEADER_BYTES + _marks_bytes(share)
-        self._marks = memory[HEADER_BYTES:][: share.samples * _MARK_BYTES].view(np.uint64)
-        self._memory = memory[first : first + share.total_bytes]
-        self._squares = (
-            None if size is None else self._memory.reshape(share.samples, *sides(size), data.pixel_bytes)
-        )
-        self._known = np.zeros(share.samples, bool)
-        self._pool = Pool(max(1, threads), "keep")
+        self._pictures: Any  # uint8 [height, width, bytes] of each position
+        if crops.stored is None:
+            shapes = data.shapes_at(slice(None))
+            self._pictures = VaryingPictures(content, starts, shapes, data.pixel_bytes)
+        else:
+            self._pictures = content.reshape(self.count, *sides(crops.stored), data.pixel_bytes)
+        self._threads = max(1, spec.workers)
+        self._pool = Pool(self._threads, "keep")
+        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
-    def there(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Bool [n]: which of these can be had from here; what once could always can."""
-        numbers = self.share.find(positions)
-        there = (numbers >= 0) & self._known[numbers]
-        unknown = np.flatnonzero((numbers >= 0) & ~there)
-        marked = unknown[self._marks[numbers[unknown]] != 0]
-        for slot, picture in zip(marked.tolist(), self.pictures(positions[marked]), strict=True):
-            whole = self._mark(int(positions[slot]), picture) == self._marks[numbers[slot]]
-            there[slot] = self._known[numbers[slot]] = whole
-        return there
-
-    def free(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Bool [n]: which of these would be kept, and nothing is in their places yet."""
-        numbers = self.share.find(positions)
-        free: npt.NDArray[np.bool_] = (numbers >= 0) & (self._marks[numbers] == 0)
-        return free
-
-    def keep(self, positions: Positions, images: torch.Tensor) -> None:
-        """Keep those of these pictures that are in the share.
+    def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
+        """A batch: of `images` what is at `slots`, and is kept if there is room; of what is kept the rest.
 
         Args:
-            images: as of `loaders.batch.DecodedBatch`, one for each position, in the memory they are kept in.
+            images: as of `DecodedBatch`, on `device`; None where there are no `slots`.
         """
-        numbers = self.share.find(positions)
-        pictures = pictures_of(self._data, positions, images)
-        slots = np.flatnonzero((numbers >= 0) & ~self._known[numbers])
+        positions, rows = request.positions.tolist(), {}
+        read: Any = ()
+        if images is not None:
+            rows = {slot: row for row, slot in enumerate(slots.tolist())}
+            read = self._split(request.positions[slots], images)
+            self._keep(request.positions[slots], read)
 
-        def keep_one(slot: int, place: Pixels) -> None:
-            number = int(numbers[slot])
-            mark = self._mark(int(positions[slot]), pictures[slot])
-            # what another process has kept there meanwhile may be in use: nothing but the same is put there
-            if self._marks[number] in (0, mark):
-                np.copyto(place, pictures[slot])
-                self._marks[number] = mark
-                self._known[number] = True
+        def picture_of(slot: int) -> Any:
+            row = rows.get(slot)
+            return self._pictures[positions[slot]] if row is None else read[row]
 
-        places = self.pictures(positions[slots])
-        self._pool.map(lambda each: keep_one(*each), list(zip(slots.tolist(), places, strict=True)))
-
-    def pictures(self, positions: Positions) -> list[Pixels]:
-        """Where the pictures of these samples, all of the share, are kept: uint8 [height, width, bytes]."""
-        if self._squares is not None:
-            return [self._squares[number] for number in self.share.find(positions).tolist()]
-        shapes = self._data.shapes_at(positions)
-        starts, lengths = self.share.starts(positions), shapes.prod(axis=1) * self._data.pixel_bytes
-        return [
-            self._memory[start : start + length].reshape(height, width, self._data.pixel_bytes)
-            for start, length, (height, width) in zip(
-                starts.tolist(), lengths.tolist(), shapes.tolist(), strict=True
-            )
-        ]
-
-    def copier(self, positions: Positions) -> Callable[[slice, Pixels], object] | None:
-        """As `copy` of `loaders.read.filler.Pictures`; None where each picture has a size of its own."""
-        if (squares := self._squares) is None:
-            return None
-        numbers = self.share.find(positions)
-        # clip: else NumPy fills memory of its own first, in case that a number is wrong
-        return lambda part, out: np.take(squares, numbers[part], axis=0, out=out, mode="clip")
+        return self._filler.fill(Pictures(request, picture_of, in_memory=True))
 
     def close(self) -> None:
         """Free the memory: the system has it back when the last process has closed it."""
+        self._filler.close()
         self._pool.close()
-        self._memory = self._squares = None  # type: ignore[assignment]
-        self._marks = np.empty(0, np.uint64)
+        self._pictures, self.known = None, np.empty(0, np.bool_)
 
-    def _mark(self, position: int, picture: Pixels) -> int:
-        """Never 0."""
-        mark = checksum_of(np.ascontiguousarray(picture).reshape(-1))
-        if self._data.kind == RAW:
-            try:
-                state = os.stat(self._data.files[position])
-                mark = checksum_of(_STATE.pack(state.st_size, state.st_mtime_ns, mark))
-            except OSError:  # it is gone: nobody else can find another picture there
-                pass
-        return mark or 1
+    def _split(self, positions: Positions, images: torch.Tensor) -> Any:
+        """uint8 [height, width, bytes] of each."""
+        if images.ndim > 1:
+            return images.numpy()
+        shapes, pixel_bytes = self._data.shapes_at(positions), self._data.pixel_bytes
+        return VaryingPictures(images.numpy(), find_starts(shapes, pixel_bytes), shapes, pixel_bytes)
+
+    def _keep(self, positions: Positions, read: Any) -> None:
+        rows = np.flatnonzero((positions < self.count) & ~self.known[positions]).tolist()
+
+        def keep(some: list[int]) -> None:
+            for row in some:
+                np.copyto(self._pictures[positions[row]], read[row])
+                self.known[positions[row]] = True  # not before
+
+        self._pool.map(keep, [rows[n :: self._threads] for n in range(min(self._threads, len(rows)))])
 
 
 class DevicePictures:
-    """Pictures of one size in the memory of `device`, of this process alone."""
+    """Pictures of one size in the memory of a device, of this process alone; as `HostPictures`."""
 
-    def __init__(self, data: SplitData, share: Share, size: Size, device: torch.device) -> None:
-        self.share = share
-        self._device = device
-        shape = (share.samples, *sides(size), data.pixel_bytes)
-        self._images = torch.empty(shape, dtype=torch.uint8, device=device)
-        self._known = np.zeros(share.samples, bool)
+    def __init__(self, data: SplitData, images: torch.Tensor) -> None:
+        self.device, self.count = images.device, len(images)
+        self.known = np.zeros(len(data), np.bool_)
+        self._data, self._images = data, images
 
-    def there(self, positions: Positions) -> npt.NDArray[np.bool_]:
+    def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
         """As of `HostPictures`."""
-        numbers = self.share.find(positions)
-        there: npt.NDArray[np.bool_] = (numbers >= 0) & self._known[numbers]
-        return there
-
-    def free(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        """As of `HostPictures`."""
-        numbers = self.share.find(positions)
-        free: npt.NDArray[np.bool_] = (numbers >= 0) & ~self._known[numbers]
-        return free
-
-    def keep(self, positions: Positions, images: torch.Tensor) -> None:
-        """As of `HostPictures`."""
-        numbers = self.share.find(positions)
-        kept = np.flatnonzero(numbers >= 0)
-        if len(kept):
-            if len(kept) < len(numbers):
-                images = images[self._upload(kept)]
-            self._images[self._upload(numbers[kept])] = images
-            self._known[numbers[kept]] = True
-
-    def gather(self, positions: Positions) -> torch.Tensor:
-        """uint8 [n, height, width, bytes] of those that are there."""
-        return self._images[self._upload(self.share.find(positions))]
+        positions = request.positions
+        if images is None:
+            served = self._images[self._upload(positions)]
+        else:
+            self._keep(positions[slots], images)
+            served = images
+            if len(others := np.delete(np.arange(len(positions)), slots)):
+                shape = (len(positions), *self._images.shape[1:])
+                served = torch.empty(shape, dtype=torch.uint8, device=self.device)
+                served[self._upload(slots)] = images
+                served[self._upload(others)] = self._images[self._upload(positions[others])]
+        labels, ids = self._data.labels[positions], self._data.ids[positions]
+        return DecodedBatch(served, torch.from_numpy(labels), torch.from_numpy(ids))
 
     def close(self) -> None:
-        """As of `HostPictures`."""
+        """Free the memory."""
         self._images = torch.empty(0, dtype=torch.uint8)
 
+    def _keep(self, positions: Positions, images: torch.Tensor) -> None:
+        rows = np.flatnonzero(positions < self.count)
+        if len(rows):
+            chosen = images if len(rows) == len(positions) else images[self._upload(rows)]
+            self._images[self._upload(positions[rows])] = chosen
+            self.known[positions[rows]] = True
+
     def _upload(self, rows: Positions) -> torch.Tensor:
-        return upload(torch.from_numpy(rows), self._device)
-
-
-Kept: TypeAlias = HostPictures | DevicePictures
-
-
-def pictures_of(data: SplitData, positions: Positions, images: torch.Tensor) -> list[Pixels]:
-    """Each uint8 [height, width, bytes], of `images` as of `loaders.batch.DecodedBatch`, on the CPU."""
-    if images.ndim > 1:
-        return list(images.numpy())
-    shapes = data.shapes_at(positions).tolist()
-    lengths = [height * width * data.pixel_bytes for height, width in shapes]
-    parts = torch.split(images, lengths)
-    return [part.numpy().reshape(*shape, data.pixel_bytes) for part, shape in zip(parts, shapes, strict=True)]
-
-
-def open_kept(
-    backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, crop_ratio: float
-) -> Kept | None:
-    """Room for pictures of `crops.stored`, as the settings ask for it; None where nothing is to be kept.
-
-    `crop_ratio` is that by which they were made.
-
-    Raises:
-        SettingError: the device cannot keep them.
-    """
-    cache = spec.reading.cache
-    if cache == "none" or (cache == "auto" and backend == "synthetic"):
-        return None
-    if cache == "device" and spec.device.type == "cuda":
-        return _on_device(spec, data, crops)
-    kept = _in_main_memory(backend, spec, data, crops, crop_ratio)
-    if kept is None:
-        free, _ = host_memory.free_memory()
-        _LOGGER.warning(
-            "%s: cache %r keeps nothing, %.1f GiB of main memory are free; all samples are read each time",
-            *(printable(str(data.path)), cache, free / 2**30),
-        )
-    return kept
-
-
-def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
-    if crops.stored is None:
-        raise SettingError(
-            f"cache 'device' keeps pictures of one size, and those of {data.path} vary; use cache 'ram'"
-        )
-    free = int(torch.cuda.mem_get_info(spec.device)[0])
-    share = choose_share(data, _places(data, crops), int(free * (1 - _RESERVED_SHARE)))
-    if not share.samples:
-        raise SettingError(
-            f"the cache of {data.path} has no room on {spec.device}, of which {free:,} bytes are free; "
-            f"use cache 'none', or a smaller size"
-        )
-    _say_share(spec, data, share)
-    return DevicePictures(data, share, crops.stored, spec.device)
-
-
-def _in_main_memory(
-    backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, crop_ratio: float
-) -> HostPictures | None:
-    places = _places(data, crops)
-    least_bytes = places.total_bytes * _LEAST_SHARE if spec.reading.cache == "auto" else 1
-
-    def most_bytes(promised: int, ranks: int = 1) -> int:
-        return min(places.total_bytes, _room(spec, promised) // ranks)
-
-    def size_of(most: int) -> int:
-        return memory_bytes(choose_share(data, places, most)) if most >= least_bytes else 0
-
-    try:
-        name = _name(backend, spec, data, crops, crop_ratio)
-        shared = host_memory.share_memory(name, most_bytes, size_of)
-        if shared is None:
-            return None
-        content, most, joined = shared
-    except OSError as error:
-        _LOGGER.warning(
-            "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
-            *(printable(str(data.path)), error.strerror or error),
-        )
-        most, joined = most_bytes(0, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))), False
-        if not size_of(most):
-            return None
-        content = host_memory.private_memory(size_of(most))
-    share = choose_share(data, places, most)
-    if not joined:
-        _say_share(spec, data, share)
-    return HostPictures(data, share, np.frombuffer(content, np.uint8), crops.stored, spec.workers)
-
-
-def _places(data: SplitData, crops: Crops) -> Places:
-    return Places(data, None if crops.stored is None else math.prod(sides(crops.stored)) * data.pixel_bytes)
-
-
-def _room(spec: LoaderSpec, promised: int) -> int:
-    """Bytes that may be used, if so many are promised to others and not yet used."""
-    free, total = host_memory.free_memory()
-    if spec.reading.cache == "auto":
-        return max(0, int((free - promised) * _AUTO_SHARE))
-    return max(0, int(free - promised - total * _RESERVED_SHARE))
-
-
-def _name(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, crop_ratio: float) -> str:
-    """Of the memory of all who would keep the same pixels, to the last bit."""
-    identity = (
-        *(_VERSION, data.digest, spec.split, backend, spec.device.type, data.pixel_bytes),
-        *(crops.stored, crop_ratio),
-        *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__),
-        os.path.realpath(str(data.path)) if data.kind == RAW else "",
-    )
-    return hashlib.sha256(repr(identity).encode()).hexdigest()
-
-
-def _say_share(spec: LoaderSpec, data: SplitData, share: Share) -> None:
-    if share.samples < len(data.ids):
-        _LOGGER.warning(
-            "%s: cache %r keeps %s of %s samples, %.1f GiB, for which there is room; it reads the others "
-            "each time",
-            *(printable(str(data.path)), spec.reading.cache, f"{share.samples:,}", f"{len(data.ids):,}"),
-            share.total_bytes / 2**30,
-        )
+        return upload(torch.from_numpy(rows), self.device)
 
 
 def open_cached(
@@ -436,43 +208,138 @@ def open_cached(
     """What serves `crops`, behind the cache that the settings ask for; where `lane` is active.
 
     Raises:
-        SettingError: as `open_kept`.
+        SettingError: the device cannot keep the pictures.
     """
-    if spec.reading.cache != "none" and crops.random and data.kind == RAW:
-        data = with_shapes(data, spec.threads)
-    served_crops = crops if crops.random else Crops(crops.size, crops.size)
-    kept = open_kept(backend, spec, data, served_crops, crops.crop_ratio)
+    cache = spec.reading.cache
+    if cache == "none" or (cache == "auto" and backend == "synthetic"):
+        return open_reader(crops)
+    if crops.random and data.kind == RAW:  # each file is read once for that
+        shapes = _look_at_files(data, lambda path: decoding.read(path).shape, spec.threads)
+        data = replace(data, shapes=Column(np.array(shapes, np.int32).reshape(-1, 2)))
+    served = crops if crops.random else Crops(crops.size, crops.size)
+    kept: HostPictures | DevicePictures | None
+    if cache == "device" and spec.device.type == "cuda":
+        kept = _on_device(spec, data, served)
+    else:
+        kept = _in_main_memory(spec, data, served, (backend, crops.crop_ratio))
     if kept is None:
+        free, _ = host_memory.free_memory()
+        _LOGGER.warning(
+            "%s: cache %r keeps nothing, %.1f GiB of main memory are free; all samples are read each time",
+            *(printable(str(data.path)), cache, free / 2**30),
+        )
         return open_reader(crops)
     try:
         reader = open_reader(crops.whole if crops.random else crops)
     except BaseException:
         kept.close()
         raise
-    return CachedReader(reader, kept, spec, data, served_crops, lane)
+    return CachedReader(reader, kept, data, lane)
 
 
-def with_shapes(data: SplitData, threads: int) -> SplitData:
-    """A raw tree with the sizes of its pictures, as their headers say; each file is read once for that."""
-    with closing(Pool(max(1, threads), "header")) as pool:
-        shapes = pool.map(lambda path: decoding.read(path).shape, data.files)
-    return replace(data, shapes=Column(np.array(shapes, np.int32).reshape(-1, 2)))
+def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
+    if crops.stored is None:
+        raise SettingError(
+            f"cache 'device' keeps pictures of one size, and those of {data.path} vary; use cache 'ram'"
+        )
+    free = int(torch.cuda.mem_get_info(spec.device)[0])
+    count = _fill_room(spec, data, kept_starts(data, crops), int(free * (1 - _RESERVED_SHARE)))
+    if not count:
+        raise SettingError(
+            f"the cache of {data.path} has no room on {spec.device}, of which {free:,} bytes are free; "
+            f"use cache 'none', or a smaller size"
+        )
+    shape = (count, *sides(crops.stored), data.pixel_bytes)
+    return DevicePictures(data, torch.empty(shape, dtype=torch.uint8, device=spec.device))
+
+
+def _in_main_memory(
+    spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]
+) -> HostPictures | None:
+    """None where nothing is to be kept; `made` says how the pictures come about that are."""
+    starts = kept_starts(data, crops)
+
+    def size_of(promised: int, ranks: int = 1) -> int:
+        count = _fill_room(spec, data, starts, _free_bytes(spec, promised) // ranks)
+        return _flags_bytes(data) + int(starts[count]) if count else 0
+
+    try:
+        memory = host_memory.share_memory(_name(spec, data, crops, made), size_of)
+    except OSError as error:
+        _LOGGER.warning(
+            "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
+            *(printable(str(data.path)), error.strerror or error),
+        )
+        size = size_of(0, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        memory = mmap.mmap(-1, size) if size else None
+    return None if memory is None else HostPictures(spec, data, crops, starts, memory)
+
+
+def _flags_bytes(data: SplitData) -> int:
+    return -(-len(data) // _PAGE) * _PAGE
+
+
+def _fill_room(spec: LoaderSpec, data: SplitData, starts: Starts, most_bytes: int) -> int:
+    """How many pictures are to be kept in so many bytes; said where it is not all of them."""
+    count = bisect_right(starts, most_bytes) - 1
+    if spec.reading.cache == "auto" and starts[count] < starts[-1] * _LEAST_SHARE:
+        return 0
+    if 0 < count < len(data):
+        _LOGGER.warning(
+            "%s: cache %r keeps %s of %s samples, %.1f GiB, for which there is room; it reads the others "
+            "each time",
+            *(printable(str(data.path)), spec.reading.cache, f"{count:,}", f"{len(data):,}"),
+            starts[count] / 2**30,
+        )
+    return count
+
+
+def _free_bytes(spec: LoaderSpec, promised: int) -> int:
+    """Of main memory that may be used, if so many are promised to others and not yet used."""
+    free, total = host_memory.free_memory()
+    if spec.reading.cache == "auto":
+        return max(0, int((free - promised) * _AUTO_SHARE))
+    return max(0, int(free - promised - total * _RESERVED_SHARE))
+
+
+def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]) -> str:
+    """Of the memory of all who would keep the same pixels, to the last bit."""
+    tree: tuple[object, ...] = ()
+    if data.kind == RAW:  # its digest goes by names and sizes: another picture may lie there meanwhile
+        tree = (os.path.realpath(str(data.path)), *_look_at_files(data, _written_ns, spec.threads))
+    identity = (
+        *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
+        *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),
+    )
+    return hashlib.sha256(repr(identity).encode()).hexdigest()
+
+
+def _written_ns(path: str) -> int:
+    try:
+        return os.stat(path).st_mtime_ns
+    except OSError:  # who reads it says why
+        return 0
+
+
+def _look_at_files(data: SplitData, look: Callable[[str], Any], threads: int) -> list[Any]:
+    """What `look` says of each picture of a raw tree."""
+    parts = [data.files[start : start + _FILES] for start in range(0, len(data), _FILES)]
+    with closing(Pool(max(1, threads), "look")) as pool:
+        return [*chain.from_iterable(pool.map(lambda part: [*map(look, part)], parts))]
 
 
 class CachedReader:
-    """What `reader` decodes, pictures of `crops.stored`, kept and served as `crops` say."""
+    """What `reader` decodes, kept and served as `kept` does."""
 
     def __init__(
-        self, reader: Reader, kept: Kept, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane
+        self, reader: Reader, kept: HostPictures | DevicePictures, data: SplitData, lane: Lane
     ) -> None:
         self.random_access = reader.random_access
         self._reader = reader
-        self._data = data
         self._kept = kept
+        self._data = data
         self._lane = lane
         self._refused: dict[int, ImageError] = {}  # what could not be decoded: id -> why
-        self._whole = crops.random is None
-        self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request; the reader is asked for what it takes."""
@@ -485,51 +352,43 @@ class CachedReader:
     def _read_some(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """`first`, and what follows until the reader has nothing to do for long."""
         waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
-        coming = np.zeros(self._kept.share.samples, bool)  # of those that are kept
-        idle = 0
+        coming = np.zeros(len(self._data), np.bool_)  # by then known, as an earlier request asks for them
 
         def ask() -> Iterator[Request]:
-            nonlocal idle
+            idle = 0
             for request in chain([first], requests):
                 slots = self._lacking(request)
-                numbers = self._kept.share.find(request.positions[slots])
-                free = self._kept.free(request.positions[slots])
-                slots = slots[~(free & coming[numbers])]
+                slots = slots[~coming[request.positions[slots]]]
                 waiting.append((request, slots))
+                idle = 0 if len(slots) else idle + 1
                 if len(slots):
-                    coming[numbers[free]] = True
-                    whole = len(slots) == len(request.positions)
-                    yield request if whole else request.select(slots.tolist())
-                else:
-                    idle += 1
-                    if idle >= _MOST_IDLE:  # it would look further and further ahead
-                        return
+                    asked = request.positions[slots]
+                    coming[asked[asked < self._kept.count]] = True
+                    yield request if len(asked) == len(request.positions) else request.select(slots.tolist())
+                elif idle >= _MOST_IDLE:  # it would look further and further ahead
+                    return
 
         with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
             for batch in decoded:
                 while not len(waiting[0][1]):
-                    idle -= 1
                     yield self._serve(waiting.popleft()[0])
-                request, slots = waiting.popleft()
-                numbers = self._kept.share.find(request.positions[slots])
-                coming[numbers[numbers >= 0]] = False
-                yield self._take_in(request, slots, batch)
+                yield self._take_in(*waiting.popleft(), batch)
         while waiting:
             yield self._serve(waiting.popleft()[0])
 
     def close(self) -> None:
         """Free the cache."""
-        self._filler.close()
         self._reader.close()
         self._kept.close()
 
     def _lacking(self, request: Request) -> Positions:
         """Which of a batch are neither there nor known to be undecodable."""
-        return np.flatnonzero(~self._kept.there(request.positions) & ~self._is_refused(request.positions))
+        positions = request.positions
+        return np.flatnonzero(~self._kept.known[positions] & ~self._is_refused(positions))
 
     def _is_refused(self, positions: Positions) -> npt.NDArray[np.bool_]:
         if not self._refused:
-            return np.zeros(len(positions), bool)
+            return np.zeros(len(positions), np.bool_)
         return np.isin(self._data.ids[positions], list(self._refused))
 
     def _take_in(self, request: Request, slots: Positions, batch: DecodedBatch) -> DecodedBatch:
@@ -537,80 +396,16 @@ class CachedReader:
         for sample_id, error in batch.refused.items():  # without what the error's traceback holds
             self._refused[sample_id] = type(error)(error.path, error.reason)
         slots = slots[~self._is_refused(request.positions[slots])]
-        images = self._lane.take(batch.images, batch.ready)
-        if isinstance(self._kept, HostPictures):
-            images = images.to(torch.device("cpu"))  # of a backend that decodes on a GPU: waited for
-        else:
-            images = upload(images, self._lane.device)
-        self._kept.keep(request.positions[slots], images)
+        images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
         return self._serve(request, slots, images)
 
     def _serve(
         self, request: Request, slots: Positions | None = None, images: torch.Tensor | None = None
     ) -> DecodedBatch:
-        """A batch of what is kept, and of `images`, those of `slots`."""
-        if isinstance(self._kept, HostPictures):
-            kept = ~self._is_refused(request.positions)
-            pictures: dict[int, Pixels] = {}
-            if slots is not None and images is not None:
-                kept[slots] = False
-                read = pictures_of(self._data, request.positions[slots], images)
-                pictures.update(zip(slots.tolist(), read, strict=True))
-            self._check_there(request, list(pictures))
-            copy = self._kept.copier(request.positions) if self._whole and kept.all() else None
-            if copy is None:
-                found = self._kept.pictures(request.positions[kept])
-                pictures.update(zip(np.flatnonzero(kept).tolist(), found, strict=True))
-            picture_of = partial(self._picture, request.positions, pictures)
-            return self._filler.fill(Pictures(request, picture_of, copy=copy))
-        assert isinstance(self._kept, DevicePictures)
+        """A batch without what is refused; see `HostPictures.serve`."""
         refused = self._is_refused(request.positions)
-        ids = self._data.ids[request.positions]
-        served = request.positions[~refused]
-        return DecodedBatch(
-            self._gather(request.positions, refused, self._kept, slots, images),
-            torch.from_numpy(self._data.labels[served]),
-            torch.from_numpy(self._data.ids[served]),
-            {i: self._refused[i] for i in ids[refused].tolist()},
-        )
-
-    def _gather(
-        self,
-        positions: Positions,
-        refused: npt.NDArray[np.bool_],
-        kept: DevicePictures,
-        slots: Positions | None,
-        images: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """On the device; `images` are those of `slots`."""
-        if slots is None or images is None or not len(slots):
-            return kept.gather(positions[~refused])
-        from_cache = ~refused
-        from_cache[slots] = False
-        if not from_cache.any():
-            return images
-        rows = np.cumsum(~refused) - 1  # of each slot in what is served
-        served = torch.empty(
-            (int((~refused).sum()), *images.shape[1:]), dtype=torch.uint8, device=self._lane.device
-        )
-        for chosen, part in (
-            (slots, images),
-            (np.flatnonzero(from_cache), kept.gather(positions[from_cache])),
-        ):
-            served[upload(torch.from_numpy(rows[chosen]), self._lane.device)] = part
-        return served
-
-    def _check_there(self, request: Request, read: list[int]) -> None:
-        """DatasetError if what was on its way has come, but is not what another process has found."""
-        lacking = np.setdiff1d(self._lacking(request), read)
-        if len(lacking):
-            raise DatasetError(
-                f"{self._data.file(int(request.positions[lacking[0]]))}: has changed while it was read; "
-                f"leave the dataset alone while it is trained with, and build the loader again"
-            )
-
-    def _picture(self, positions: Positions, pictures: dict[int, Pixels], slot: int) -> Pixels:
-        if slot not in pictures:
-            error = self._refused[int(self._data.ids[positions[slot]])]
-            raise type(error)(error.path, error.reason)  # that which is kept would hold this frame
-        return pictures[slot]
+        left = np.flatnonzero(~refused)
+        slots = np.searchsorted(left, [] if slots is None else slots)
+        served = self._kept.serve(request.select(left.tolist()), slots, images)
+        errors = [(i, self._refused[i]) for i in self._data.ids[request.positions[refused]].tolist()]
+        return replace(served, refused={i: type(error)(error.path, error.reason) for i, error in errors})

@@ -16,29 +16,22 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from io import BytesIO
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import simplejpeg
 import torch
-from PIL import Image
 
 from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
-from loaders.dataset import RAW, SplitData
+from loaders.dataset import SplitData
 from loaders.deliver.devices import Borrowed
-from loaders.deliver.threads import Pool
-from loaders.read.integrity import SampleCheck
-from loaders.read.sequential import EncodedShards
+from loaders.deliver.threads import check_exit
+from loaders.read.decoding import Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
-from precache.pictures import images, jpeg
-from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import sides
 
 _QUEUE_BATCHES = 2
@@ -59,30 +52,18 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
     return DaliReader(spec, data, crops)
 
 
-@dataclass(frozen=True, slots=True)
-class _Picture:
-    """One picture of a batch.
+@dataclass(slots=True)
+class _Asked:
+    """A batch on its way through the pipeline.
 
     Attributes:
-        content: as it is stored.
-        file: its name for error messages.
-        slot: its number in what was asked for.
-        inputs: what the pipeline takes for it.
+        inputs: by its number, what the pipeline takes for a picture: what is decoded, and its `_Box`.
+        refused: why the others were kept from it, by their ids.
     """
 
-    content: bytes
-    file: str
-    slot: int
-    id: int
-    inputs: tuple[npt.NDArray[Any], ...]
-
-
-@dataclass(slots=True)
-class _Encoded:
-    """A batch on its way through the pipeline, and what was kept from it: id -> why."""
-
     request: Request
-    pictures: list[_Picture] = field(default_factory=list)
+    pictures: list[Encoded]
+    inputs: dict[int, tuple[npt.NDArray[Any], ...]] = field(default_factory=dict)
     refused: dict[int, ImageError] = field(default_factory=dict)
 
 
@@ -90,22 +71,20 @@ class DaliReader:
     """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        self.random_access = data.kind == RAW
         self._spec = spec
         self._data = data
         self._crops = crops
-        if not self.random_access:
-            window_shards = data.window_shards(spec.reading.memory_bytes)
-            self._sample_check = SampleCheck(data, spec.reading.check)
-            self._shards = EncodedShards(data, window_shards, self._sample_check)
-        self._feed: Generator[_Encoded, None, None]
-        self._in_pipeline: deque[_Encoded] = deque()
-        self._again: deque[_Encoded] = deque()  # were in a pipeline that failed
-        self._refused_files: set[str] = set()  # by DALI
+        self._encoded = EncodedPictures(spec, data)
+        self.random_access = self._encoded.random_access
+        self._trusted = not self.random_access and spec.reading.check != "never"
+        self._feed: Generator[tuple[Request, list[Encoded]], None, None]
+        self._in_pipeline: deque[_Asked] = deque()
+        self._again: deque[_Asked] = deque()  # were in a pipeline that failed
+        self._refused: set[str] = set()  # by DALI
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        self._feed = self._read_raw(requests) if self.random_access else self._read_shards(requests)
+        self._feed = self._encoded.read(requests)
         self._in_pipeline.clear()
         self._again.clear()
         pipeline = self._build()
@@ -135,11 +114,12 @@ class DaliReader:
             outputs.give_back()
 
     def close(self) -> None:
-        """Nothing to end: the pipeline goes with the `read` that built it."""
+        """End the threads that read; the pipeline goes with the `read` that built it."""
+        self._encoded.pool.close()
 
-    def _serve(self, pictures: torch.Tensor | None, batch: _Encoded) -> DecodedBatch:
+    def _serve(self, pictures: torch.Tensor | None, batch: _Asked) -> DecodedBatch:
         """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
-        positions = batch.request.select([picture.slot for picture in batch.pictures]).positions
+        positions = batch.request.positions[[*batch.inputs]]
         if pictures is None:
             shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
             pictures = torch.empty(shape, dtype=torch.uint8)
@@ -206,57 +186,48 @@ class DaliReader:
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
         """What `external_source` takes for one batch; StopIteration ends the run."""
-        batch = self._again.popleft() if self._again else next(self._feed)
+        batch = self._again.popleft() if self._again else self._prepare(*next(self._feed))
         self._in_pipeline.append(batch)
-        if not batch.pictures:
+        if not batch.inputs:
             raise StopIteration  # DALI takes no empty batch: `read` serves it, and begins another run
-        columns = zip(*(picture.inputs for picture in batch.pictures), strict=True)
-        return tuple(list(column) for column in columns)
+        return tuple(map(list, zip(*batch.inputs.values(), strict=True)))
 
-    def _read_raw(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
-        for request in requests:
-            batch = _Encoded(request)
-            shapes = []
-            for slot, position in enumerate(request.positions.tolist()):
-                file, sample_id = self._data.files[position], int(self._data.ids[position])
-                try:
-                    content = images.read_bytes(file)
-                    self._check(content, file)
-                    encoded, shape = prepare(content, file)
-                except ImageError as error:
-                    batch.refused[sample_id] = error
-                else:
-                    batch.pictures.append(_Picture(content, file, slot, sample_id, (encoded,)))
-                    shapes.append(shape)
-            boxes = self._boxes(
-                request.select([picture.slot for picture in batch.pictures]),
-                np.array(shapes, np.int64).reshape(-1, 2),
-            )
-            batch.pictures = [
-                replace(picture, inputs=(*picture.inputs, *box))
-                for picture, box in zip(batch.pictures, boxes, strict=True)
-            ]
-            yield batch
+    def _prepare(self, request: Request, pictures: list[Encoded]) -> _Asked:
+        """A batch of `pictures` for the pipeline, without those that cannot be decoded."""
+        batch = _Asked(request, pictures)
+        inputs: dict[int, tuple[npt.NDArray[np.uint8], tuple[int, int]]] = {}
+        found = map(self._input, pictures) if self._trusted else self._encoded.pool.map(self._input, pictures)
+        for slot, one in enumerate(found):
+            if isinstance(one, ImageError):
+                self._refuse(batch, slot, one)
+            else:
+                inputs[slot] = one
+        shapes = np.array([shape for _, shape in inputs.values()], np.int64).reshape(-1, 2)
+        boxes = self._boxes(request.select([*inputs]), shapes)
+        for (slot, (content, _)), box in zip(inputs.items(), boxes, strict=True):
+            batch.inputs[slot] = (content, *box)
+        return batch
 
-    def _read_shards(self, requests: Iterator[Request]) -> Generator[_Encoded, None, None]:
-        for request, samples in self._shards.read(requests):
-            batch = _Encoded(request)
-            boxes = self._boxes(request, self._data.shapes_at(request.positions))
-            asked = zip(request.positions.tolist(), samples, boxes, strict=True)
-            for slot, (position, (sample, shard), box) in enumerate(asked):
-                assert isinstance(sample.data, bytes)
-                file, inputs = f"{shard}: sample {sample.id}", (np.frombuffer(sample.data, np.uint8), *box)
-                try:
-                    self._sample_check.compare(position, sample.data, sample.damage)
-                    # what has its checksum is what the converter wrote
-                    if self._spec.reading.check == "never" or file in self._refused_files:
-                        self._check_header(position, sample.data, file)
-                        self._check(sample.data, file)
-                except ImageError as error:
-                    batch.refused[sample.id] = error
-                else:
-                    batch.pictures.append(_Picture(sample.data, file, slot, sample.id, inputs))
-            yield batch
+    def _input(self, picture: Encoded) -> tuple[npt.NDArray[np.uint8], tuple[int, int]] | ImageError:
+        """What DALI decodes, and the height and width of that; or why it cannot be decoded.
+
+        What has its checksum is what the converter wrote. Of the rest DALI gets what it decodes as the
+        reference does: DALI 2.4 crashes on some damaged headers.
+        """
+        if picture.error is not None:
+            return picture.error
+        plain = self._trusted or picture.is_plain(turned=True)
+        if plain and picture.path not in self._refused:
+            return np.frombuffer(picture.data, np.uint8), picture.shape
+        pixels = picture.try_decode()
+        if isinstance(pixels, ImageError):
+            return pixels
+        content = b"P6 %d %d 255\n" % picture.shape[::-1] + pixels.tobytes()  # PPM: DALI reads it as it is
+        return np.frombuffer(content, np.uint8), picture.shape
+
+    def _refuse(self, batch: _Asked, slot: int, why: ImageError) -> None:
+        batch.inputs.pop(slot, None)
+        batch.refused[int(self._data.ids[batch.request.positions[slot]])] = why
 
     def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[_Box]:
         """Of each picture, of these heights and widths: the box of each view, one behind the other."""
@@ -277,33 +248,18 @@ class DaliReader:
             for slot in range(count)
         ]
 
-    def _check_header(self, position: int, content: bytes, file: str) -> None:
-        """Raise ImageError for what is no JPEG of its size: DALI 2.4 crashes on some damaged headers."""
-        try:
-            height, width, *_ = simplejpeg.decode_jpeg_header(content)
-        except ValueError as error:
-            reason = f"cannot be decoded ({error}); run 'precache verify' on its folder"
-            raise ImageError(file, reason) from error
-        self._data.check_shape(position, height, width)
-
-    def _check(self, content: bytes, file: str) -> None:
-        """Raise ImageError for a JPEG that breaks off, and for what DALI refused before."""
-        truncated = content.startswith(jpeg.START) and jpeg.breaks_off(content)
-        if truncated or file in self._refused_files:
-            images.decode(content, file)
-
     def _drop_refused(self, error: RuntimeError) -> None:
         """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
+        check_exit()  # which ends what the pipeline is fed by, too
         dropped = 0
-        with closing(Pool(max(1, self._spec.workers), "check")) as pool:
-            for batch in self._in_pipeline:
-                whys = pool.map(_refusal, batch.pictures)
-                for picture, why in zip(batch.pictures, whys, strict=True):
-                    if why is not None:
-                        batch.refused[picture.id] = why
-                        self._refused_files.add(picture.file)
-                        dropped += 1
-                batch.pictures = [p for p, why in zip(batch.pictures, whys, strict=True) if why is None]
+        for batch in self._in_pipeline:
+            slots = [*batch.inputs]
+            decoded = self._encoded.pool.map(Encoded.try_decode, [batch.pictures[s] for s in slots])
+            for slot, pixels in zip(slots, decoded, strict=True):
+                if isinstance(pixels, ImageError):
+                    self._refuse(batch, slot, pixels)
+                    self._refused.add(batch.pictures[slot].path)
+                    dropped += 1
         if not dropped:
             raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
         self._again.extendleft(reversed(self._in_pipeline))
@@ -322,47 +278,3 @@ def _disown() -> None:
 
 
 os.register_at_fork(after_in_child=_disown)
-
-
-def _refusal(picture: _Picture) -> ImageError | None:
-    """Why `precache.pictures.images` refuses a picture, or None."""
-    try:
-        images.decode(picture.content, picture.file)
-    except ImageError as error:
-        return error
-    return None
-
-
-_EXIF_ORIENTATION = 0x0112
-_SIDEWAYS = (5, 6, 7, 8)
-
-
-def prepare(content: bytes, file: str) -> tuple[npt.NDArray[np.uint8], tuple[int, int]]:
-    """What DALI decodes, and the height and width of that.
-
-    Raises:
-        ImageError: what `precache.pictures.images` has to decode for it cannot be decoded.
-    """
-    width, height, plain = _upright_size(content)
-    if not plain:
-        pixels = images.decode(content, file)
-        width, height = pixels.size
-        content = b"P6 %d %d 255\n" % pixels.size + pixels.tobytes()  # PPM: DALI reads it as it is
-    return np.frombuffer(content, np.uint8), (height, width)
-
-
-def _upright_size(content: bytes) -> tuple[int, int, bool]:
-    """Width, height, and whether DALI decodes this to the reference's RGB: grey or YCbCr JPEG."""
-    try:
-        with Image.open(BytesIO(content), formats=("JPEG",)) as picture:  # MPO is a JPEG, too
-            width, height = picture.size
-            # what is larger is refused by `images.decode`, by name
-            plain = picture.mode in ("RGB", "L") and width * height <= MAX_PIXELS
-            orientation = picture.getexif().get(_EXIF_ORIENTATION, 1)
-            if orientation in _SIDEWAYS:
-                width, height = height, width
-            if orientation != 1 and ("exif" not in picture.info or jpeg.XMP in content):
-                plain = False  # it may stand in XMP, which Pillow reads and DALI does not
-            return width, height, plain
-    except Exception:  # images.decode says what is wrong with it
-        return 0, 0, False

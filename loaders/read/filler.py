@@ -4,7 +4,7 @@ import math
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops, place
+from loaders.augment.cpu import Crops, place_all
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.deliver.threads import Pool, check_exit
@@ -128,7 +128,7 @@ def _lend(borrower: _Borrower, samples: int) -> torch.Tensor:
     return torch.from_numpy(np.asarray(borrower))[:samples]
 
 
-_AT_A_TIME = 4  # pictures that a thread takes: few, so that none waits long for the others
+_COPIED = 16  # pictures that a thread takes at most where they are only copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +141,15 @@ class Pictures:
             writes to; called by several threads at a time. One for which it raises ImageError is left out,
             and named in `refused`.
         shapes: int64 [n, 2], height and width of each, where the data does not know them.
-        copy: in the place of `picture_of`, where all are served as they are stored: puts several of them into
-            their places at a time.
+        in_memory: whether `picture_of` shows memory that is there anyway: several are copied by one call.
+        compare: given some of them by their numbers: which are not what was written, and why.
     """
 
     request: Request
     picture_of: Callable[[int], Pixels]
     shapes: npt.NDArray[np.int64] | None = None
-    copy: Callable[[slice, Pixels], object] | None = None
+    in_memory: bool = False
+    compare: Callable[[Mapping[int, Pixels]], Mapping[int, ImageError]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +172,29 @@ class _Filling:
     mirrored: list[bool]
     images: torch.Tensor
     places: Pixels | list[Pixels]
-    parts: Iterator[slice]
+    parts: Iterator[range]
     helpers: list[Future[None]] = field(default_factory=list)
     errors: dict[int, ImageError] = field(default_factory=dict)
 
 
 class BatchFiller:
-    """Fills batches with the served parts of pictures, by threads."""
+    """Fills batches with the served parts of pictures, by threads.
+
+    Args:
+        memory: uint8 [samples, height, width, bytes], where each batch is to be; else one of ours for each.
+    """
 
     def __init__(
-        self, data: SplitData, crops: Crops, batch_size: int, threads: int, device: torch.device
+        self,
+        data: SplitData,
+        crops: Crops,
+        batch_size: int,
+        threads: int,
+        device: torch.device,
+        memory: Pixels | None = None,
     ) -> None:
         self._data = data
+        self._memory = memory
         self._crops = crops
         self._threads = max(1, threads)
         self._buffers = (
@@ -210,7 +222,7 @@ class BatchFiller:
                     error = caught
                     ahead = 0
                 while len(running) > ahead:
-                    yield self._finish(running.popleft())
+                    yield self._finish(running.popleft(), running)
                 ahead = 1
             if not isinstance(error, StopIteration):
                 raise error
@@ -240,7 +252,9 @@ class BatchFiller:
             varying, shapes = None, [sides(stored)] * len(ids)
         boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.occurrences)
         images, places = self._space(shapes * self._crops.views)
-        parts = [slice(start, start + _AT_A_TIME) for start in range(0, len(ids), _AT_A_TIME)]
+        slots, most = range(len(ids)), _COPIED if pictures.in_memory else 1
+        size = max(1, min(most, len(ids) // self._threads))
+        parts = [slots[start : start + size] for start in slots[::size]]
         filling = _Filling(pictures, ids, boxes.tolist(), mirrored.tolist(), images, places, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
@@ -248,6 +262,9 @@ class BatchFiller:
 
     def _space(self, shapes: list[tuple[int, int]]) -> tuple[torch.Tensor, Pixels | list[Pixels]]:
         """Memory for a batch of pictures of these `shapes`: `images` and `places` of `_Filling`."""
+        if self._memory is not None:
+            places = self._memory[: len(shapes)]
+            return torch.from_numpy(places), places
         if self._buffers is not None:
             images = self._buffers.take(len(shapes))
             return images, images.numpy()
@@ -259,10 +276,21 @@ class BatchFiller:
             part.numpy().reshape(*shape, channels) for part, shape in zip(parts, shapes, strict=True)
         ]
 
-    def _finish(self, filling: _Filling) -> DecodedBatch:
-        """Help with a batch until it is filled."""
+    def _finish(self, filling: _Filling, behind: Iterable[_Filling] = ()) -> DecodedBatch:
+        """Help with a batch until it is filled; with those `behind` it while others are at its last parts."""
         try:
             self._fill_some(filling)
+            for later in behind:
+                while not all(helper.done() for helper in filling.helpers) and (
+                    part := next(later.parts, None)
+                ):
+                    done: Future[None] = Future()
+                    later.helpers.append(done)
+                    try:
+                        self._fill(later, part)
+                        done.set_result(None)
+                    except BaseException as error:  # raised with its batch
+                        done.set_exception(error)
         finally:
             _stop_filling(filling)
         for helper in filling.helpers:
@@ -282,24 +310,28 @@ class BatchFiller:
         return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
 
     def _fill_some(self, filling: _Filling) -> None:
-        count = len(filling.ids)
-        copy = filling.pictures.copy
         for part in filling.parts:
-            if copy is not None and isinstance(filling.places, np.ndarray):
-                check_exit()
-                copy(part, filling.places[part])
-                continue
-            for slot in range(*part.indices(count)):
-                check_exit()
-                try:
-                    picture = filling.pictures.picture_of(slot)
-                except ImageError as error:
-                    # without what its traceback holds
-                    filling.errors[slot] = type(error)(error.path, error.reason)
-                    continue
-                for view in range(slot, len(filling.boxes), count):
-                    box, mirrored = filling.boxes[view], filling.mirrored[view]
-                    place(picture, box, mirrored, filling.places[view], self._data.dtype)
+            self._fill(filling, part)
+
+    def _fill(self, filling: _Filling, part: range) -> None:
+        check_exit()
+        pictures: dict[int, Pixels] = {}
+        for slot in part:
+            try:
+                pictures[slot] = filling.pictures.picture_of(slot)
+            except ImageError as error:  # without what its traceback holds
+                filling.errors[slot] = type(error)(error.path, error.reason)
+        if pictures and filling.pictures.compare is not None:
+            for slot, wrong in filling.pictures.compare(pictures).items():
+                del pictures[slot]
+                filling.errors[slot] = wrong
+        for view in range(0, len(filling.boxes), len(filling.ids)):
+            rows = [view + slot for slot in pictures]
+            places = filling.places[view + part.start : view + part.stop]
+            if len(rows) < len(part):
+                places = [filling.places[row] for row in rows]
+            boxes, mirrored = [filling.boxes[row] for row in rows], [filling.mirrored[row] for row in rows]
+            place_all([*pictures.values()], boxes, mirrored, places, self._data.dtype)
 
 
 def _stop_filling(filling: _Filling) -> None:

@@ -4,17 +4,19 @@ Each sample has its checksum in the dataset's index. It is compared in the threa
 CPU's cache, before anybody else sees it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from loaders.batch import Positions
 from loaders.dataset import SplitData
 from precache.dataset.files import check_file
 from precache.dataset.index import checksum_of
-from precache.errors import DatasetError, shell_command
+from precache.errors import DatasetError, SampleError, shell_command
+from precache.pictures.jpeg import Pixels
 
 
 class SampleCheck:
@@ -29,7 +31,7 @@ class SampleCheck:
         self._when = when
         self._always = when == "always"
         self._compares = when != "never" and data.index is not None
-        self._passed = bytearray(len(data) // 8 + 1)  # a bit for each; memory is taken where some are set
+        self._passed = np.zeros(len(data), bool)  # memory is taken where some are set
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
         """Compare all that is stored of the sample at `position`, if that is still to be done.
@@ -40,19 +42,39 @@ class SampleCheck:
         Raises:
             SampleError: it is not what was written; so is it the next time.
         """
-        if not damage and not (self._compares and (self._always or not self._has_passed(position))):
+        if not damage and not (self._compares and (self._always or not self._passed[position])):
             return
-        index = self._data.index
-        assert index is not None
-        if damage or checksum_of(stored) != index["checksums"][position]:
-            if self._data.remote is not None:
-                damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
-            raise index.error(position, self._data.file(position), damage)
-        if not self._always:  # two threads at one byte may lose a bit: that sample is compared again
-            self._passed[position >> 3] |= 1 << (position & 7)
+        assert self._data.index is not None
+        if damage or checksum_of(stored) != self._data.index["checksums"][position]:
+            raise self._error(position, damage)
+        self._passed[position] = True
 
-    def _has_passed(self, position: int) -> bool:
-        return bool(self._passed[position >> 3] >> (position & 7) & 1)
+    def of_batch(
+        self, positions: Positions
+    ) -> Callable[[Mapping[int, Pixels]], dict[int, SampleError]] | None:
+        """Tells of pictures of the batch at `positions`, by their numbers in it, which are wrong, and why.
+
+        None: nothing is to be compared any more.
+        """
+        if not self._compares or (not self._always and self._passed[positions].all()):
+            return None
+        assert self._data.index is not None
+        checksums = self._data.index["checksums"][positions]
+
+        def compare(pictures: Mapping[int, Pixels]) -> dict[int, SampleError]:
+            slots = np.array([*pictures])
+            # by `map`: who asks for the interpreter's lock again behind each picture waits for other threads
+            right = np.fromiter(map(checksum_of, pictures.values()), np.uint64) == checksums[slots]
+            self._passed[positions[slots[right]]] = True
+            return {slot: self._error(int(positions[slot])) for slot in slots[~right].tolist()}
+
+        return compare
+
+    def _error(self, position: int, damage: str = "") -> SampleError:
+        assert self._data.index is not None
+        if self._data.remote is not None:
+            damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
+        return self._data.index.error(position, self._data.file(position), damage)
 
     def open_file(self, number: int) -> None:
         """To be called before shard `number` of the split is read: compares its size.

@@ -18,24 +18,19 @@ from functools import cache
 from queue import SimpleQueue
 
 import numpy as np
-import simplejpeg
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate, pad
 
 from loaders.augment.cpu import Crops
 from loaders.augment.device import weights
-from loaders.batch import DecodedBatch, Positions, Request
-from loaders.dataset import RAW, SplitData
+from loaders.batch import DecodedBatch, Request
+from loaders.dataset import SplitData
 from loaders.deliver.devices import Lane, upload
 from loaders.deliver.threads import Pool
-from loaders.read.integrity import SampleCheck
-from loaders.read.sequential import EncodedShards
+from loaders.read.decoding import Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
-from precache.errors import ImageError, MissingDependencyError, SampleError, SettingError
-from precache.formats import StoredSample
-from precache.pictures import images, jpeg
-from precache.pictures.reading import MAX_PIXELS
+from precache.errors import ImageError, MissingDependencyError, SettingError
 from precache.pictures.sizes import sides
 
 Decode = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
@@ -71,24 +66,22 @@ def find_decoder(device: torch.device) -> GpuDecoder:
     tiny = io.BytesIO()
     Image.new("RGB", (16, 16), "white").save(tiny, "JPEG")
     encoded = torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)
-    if (decoder := _torchcodec()) is not None:
+    why = ""
+    for find in (_torchcodec, _torchvision):
+        if why:
+            _LOGGER.warning("torchcodec does not decode JPEGs on %s, torchvision is used: %s", device, why)
+        if (decoder := find()) is None:
+            continue
         try:
             decoder.decode([encoded], device)
         except RuntimeError as error:  # a wheel without nvJPEG, or one that does not fit this CUDA
             why = str(error).partition("\n")[0]
-            _LOGGER.warning("torchcodec does not decode JPEGs on %s, torchvision is used: %s", device, why)
         else:
             return decoder
-    decoder = _torchvision()
-    try:
-        decoder.decode([encoded], device)
-    except RuntimeError as error:
-        why = str(error).partition("\n")[0]
-        raise MissingDependencyError(
-            f"backend 'nvjpeg': what is installed does not decode JPEGs on {device} (torchvision: {why}); "
-            f"'pip install torchcodec' of a version for this CUDA, or choose another backend"
-        ) from error
-    return decoder
+    raise MissingDependencyError(
+        f"backend 'nvjpeg': what is installed does not decode JPEGs on {device} (torchvision: {why}); "
+        f"'pip install torchcodec' of a version for this CUDA, or choose another backend"
+    )
 
 
 def _torchcodec() -> GpuDecoder | None:
@@ -96,12 +89,9 @@ def _torchcodec() -> GpuDecoder | None:
         from torchcodec.decoders import decode_jpeg
     except (ImportError, OSError, RuntimeError):  # the latter two: its libraries do not fit this torch
         return None
-
-    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        pictures: list[torch.Tensor] = decode_jpeg(jpegs, device=device)
-        return pictures
-
-    return GpuDecoder("torchcodec", decode, turns=True, most=4)
+    return GpuDecoder(
+        "torchcodec", lambda jpegs, device: decode_jpeg(jpegs, device=device), turns=True, most=4
+    )
 
 
 def _torchvision() -> GpuDecoder:
@@ -111,12 +101,10 @@ def _torchvision() -> GpuDecoder:
         raise MissingDependencyError(
             "backend 'nvjpeg' needs TorchCodec; install it with 'pip install torchcodec'"
         ) from error
-
-    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        pictures: list[torch.Tensor] = decode_jpeg(jpegs, ImageReadMode.RGB, device)
-        return pictures
-
-    return GpuDecoder("torchvision", decode, turns=False, most=1)
+    rgb = ImageReadMode.RGB
+    return GpuDecoder(
+        "torchvision", lambda jpegs, device: decode_jpeg(jpegs, rgb, device), turns=False, most=1
+    )
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReader":
@@ -133,8 +121,9 @@ class NvjpegReader:
     """Decodes a few batches at a time, each with one call, in a thread and on a stream of its own."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops, device: torch.device) -> None:
-        self.random_access = data.kind == RAW
         self._data = data
+        self._encoded = EncodedPictures(spec, data)
+        self.random_access = self._encoded.random_access
         self._crops = crops
         self._device = device
         self._decoder = find_decoder(device)
@@ -144,17 +133,12 @@ class NvjpegReader:
             self._lanes.put(Lane(device))
         self._decoders = Pool(decoders, "decode")
         self._ahead = decoders - 1
-        self._pool = Pool(max(1, spec.workers), "read")
-        if not self.random_access:
-            window_shards = data.window_shards(spec.reading.memory_bytes)
-            self._check = SampleCheck(data, spec.reading.check)
-            self._shards = EncodedShards(data, window_shards, self._check)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
         running: deque[Future[DecodedBatch]] = deque()
         try:
-            for asked in self._encoded(requests):
+            for asked in self._encoded.read(requests):
                 running.append(self._decoders.submit(self._decode_batch, *asked))
                 while len(running) > self._ahead:
                     yield running.popleft().result()
@@ -168,76 +152,45 @@ class NvjpegReader:
     def close(self) -> None:
         """End the threads."""
         self._decoders.close()
-        self._pool.close()
+        self._encoded.pool.close()
 
-    def _decode_batch(
-        self, request: Request, names: list[str], contents: list[bytes | ImageError]
-    ) -> DecodedBatch:
+    def _decode_batch(self, request: Request, encoded: list[Encoded]) -> DecodedBatch:
         lane = self._lanes.get_nowait()
+        refused: dict[int, ImageError] = {}
         try:
             with lane.active():
-                served, refused = self._decode(lane, request, names, contents)
-                kept = [slot for slot in range(len(names)) if slot not in refused]
-                if self._crops.size is None:
-                    batch = torch.cat([torch.empty(0, dtype=torch.uint8, device=self._device), *served])
-                else:
-                    shape = (0, *sides(self._crops.size), self._data.channels)
-                    empty = torch.empty(shape, dtype=torch.uint8, device=self._device)
-                    batch = torch.stack(served) if served else empty
+                served = self._serve(request, self._decode(lane, encoded, refused))
                 ready = lane.mark()
         finally:
             self._lanes.put(lane)
-        positions: Positions = request.positions[kept]
-        ids = self._data.ids
+        ids = self._data.ids[request.positions]
+        kept = np.array([slot not in refused for slot in range(len(ids))], bool)
         return DecodedBatch(
-            batch,
-            torch.from_numpy(self._data.labels[positions]),
-            torch.from_numpy(ids[positions]),
-            {int(ids[request.positions[slot]]): error for slot, error in refused.items()},
+            served,
+            torch.from_numpy(self._data.labels[request.positions[kept]]),
+            torch.from_numpy(ids[kept]),
+            {int(ids[slot]): error for slot, error in refused.items()},
             ready,
         )
 
-    def _encoded(
-        self, requests: Iterator[Request]
-    ) -> Iterator[tuple[Request, list[str], list[bytes | ImageError]]]:
-        """Each request with the names and the contents of its pictures."""
-        if self.random_access:
-            for request in requests:
-                files = [self._data.files[position] for position in request.positions.tolist()]
-                yield request, files, self._pool.map(_read, files)
-            return
-        for request, samples in self._shards.read(requests):
-            names = [f"{shard}: sample {sample.id}" for sample, shard in samples]
-            positions = request.positions.tolist()
-            yield request, names, [self._compared(p, s) for p, (s, _) in zip(positions, samples, strict=True)]
-
-    def _compared(self, position: int, sample: StoredSample) -> bytes | ImageError:
-        assert isinstance(sample.data, bytes)
-        try:
-            self._check.compare(position, sample.data, sample.damage)
-        except SampleError as error:
-            return error
-        return sample.data
-
     def _decode(
-        self, lane: Lane, request: Request, names: list[str], contents: list[bytes | ImageError]
-    ) -> tuple[list[torch.Tensor], dict[int, ImageError]]:
-        """What is served of the pictures that can be decoded, and why the others cannot, by number."""
+        self, lane: Lane, encoded: list[Encoded], refused: dict[int, ImageError]
+    ) -> dict[int, torch.Tensor]:
+        """uint8 [3, height, width], by number, of those that can be decoded; the others go to `refused`."""
         jpegs = {
-            slot: torch.from_numpy(np.frombuffer(content, np.uint8).copy())
-            for slot, content in enumerate(contents)
-            if not isinstance(content, ImageError) and _is_plain(content, turned=self._decoder.turns)
+            slot: torch.from_numpy(np.frombuffer(picture.data, np.uint8).copy())
+            for slot, picture in enumerate(encoded)
+            if picture.is_plain(turned=self._decoder.turns)
         }
         pictures = self._decode_plain(lane, jpegs)
-        others = [slot for slot in range(len(names)) if slot not in pictures]
-        decoded = self._pool.map(lambda slot: _by_reference(contents[slot], names[slot]), others)
-        refused = {}
+        others = [slot for slot in range(len(encoded)) if slot not in pictures]
+        decoded = self._encoded.pool.map(Encoded.try_decode, [encoded[slot] for slot in others])
         for slot, pixels in zip(others, decoded, strict=True):
             if isinstance(pixels, ImageError):
                 refused[slot] = pixels
             else:
-                pictures[slot] = upload(pixels, self._device).permute(2, 0, 1)
-        return self._serve(request, pictures, refused), refused
+                pictures[slot] = upload(torch.from_numpy(pixels), self._device).permute(2, 0, 1)
+        return pictures
 
     def _decode_plain(self, lane: Lane, jpegs: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
         """uint8 [3, height, width] of `jpegs`, by number; those are left out that the decoder refuses."""
@@ -258,35 +211,22 @@ class NvjpegReader:
         first = self._decode_plain(lane, {slot: jpegs.pop(slot) for slot in half})
         return first | self._decode_plain(lane, jpegs)
 
-    def _serve(
-        self, request: Request, pictures: dict[int, torch.Tensor], refused: dict[int, ImageError]
-    ) -> list[torch.Tensor]:
-        """uint8 [height, width, channels] of each of `pictures`, by number; or all of them as uint8 [bytes].
-
-        One that has not the size that the dataset says goes to `refused`.
-        """
-        positions = request.positions
-        if not self.random_access:
-            for slot in sorted(pictures):
-                try:
-                    self._data.check_shape(int(positions[slot]), *pictures[slot].shape[1:])
-                except ImageError as error:
-                    refused[slot] = error
-                    del pictures[slot]
-        slots = sorted(pictures)
-        request = request.select(slots)
+    def _serve(self, request: Request, pictures: dict[int, torch.Tensor]) -> torch.Tensor:
+        """What is served of `pictures`, by number: `images` of a DecodedBatch."""
+        slots, size = sorted(pictures), self._crops.size
         shapes = np.array([pictures[slot].shape[1:] for slot in slots], np.int64).reshape(-1, 2)
-        boxes, mirrored = self._crops.of(
-            request.epoch, self._data.ids[request.positions], shapes, request.occurrences
-        )
-        served = []
+        request = request.select(slots)
+        ids = self._data.ids[request.positions]
+        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
+        shape = (0,) if size is None else (0, *sides(size), self._data.channels)
+        served = [torch.empty(shape, dtype=torch.uint8, device=self._device)]
         for number, (box, flipped) in enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True)):
             # a grey JPEG is decoded to three channels that are the same
             stored = pictures[slots[number % len(slots)]][: self._data.channels]
             part = _part(stored, box, self._crops)
             part = (part.flip(-1) if flipped else part).permute(1, 2, 0)
-            served.append(part.flatten() if self._crops.size is None else part)
-        return served
+            served.append(part.flatten() if size is None else part[None])
+        return torch.cat(served)
 
 
 def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> torch.Tensor:
@@ -309,37 +249,3 @@ def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> 
 
 def _bytes(floats: torch.Tensor) -> torch.Tensor:
     return floats.round_().clamp_(0, 255).to(torch.uint8)
-
-
-def _read(file: str) -> bytes | ImageError:
-    try:
-        return images.read_bytes(file)
-    except ImageError as error:
-        return error
-
-
-def _by_reference(content: bytes | ImageError, name: str) -> torch.Tensor | ImageError:
-    """uint8 [height, width, 3], on the CPU."""
-    try:
-        if isinstance(content, ImageError):
-            return content
-        return torch.from_numpy(np.array(images.decode(content, name)))
-    except ImageError as error:
-        return type(error)(error.path, error.reason)  # without what its traceback holds
-
-
-def _is_plain(content: bytes, *, turned: bool) -> bool:
-    """Whether nvJPEG decodes this to the reference's RGB: a whole JPEG in grey or YCbCr.
-
-    Args:
-        turned: whether what EXIF, and EXIF alone, turns is plain as well.
-    """
-    if not content.startswith(jpeg.START) or jpeg.breaks_off(content):
-        return False
-    try:
-        height, width, colorspace, _ = simplejpeg.decode_jpeg_header(content, strict=False)
-    except ValueError:
-        return False
-    if height * width > MAX_PIXELS or colorspace not in ("Gray", "YCbCr"):
-        return False  # `images.decode` refuses by name what is larger
-    return jpeg.orientation(content) == 1 or (turned and jpeg.XMP not in content)

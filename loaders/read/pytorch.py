@@ -9,7 +9,8 @@ import gc
 import multiprocessing
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,17 +18,15 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.augment.cpu import Crops, place
+from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver.prefetch import of_dead_worker
-from loaders.deliver.threads import Pool, begin_exit_with
+from loaders.deliver.threads import Pool, begin_exit_with, of_dead_worker
 from loaders.read import decoding
+from loaders.read.decoding import Encoded
 from loaders.read.filler import BatchFiller, Pictures, SharedBuffers
 from loaders.settings import LoaderSpec
-from precache.errors import ImageError, SourceError
-from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import sides
+from precache.errors import SourceError
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # for what ends at once, or never
@@ -53,17 +52,23 @@ class ThreadsReader:
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        return self._filler.fill_each(map(self._pictures, requests))
-
-    def _pictures(self, request: Request) -> Pictures:
-        files = [self._data.files[position] for position in request.positions.tolist()]
-        pictures = self._pool.map(decoding.read, files)
-        return Pictures(request, lambda slot: pictures[slot].decode(), decoding.shapes_of(pictures))
+        return self._filler.fill_each(_pictures(self._data, request, self._pool.map) for request in requests)
 
     def close(self) -> None:
         """End the threads."""
         self._filler.close()
         self._pool.close()
+
+
+def _pictures(data: SplitData, request: Request, apply: Callable[..., Iterable[Encoded]] = map) -> Pictures:
+    """Those of a request, read by `apply`.
+
+    Raises:
+        SourceError: one cannot be read.
+    """
+    files = [data.files[position] for position in request.positions.tolist()]
+    pictures = [*apply(decoding.read, files)]
+    return Pictures(request, lambda slot: pictures[slot].decode(), decoding.shapes_of(pictures))
 
 
 class ProcessesReader:
@@ -78,8 +83,9 @@ class ProcessesReader:
             buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
             self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
         self._sampler = _Sampler(self._buffers)
+        memory = None if self._buffers is None else self._buffers.memory
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, crops, None if self._buffers is None else self._buffers.memory),
+            _RawTree(data, crops, spec.batch_size, memory),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # the dataset takes what it yields
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
@@ -93,21 +99,21 @@ class ProcessesReader:
         """Yield one decoded batch per request."""
         self._sampler.requests = requests
         try:
-            for filled, labels, ids, refused in self._start():
-                if isinstance(refused, SourceError):
-                    raise refused
-                yield DecodedBatch(self._images(filled, len(ids) * self._views), labels, ids, refused)
+            for buffer, batch in self._start():
+                if isinstance(batch, SourceError):
+                    raise batch
+                yield self._received(buffer, batch)
         except (RuntimeError, EOFError, OSError) as error:
             # the latter two: it died between announcing a batch and handing over its memory
             if (death := of_dead_worker(error)) is not None:
                 raise death from error
             raise
 
-    def _images(self, filled: torch.Tensor | int, samples: int) -> torch.Tensor:
-        if isinstance(filled, torch.Tensor):
-            return filled
-        assert self._buffers is not None
-        return self._buffers.serve(filled, samples)
+    def _received(self, buffer: int | None, batch: DecodedBatch) -> DecodedBatch:
+        if buffer is None or self._buffers is None:
+            return batch
+        images = self._buffers.serve(buffer, len(batch.ids) * self._views)
+        return batch if batch.refused else replace(batch, images=images)
 
     def _start(self) -> Iterator[Any]:
         collecting = gc.isenabled()
@@ -199,63 +205,29 @@ class _Sampler:
 class _RawTree(Dataset[Any]):
     """Batches of a raw tree, decoded where this is called: in a worker."""
 
-    def __init__(self, data: SplitData, crops: Crops, buffers: npt.NDArray[np.uint8] | None) -> None:
-        self._data = data
-        self._crops = crops
-        self._buffers = buffers
+    def __init__(
+        self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8] | None
+    ) -> None:
+        self._data, self._crops, self._batch_size, self._memory = data, crops, batch_size, memory
 
     def __len__(self) -> int:
         return len(self._data.ids)
 
-    def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[Any, ...]:
-        """What a DecodedBatch is made of, the number of a buffer instead of the images if one was given.
+    def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[int | None, Any]:
+        """The number of the buffer that was given, and a DecodedBatch, whose images are there if it is whole.
 
-        Errors too: raising them here would fold in a traceback.
+        A SourceError instead of a batch: raising it here would fold in a traceback.
         """
         request, buffer = asked
-        ids, size, views = self._data.ids[request.positions], self._crops.size, self._crops.views
-        files = [self._data.files[position] for position in request.positions.tolist()]
+        memory = None if buffer is None or self._memory is None else self._memory[buffer]
+        filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
         try:
-            pictures = [decoding.read(file) for file in files]
+            batch = filler.fill(_pictures(self._data, request))
         except SourceError as error:  # it says nothing about the picture: not left out
-            return buffer, None, ids, error
-        boxes, mirrored = self._crops.of(
-            request.epoch, ids, decoding.shapes_of(pictures), request.occurrences
-        )
-        if buffer is not None and self._buffers is not None:
-            rows = self._buffers[buffer]
-        elif size is not None:
-            rows = np.empty((len(ids) * views, *sides(size), 3), np.uint8)
-        else:
-            rows = np.empty(0, np.uint8)
-        kept: list[int] = []
-        whole: list[Pixels] = []
-        refused: dict[int, ImageError] = {}
-        for slot, picture in enumerate(pictures):
-            try:
-                pixels = picture.decode()
-            except SourceError as error:
-                return buffer, None, ids, error
-            except ImageError as error:
-                refused[int(ids[slot])] = error
-                continue
-            kept.append(slot)
-            if size is None:
-                whole.append(pixels.ravel())
-                continue
-            for view in range(slot, len(boxes), len(ids)):
-                place(pixels, boxes[view].tolist(), bool(mirrored[view]), rows[view])
-        if len(kept) < len(ids) and size is not None:  # each view moves up to the one before
-            served = [view * len(ids) + slot for view in range(views) for slot in kept]
-            rows[: len(served)] = rows[served]
-        taken = request.positions[kept]
-        images: torch.Tensor | int
-        if size is None:
-            images = torch.from_numpy(np.concatenate([rows, *whole]))
-        else:
-            images = torch.from_numpy(rows[: len(kept) * views]) if buffer is None else buffer
-        labels = torch.from_numpy(self._data.labels[taken])
-        return images, labels, torch.from_numpy(self._data.ids[taken]), refused
+            return buffer, error
+        if memory is None or batch.refused:
+            return buffer, batch
+        return buffer, replace(batch, images=torch.empty(0, dtype=torch.uint8))
 
 
 def _as_is(batch: Any) -> Any:

@@ -228,14 +228,11 @@ class RayReader:
         asked: deque[_Asked] = deque()
         unsent: deque[_Asked] = deque()
         pending: dict[Any, _Asked] = {}  # by Ray's reference to the answer
-        more = True
         try:
             while True:
-                while more and len(asked) < 2 * self._workers:
-                    request = next(requests, None)
-                    if more := request is not None:
-                        asked.append(_Asked(request))
-                        unsent.append(asked[-1])
+                while len(asked) < 2 * self._workers and (request := next(requests, None)) is not None:
+                    asked.append(_Asked(request))
+                    unsent.append(asked[-1])
                 if not asked:
                     return
                 self._send(unsent, pending)

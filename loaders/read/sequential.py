@@ -1,21 +1,16 @@
 """Reading whole shards one after the other, and fetching those at a URL, ahead of their first use."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from loaders.batch import Positions, Request
-from loaders.dataset import Hold, RemoteShards, SplitData
+from loaders.dataset import RemoteShards, SplitData
 from loaders.deliver.threads import Pool, stop_check
-from loaders.read.integrity import SampleCheck, check_index
-from precache.formats import FORMATS, StoredSample
 
 T = TypeVar("T")
 _AT_A_TIME = 4  # shards that are fetched, each in several parts
@@ -90,57 +85,6 @@ def look_ahead(
         previous = indexes
 
 
-class EncodedShards:
-    """The stored samples of shards that hold JPEGs; each shard is read whole.
-
-    Who decodes a sample calls `check.compare` before, see `loaders.read.integrity`.
-    """
-
-    def __init__(self, data: SplitData, window_shards: int, check: SampleCheck) -> None:
-        self._data = data
-        self._window_shards = window_shards
-        self._check = check
-
-    def read(
-        self, requests: Iterator[Request]
-    ) -> Generator[tuple[Request, list[tuple[StoredSample, str]]], None, None]:
-        """Yield each request with its stored samples, in order, each with its shard's path.
-
-        Raises:
-            DatasetError: a shard is missing, damaged, or holds other samples than the index says.
-        """
-        with ExitStack() as at_end:
-            for request, shards in look_ahead(
-                self._data, requests, self._window_shards, self._open, lambda samples: None, at_end
-            ):
-                indexes, rows = self._data.locate(request.positions)
-                yield (
-                    request,
-                    [
-                        (shards[index][row], self._data.files[index])
-                        for index, row in zip(indexes.tolist(), rows.tolist(), strict=True)
-                    ],
-                )
-
-    def _open(self, index: int) -> Mapping[int, StoredSample]:
-        """The samples of shard `index` by their rows."""
-        return self._data.read(index, partial(self._read_shard, index))
-
-    def _read_shard(self, index: int, path: Path) -> Mapping[int, StoredSample]:
-        self._check.open_file(index)
-        if self._data.remote is not None and index in self._data.remote.parts:
-            return self._data.remote.parts[index].read(path)
-        samples = list(FORMATS[self._data.kind].read_shard(path))
-        whole = self._data.whole
-        stored = whole.shard_positions(index)
-        ids, labels = whole.ids[stored], whole.labels[stored]
-        for row, sample in enumerate(samples[: len(ids)]):
-            if sample.damage:  # then the index alone knows which one it is
-                samples[row] = replace(sample, id=int(ids[row]), label=int(labels[row]))
-        check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
-        return dict(enumerate(samples))
-
-
 class FetchAhead:
     """Fetches the shards of requests in the order in which they will be needed, several at a time.
 
@@ -156,7 +100,7 @@ class FetchAhead:
         self._most_shards, self._most_samples = most_shards, most_samples
         self._pool = Pool(min(_AT_A_TIME, max(1, most_shards)), "fetch-shard")
         self._check = stop_check()
-        self._coming: dict[int, Future[Hold]] = {}
+        self._coming: dict[int, Future[ExitStack]] = {}
         self._asked: set[int] = set()  # until they are closed
 
     def requests(
@@ -197,9 +141,9 @@ class FetchAhead:
         try:
             yield
         finally:
-            hold.release()
+            hold.close()
 
-    def _fetch(self, number: int) -> Hold:
+    def _fetch(self, number: int) -> ExitStack:
         own = stop_check()
 
         def check() -> None:
@@ -218,4 +162,4 @@ class FetchAhead:
         while self._coming:
             coming = self._coming.popitem()[1]
             if not coming.cancelled() and coming.exception() is None:
-                coming.result().release()
+                coming.result().close()

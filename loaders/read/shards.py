@@ -19,6 +19,7 @@ from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
 from precache.pictures.jpeg import Pixels
+from precache.storage.locks import lock
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _BATCHES_AHEAD = 2  # whose shards at a URL are fetched
@@ -61,14 +62,12 @@ class ShardsReader:
         files = [opened[index] for index in indexes.tolist()]
         rows = samples.tolist()
         self._ask_for(files, rows)
-        positions = request.positions.tolist()
 
         def picture_of(slot: int) -> Pixels:
-            picture = files[slot].picture(rows[slot])
-            self._check.compare(positions[slot], picture)
-            return picture
+            return files[slot].picture(rows[slot])
 
-        return Pictures(request, picture_of)
+        compare = self._check.of_batch(request.positions)
+        return Pictures(request, picture_of, in_memory=True, compare=compare)
 
     def close(self) -> None:
         """End the threads."""
@@ -109,8 +108,8 @@ class ShardsReader:
         at_end.callback(close)
         before = 0
         for request in requests:
-            indexes = np.unique(self._data.locate(request.positions)[0])
-            for index in indexes.tolist():
+            indexes = sorted({*self._data.locate(request.positions)[0].tolist()})
+            for index in indexes:
                 if index not in opened:
                     with nullcontext() if fetching is None else fetching.fetched(index):
                         opened[index] = self._open(index)
@@ -140,7 +139,7 @@ class ShardsReader:
         self._check.open_file(index)
         file = ShardFile(path)
         if self._data.remote is not None:
-            self._data.remote.keep(file.descriptor)
+            lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
         try:
             check_index(self._data, index, file.ids, file.labels)
             whole = self._data.whole

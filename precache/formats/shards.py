@@ -162,7 +162,11 @@ class ShardFile:
             self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
                 raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
-            self._mapped = _map(path, self.descriptor)
+            self._mapped = _map(path, self.descriptor, file_bytes)
+            self._of_one_size: Pixels | None = None  # all pictures
+            if len(images_shape) > 1:
+                shape = (*images_shape[:3], self._pixel_bytes)
+                self._of_one_size = self._mapped[DATA_START:images_end].reshape(shape)
         except DatasetError:
             self._file.close()
             raise
@@ -172,6 +176,9 @@ class ShardFile:
 
         Nobody may write to it; it could be, since torch warns of arrays that cannot.
         """
+        if self._of_one_size is not None:
+            picture: Pixels = self._of_one_size[sample]
+            return picture
         start, picture_bytes = self._place(sample)
         height, width = self.shapes[sample].tolist()
         return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
@@ -240,7 +247,7 @@ class ShardFile:
         Args:
             drop_cached: ask the system to drop it from its cache, too; it keeps what is held.
         """
-        self._mapped = self._mapped[:0].copy()
+        self._mapped, self._of_one_size = self._mapped[:0].copy(), None
         if drop_cached and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         self._file.close()
@@ -278,10 +285,10 @@ class ShardFile:
             ) from error
 
 
-def _map(path: Path, descriptor: int) -> Pixels:
+def _map(path: Path, descriptor: int, file_bytes: int) -> Pixels:
     """Uint8 of the whole file; writable, and what is written stays in this process."""
     try:
-        return np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_COPY), np.uint8)
+        return np.frombuffer(mmap.mmap(descriptor, file_bytes, access=mmap.ACCESS_COPY), np.uint8)
     except (OSError, ValueError) as error:  # the latter: an empty file
         raise DatasetError(f"{path}: cannot be mapped ({error}); {remedy(path)}") from error
 

@@ -19,7 +19,7 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import EmulatedTrainer
 from bench.measure.trial import Trial
 from bench.report.row import Row
-from loaders.transfer import Transfer
+from loaders.deliver.devices import Lane
 from precache.pictures import images
 from tests.bench.settings import quick
 
@@ -28,7 +28,7 @@ PICTURE_S = 0.008
 STAGES = {
     "storage": (images, "read_bytes"),
     "decode": (images, "decode_for"),
-    "transfer": (Transfer, "send"),
+    "transfer": (Lane, "mark"),
     "compute": (EmulatedTrainer, "step"),
 }
 

@@ -1,4 +1,4 @@
-"""Fixtures: a server of a test session, a bucket of a test, a proxy before it."""
+"""Fixtures: a bucket of a test in a storage of its own, and that storage."""
 
 import itertools
 import os
@@ -7,38 +7,32 @@ from collections.abc import Iterator
 import pytest
 
 from precache.storage.urls import Url
-from tests.cloud.proxy import Proxy, proxying
-from tests.cloud.server import Server, environment, serving
+from tests.cloud.storages import Storage, storing
 
 _numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def storage_server() -> Iterator[Server]:
-    """An S3 endpoint."""
-    pytest.importorskip("moto")
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    """An S3 endpoint which the environment leads to, and a cache folder of the test's own."""
     pytest.importorskip("obstore")
-    with serving() as server:
-        yield server
+    if "PRECACHE_CACHE_DIR" not in os.environ:  # a test may have one of its own
+        monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
+    with storing("s3") as storage:
+        local = filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))
+        for name, value in {**storage.environment(), "NO_PROXY": ",".join(local)}.items():
+            monkeypatch.setenv(name, value)
+        yield storage
 
 
 @pytest.fixture
-def bucket(
-    storage_server: Server, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Url:
-    """A bucket of the test's own, which the environment leads to, and a cache folder of its own."""
-    if "PRECACHE_CACHE_DIR" not in os.environ:  # a test may have one of its own
-        monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    for name, value in environment(storage_server.endpoint).items():
-        monkeypatch.setenv(name, value)
+def bucket(storage: Storage) -> Url:
+    """A bucket of the test's own."""
     url = Url(f"s3://bucket-{next(_numbers)}")
-    storage_server.make_bucket(url.name)
+    storage.buckets.add(url.name)
     return url
 
 
 @pytest.fixture
-def proxy(storage_server: Server, bucket: Url, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy which the environment leads to; `bucket` is behind it."""
-    with proxying(storage_server.endpoint) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        yield proxy
+def proxy(storage: Storage) -> Storage:
+    return storage

@@ -10,9 +10,11 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
+
+from tests.cloud.storages import listening
 
 _LARGE_BYTES = 1000
 
@@ -50,16 +52,8 @@ class Hub:
 def hub_serving() -> Iterator[Hub]:
     """A hub that listens on loopback until the end of the block."""
     hub = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"hub": hub}))
-    server.daemon_threads = True
-    hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
+    with listening(_Handler, hub=hub) as hub.endpoint:
         yield hub
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -98,18 +92,14 @@ class _Handler(BaseHTTPRequestHandler):
         elif re.fullmatch(r"/api/datasets/[^/]+/[^/]+/preupload/main", self.path):
             files = json.loads(body)["files"]
             modes = ["lfs" if file["size"] >= _LARGE_BYTES else "regular" for file in files]
-            self._json(
-                {
-                    "files": [
-                        {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}
-                        for file, mode in zip(files, modes, strict=True)
-                    ]
-                }
-            )
+            answers = [
+                {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}
+                for file, mode in zip(files, modes, strict=True)
+            ]
+            self._json({"files": answers})
         elif self.path.endswith(".git/info/lfs/objects/batch"):
-            self._json(
-                {"transfer": "basic", "objects": list(map(self._upload_action, json.loads(body)["objects"]))}
-            )
+            actions = list(map(self._upload_action, json.loads(body)["objects"]))
+            self._json({"transfer": "basic", "objects": actions})
         elif match := re.fullmatch(r"/api/datasets/([^/]+/[^/]+)/commit/main", self.path):
             self._commit(match[1], body)
         else:

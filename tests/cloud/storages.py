@@ -1,36 +1,71 @@
-"""A stand-in for S3, Google Cloud Storage or Azure Blob Storage on loopback, which keeps every request.
+"""Stand-ins for S3, Google Cloud Storage and Azure Blob Storage on loopback, which keep every request.
 
 As far as obstore asks, and as strict as the services: a condition that does not hold is refused, names of
-metadata on Azure are identifiers, a list comes in pages. S3 proper is `tests.cloud.server`, by moto.
+metadata on Azure are identifiers, a list comes in pages. Each delays, slows down and breaks what it is told:
+`Storage.plan` is asked for each request. Names of faults:
+
+    reset     the connection is reset before the answer
+    broken    it is reset after half of the body
+    500, 503  so it answers (503 as S3 does: SlowDown)
+    stall     half of the body comes, then nothing more
+    flip      a bit of the body is another
+    short     half of the body comes, and the answer says that this is all
+    expired   403: the credentials have expired
+    skew      403: the clocks differ
+    gone      404
+    silent    no answer, until the client hangs up
 """
 
 import base64
 import email.utils
 import itertools
 import re
+import socket
+import struct
+import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
-_PAGE = 2
+FAULTS = ("reset", "broken", "500", "503", "stall", "flip", "short", "expired", "skew", "gone")  # and silent
+_CODES = {
+    "500": (500, "InternalError"),
+    "503": (503, "SlowDown"),
+    "expired": (403, "ExpiredToken"),
+    "skew": (403, "RequestTimeTooSkewed"),
+    "gone": (404, "NoSuchKey"),
+}
 _METADATA = {"s3": "x-amz-meta-", "gs": "x-goog-meta-", "az": "x-ms-meta-"}
+_CHUNK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One that came: `container` is the bucket; that and `key` are unquoted, header names are lower."""
+class Seen:
+    """A request that came.
 
+    Attributes:
+        number: from 0.
+        path: as it came, without its query.
+        container, key: the bucket and the object, unquoted.
+        headers: names are lower.
+        range: as the header says, or empty.
+    """
+
+    number: int
     method: str
+    path: str
     container: str
     key: str
     query: dict[str, str]
     headers: dict[str, str]
+    range: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +79,35 @@ class Stored:
 
 
 class Storage:
-    """What lies in it, by (bucket, key), and what it was asked."""
+    """What lies in it, what it was asked, and what it breaks.
+
+    Attributes:
+        buckets: that there are.
+        objects: by (bucket, key).
+        page_objects: of a list, in one answer.
+        latency_s: before each answer.
+        bytes_per_s: of all bodies together; None: as fast as it goes.
+        plan: the name of a fault for a request, or None.
+        seen: all requests so far.
+        faults: how often each came.
+    """
 
     def __init__(self, scheme: str) -> None:
         self.scheme = scheme
         self.endpoint = ""
+        self.buckets: set[str] = set()
         self.objects: dict[tuple[str, str], Stored] = {}
         self.parts: dict[str, bytes] = {}
         self.begun: dict[str, dict[str, str]] = {}
-        self.requests: list[Request] = []
+        self.page_objects = 1000
+        self.latency_s = 0.0
+        self.bytes_per_s: float | None = None
+        self.plan: Callable[[Seen], str | None] = lambda seen: None
+        self.seen: list[Seen] = []
+        self.faults: Counter[str] = Counter()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
+        self._free_s = 0.0
 
     def environment(self) -> dict[str, str]:
         """What leads to it, with credentials; and names of other buckets, which a URL comes before."""
@@ -64,7 +117,9 @@ class Storage:
                 "AWS_ACCESS_KEY_ID": "somebody",
                 "AWS_SECRET_ACCESS_KEY": "secret",
                 "AWS_REGION": "us-east-1",
+                "AWS_DEFAULT_REGION": "us-east-1",
                 "AWS_BUCKET": "elsewhere",
+                "AWS_EC2_METADATA_DISABLED": "true",
             },
             "gs": {
                 "GOOGLE_BASE_URL": self.endpoint,
@@ -79,21 +134,43 @@ class Storage:
             },
         }[self.scheme]
 
+    def pace(self, count: int) -> None:
+        """Wait until the line is free for so many bytes."""
+        if self.bytes_per_s is not None:
+            with self.lock:
+                now = time.monotonic()
+                self._free_s = max(self._free_s, now) + count / self.bytes_per_s
+                wait_s = self._free_s - now
+            time.sleep(max(0.0, wait_s))
+
 
 @contextmanager
 def storing(scheme: str) -> Iterator[Storage]:
     """A storage of the kind of s3://, gs:// or az:// that runs until the end of the block."""
     storage = Storage(scheme)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"storage": storage}))
-    server.daemon_threads = True
-    storage.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    with listening(_Handler, storage=storage) as storage.endpoint:
+        yield storage
+
+
+@contextmanager
+def listening(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
+    """A server on loopback, until the end of the block: `http://127.0.0.1:PORT`."""
+    server = _Server(("127.0.0.1", 0), type("Handler", (handler,), attributes))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     try:
-        yield storage
+        yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
         server.shutdown()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # a client that hung up
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -104,80 +181,89 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def _do(self) -> None:
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
+        storage, body = self.storage, self.rfile.read(int(self.headers.get("content-length") or 0))
         path, _, query = self.path.partition("?")
         container, _, key = path.removeprefix("/").partition("/")
         asked = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
         headers = {name.lower(): value for name, value in self.headers.items()}
-        request = Request(self.command, unquote(container), unquote(key), asked, headers)
-        with self.storage.lock:
-            self.storage.requests.append(request)
-            getattr(self, f"_{self.command.lower()}")(request, body)
+        how = unquote(container), unquote(key), asked, headers, headers.get("range", "")
+        with storage.lock:
+            request = Seen(len(storage.seen), self.command, path, *how)
+            storage.seen.append(request)
+            fault = storage.plan(request)
+            if fault:
+                storage.faults[fault] += 1
+        time.sleep(storage.latency_s)
+        if fault == "reset":
+            self._reset()
+        elif fault == "silent":
+            self._wait_until_the_client_hangs_up()
+        elif fault in _CODES:
+            self._send(_refused(*_CODES[fault]), None)
+        elif request.container not in storage.buckets:
+            self._send(_refused(404, "NoSuchBucket"), None)
+        else:
+            with storage.lock:
+                answer: Answer = getattr(self, f"_{self.command.lower()}")(request, body)
+            self._send(answer, fault)
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do
 
-    def _get(self, request: Request, body: bytes) -> None:
+    def _get(self, request: Seen, body: bytes) -> "Answer":
         if not request.key:
-            self._list(request)
-            return
+            return self._list(request)
         stored = self.storage.objects.get((request.container, request.key))
         if stored is None:
-            self._refuse(404, "NoSuchKey")
-        elif request.headers.get("if-match", f'"{stored.number}"') != f'"{stored.number}"':
-            self._refuse(412, "ConditionNotMet")
-        else:
-            content, status, headers = stored.content, 200, self._headers_of(stored)
-            if match := re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("range", "")):
-                start, stop = int(match[1]), min(int(match[2]) + 1, len(content))
-                if start >= len(content):
-                    self._refuse(416, "InvalidRange")
-                    return
-                headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
-                content, status = content[start:stop], 206
-            self._answer(status, content, headers)
+            return _refused(404, "NoSuchKey")
+        if request.headers.get("if-match", f'"{stored.number}"') != f'"{stored.number}"':
+            return _refused(412, "ConditionNotMet")
+        content, status, headers = stored.content, 200, self._headers_of(stored)
+        if match := re.fullmatch(r"bytes=(\d+)-(\d+)", request.range):
+            start, stop = int(match[1]), min(int(match[2]) + 1, len(content))
+            if start >= len(content):
+                return _refused(416, "InvalidRange")
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(content)}"
+            content, status = content[start:stop], 206
+        return status, content, headers
 
     _head = _get
 
-    def _put(self, request: Request, body: bytes) -> None:
+    def _put(self, request: Seen, body: bytes) -> "Answer":
         part = request.query.get("blockid") or request.query.get("partNumber")
+        if not request.key:  # something of the bucket's own
+            return 200, b"", {}
         if part is not None:
             self.storage.parts[f"{request.query.get('uploadId', '')} {part}"] = body
-            self._answer(201, b"", {"ETag": '"part"'})
-        elif request.query.get("comp") == "blocklist":
+            return 201, b"", {"ETag": '"part"'}
+        if request.query.get("comp") == "blocklist":
             names = re.findall(r"<Uncommitted>(.*?)</Uncommitted>", body.decode())
-            content = b"".join(self.storage.parts.pop(f" {name}") for name in names)
-            self._store(request, content, request.headers)
-        else:
-            self._store(request, body, request.headers)
+            body = b"".join(self.storage.parts.pop(f" {name}") for name in names)
+        return self._store(request, body, request.headers)
 
-    def _post(self, request: Request, body: bytes) -> None:
+    def _post(self, request: Seen, body: bytes) -> "Answer":
         upload = request.query.get("uploadId", "")
         if "uploads" in request.query:
             upload = f"upload-{next(self.storage.numbers)}"
             self.storage.begun[upload] = request.headers
             said = f"<Bucket>b</Bucket><Key>k</Key><UploadId>{upload}</UploadId>"
-            self._xml(f"<InitiateMultipartUploadResult>{said}</InitiateMultipartUploadResult>")
-        elif upload:
+            return _xml(f"<InitiateMultipartUploadResult>{said}</InitiateMultipartUploadResult>")
+        if upload:
             numbers = sorted(map(int, re.findall(r"<PartNumber>(\d+)</PartNumber>", body.decode())))
             content = b"".join(self.storage.parts.pop(f"{upload} {number}") for number in numbers)
-            self._store(request, content, self.storage.begun.pop(upload))
-        elif "delete" in request.query:
-            keys = [key.replace("&amp;", "&") for key in re.findall(r"<Key>(.*?)</Key>", body.decode())]
+            return self._store(request, content, self.storage.begun.pop(upload))
+        if "delete" in request.query:
+            keys = [unescape(key) for key in re.findall(r"<Key>(.*?)</Key>", body.decode())]
             for key in keys:
                 self.storage.objects.pop((request.container, key), None)
             deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
-            self._xml(f"<DeleteResult>{deleted}</DeleteResult>")
-        else:
-            self._batch(body)
+            return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
+        return self._batch(body)
 
-    def _delete(self, request: Request, body: bytes) -> None:
+    def _delete(self, request: Seen, body: bytes) -> "Answer":
         found = self.storage.objects.pop((request.container, request.key), None)
-        if found is None:
-            self._refuse(404, "NoSuchKey")
-        else:
-            self._answer(204, b"", {})
+        return _refused(404, "NoSuchKey") if found is None else (204, b"", {})
 
-    def _batch(self, body: bytes) -> None:
+    def _batch(self, body: bytes) -> "Answer":
         """Azure's: several requests in one, each answered in the order in which it came."""
         parts = []
         for number, path in enumerate(re.findall(r"^DELETE /(\S+) HTTP", body.decode(), re.MULTILINE)):
@@ -187,9 +273,9 @@ class _Handler(BaseHTTPRequestHandler):
             head = f"Content-Type: application/http\r\nContent-ID: {number}"
             parts.append(f"--batch\r\n{head}\r\n\r\nHTTP/1.1 {status}\r\n\r\n")
         content = "".join(parts) + "--batch--\r\n"
-        self._answer(202, content.encode(), {"Content-Type": "multipart/mixed; boundary=batch"})
+        return 202, content.encode(), {"Content-Type": "multipart/mixed; boundary=batch"}
 
-    def _store(self, request: Request, content: bytes, headers: dict[str, str]) -> None:
+    def _store(self, request: Seen, content: bytes, headers: dict[str, str]) -> "Answer":
         place = request.container, request.key
         there = self.storage.objects.get(place)
         conditions = (
@@ -199,27 +285,24 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if any(request.headers.get(name, holds) != holds for name, holds in conditions):
             exists = self.storage.scheme == "az" and "if-none-match" in request.headers
-            self._refuse(409, "BlobAlreadyExists") if exists else self._refuse(412, "ConditionNotMet")
-            return
+            return _refused(409, "BlobAlreadyExists") if exists else _refused(412, "ConditionNotMet")
         prefix = _METADATA[self.storage.scheme]
         metadata = {name.removeprefix(prefix): v for name, v in headers.items() if name.startswith(prefix)}
         if self.storage.scheme == "az" and not all(map(str.isidentifier, metadata)):
-            self._refuse(400, "InvalidMetadata")
-            return
+            return _refused(400, "InvalidMetadata")
         stored = self.storage.objects[place] = Stored(content, metadata, next(self.storage.numbers))
-        etag = f'"{stored.number}"'
         if request.method == "POST":
-            text = f"<ETag>{escape(etag)}</ETag>"
-            self._xml(f"<CompleteMultipartUploadResult>{text}</CompleteMultipartUploadResult>", stored)
-        else:
-            self._answer(201 if self.storage.scheme == "az" else 200, b"", self._headers_of(stored))
+            etag = f"<ETag>&quot;{stored.number}&quot;</ETag>"
+            _, said, named = _xml(f"<CompleteMultipartUploadResult>{etag}</CompleteMultipartUploadResult>")
+            return 200, said, {**named, **self._headers_of(stored)}
+        return 201 if self.storage.scheme == "az" else 200, b"", self._headers_of(stored)
 
-    def _list(self, request: Request) -> None:
-        prefix, query = request.query.get("prefix", ""), request.query
+    def _list(self, request: Seen) -> "Answer":
+        prefix, query, page = request.query.get("prefix", ""), request.query, self.storage.page_objects
         keys = sorted(k for c, k in self.storage.objects if c == request.container and k.startswith(prefix))
         start = int(query.get("continuation-token") or query.get("marker") or 0)
-        more = str(start + _PAGE) if start + _PAGE < len(keys) else ""
-        found = [(key, self.storage.objects[request.container, key]) for key in keys[start : start + _PAGE]]
+        more = str(start + page) if start + page < len(keys) else ""
+        found = [(key, self.storage.objects[request.container, key]) for key in keys[start : start + page]]
         if self.storage.scheme == "az":
             blobs = "".join(
                 f"<Blob><Name>{escape(key)}</Name><Properties>"
@@ -229,8 +312,7 @@ class _Handler(BaseHTTPRequestHandler):
                 for key, one in found
             )
             text = f"<Blobs>{blobs}</Blobs><NextMarker>{more}</NextMarker>"
-            self._xml(f"<EnumerationResults>{text}</EnumerationResults>")
-            return
+            return _xml(f"<EnumerationResults>{text}</EnumerationResults>")
         contents = "".join(
             f'<Contents><Key>{escape(key)}</Key><Size>{len(one.content)}</Size><ETag>"{one.number}"</ETag>'
             f"<LastModified>{time.strftime('%Y-%m-%dT%H:%M:%S.000Z', time.gmtime(one.modified_s))}"
@@ -238,7 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
             for key, one in found
         )
         token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
-        self._xml(f"<ListBucketResult>{contents}{token}</ListBucketResult>")
+        return _xml(f"<ListBucketResult>{contents}{token}</ListBucketResult>")
 
     def _headers_of(self, stored: Stored) -> dict[str, str]:
         prefix = _METADATA[self.storage.scheme]
@@ -249,18 +331,49 @@ class _Handler(BaseHTTPRequestHandler):
             headers["x-goog-generation"] = str(stored.number)
         return headers
 
-    def _refuse(self, status: int, code: str) -> None:
-        self._xml(f"<Error><Code>{code}</Code><Message>refused</Message></Error>", status=status)
-
-    def _xml(self, text: str, stored: Stored | None = None, status: int = 200) -> None:
-        headers = {} if stored is None else self._headers_of(stored)
-        content = f'<?xml version="1.0" encoding="utf-8"?>{text}'.encode()
-        self._answer(status, content, {**headers, "Content-Type": "application/xml"})
-
-    def _answer(self, status: int, content: bytes, headers: dict[str, str]) -> None:
+    def _send(self, answer: "Answer", fault: str | None) -> None:
+        status, content, headers = answer
+        middle = len(content) // 2
+        if content and fault == "flip":
+            content = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        if content and fault == "short":
+            content = content[:middle]
         self.send_response_only(status)
         for name, value in {**headers, "Content-Length": str(len(content))}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        is_half = fault in ("broken", "stall")
+        with suppress(BrokenPipeError, ConnectionResetError):
+            sent = b"" if self.command == "HEAD" else content[:middle] if is_half else content
+            for start in range(0, len(sent), _CHUNK_BYTES):
+                self.storage.pace(len(sent[start : start + _CHUNK_BYTES]))
+                self.wfile.write(sent[start : start + _CHUNK_BYTES])
+            if fault == "stall":
+                self._wait_until_the_client_hangs_up()
+        if is_half:
+            self._reset()
+
+    def _wait_until_the_client_hangs_up(self) -> None:
+        with suppress(OSError):
+            self.connection.recv(1)
+        self.close_connection = True
+
+    def _reset(self) -> None:
+        """Not closed in order: the client sees ECONNRESET."""
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.close_connection = True
+        self.connection.close()
+
+
+Answer = tuple[int, bytes, dict[str, str]]
+"""Status, body, headers."""
+
+
+def _refused(status: int, code: str) -> Answer:
+    _, content, headers = _xml(f"<Error><Code>{code}</Code><Message>refused</Message></Error>")
+    return status, content, headers
+
+
+def _xml(text: str) -> Answer:
+    content = f'<?xml version="1.0" encoding="utf-8"?>{text}'.encode()
+    return 200, content, {"Content-Type": "application/xml"}

@@ -1,4 +1,4 @@
-"""`python -m tests.faults`: the long attacks one after another, or those named; the table of tests/README.md.
+"""`python -m tests.faults`: the long attacks one after another, or those named; rows for tests/README.md.
 
 A failure prints the command that repeats its case alone:
 
@@ -34,20 +34,6 @@ ATTACKS = {
     "loaders": ("loading", 10_000),
 }
 NEED_THE_SHIM = ("kills", "errnos", "journals", "locks")
-README = Path(__file__).resolve().parent.parent / "README.md"
-_START, _END = "<!-- attacks: start -->", "<!-- attacks: end -->"
-_HEAD = (
-    "attack",
-    "cases",
-    "crashes",
-    "hangs",
-    "tracebacks",
-    "wrong samples",
-    "losses",
-    "seconds",
-    "date",
-    "commit",
-)
 
 
 def module_of(name: str) -> Any:
@@ -59,8 +45,7 @@ def long_count(name: str, folder: Path) -> int:
     """Cases of the long run of `name`, times FAULTS_SCALE; `folder` is that of the run."""
     module, count = module_of(name), ATTACKS[name][1]
     if hasattr(module, "full_count"):
-        world = nursery.prepare(module.__name__, folder, preload=True)
-        count = max(count, module.full_count(world))
+        count = max(count, module.full_count(nursery.prepare(module, folder)))
     return max(1, math.ceil(count * float(os.environ.get("FAULTS_SCALE", "1"))))
 
 
@@ -70,25 +55,15 @@ def row(name: str, tally: Tally, seconds: float, commit: str) -> str:
     return f"| {' | '.join([*cells, f'{seconds:.0f}', date.today().isoformat(), commit])} |"
 
 
-def write_rows(path: Path, rows: dict[str, str]) -> None:
-    """Put rows into the table of the file, each in the place of the one of the same attack."""
-    before, _, rest = path.read_text().partition(_START)
-    table, _, after = rest.partition(_END)
-    old = {line.split("|")[1].strip(): line for line in table.splitlines() if line.startswith("| ")}
-    lines = [(old | rows)[name] for name in ATTACKS if name in old | rows]
-    head = [f"| {' | '.join(_HEAD)} |", f"|---|{'---:|' * 7}---|---|"]
-    path.write_text("\n".join([before + _START, *head, *lines, _END]) + after)
-
-
 def _commit() -> str:
     def git(*arguments: str) -> str:
         command = ["git", *arguments]
         return subprocess.run(
-            command, cwd=README.parent, capture_output=True, text=True, check=False
+            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
         ).stdout.strip()
 
     # what is attacked, not the tests
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../precache", "../loaders")
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../../precache", "../../loaders")
     return git("rev-parse", "--short", "HEAD") + (" and changes" if changed else "")
 
 
@@ -119,17 +94,15 @@ def main() -> int:
     if reason := shim.missing():
         print(f"not run: {', '.join(NEED_THE_SHIM)}: {reason}", file=sys.stderr)
     names = [n for n in given.names or ATTACKS if not (reason and n in NEED_THE_SHIM)]
-    rows, failed = {}, False
+    failed = False
     for name in names:
         with _folder(given.folder) as folder:
             start_s = time.monotonic()
             count = given.count if given.count is not None else long_count(name, folder)
-            tally = module_of(name).attack(given.seed, count, folder, jobs=given.jobs)
-        rows[name] = row(name, tally, time.monotonic() - start_s, _commit())
-        print("\n".join([rows[name], *tally.lines(name)]), flush=True)
+            tally = nursery.run(module_of(name), given.seed, count, folder, jobs=given.jobs)
+        line = row(name, tally, time.monotonic() - start_s, _commit())
+        print("\n".join([line, *tally.lines(name)]), flush=True)
         failed = failed or bool(tally.failures)
-        if given.count is None and README.exists():
-            write_rows(README, {name: rows[name]})
     return int(failed)
 
 

@@ -6,17 +6,18 @@ ends with those, and the user's files are as they were.
 
 import errno
 import random
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import nursery, scenarios, shim
+from tests.faults import scenarios, shim
 from tests.faults.attempts import attempt, settle
-from tests.faults.scenarios import SCENARIOS
+from tests.faults.scenarios import SCENARIOS, World
 from tests.faults.shim import Shim, Strike
-from tests.faults.tally import RIGHT, Outcome, Tally
+from tests.faults.tally import RIGHT, Outcome
 from tests.faults.worlds import Belongings, contents, difference
 
-CASE_S = 60.0
+PRELOAD, CASE_S = True, 60.0
 ERRNOS = (
     "EIO", "ENOSPC", "EDQUOT", "EACCES", "EPERM", "EROFS", "EMFILE", "ENFILE", "ENOMEM", "EINTR", "EAGAIN",
     "ESTALE", "ETIMEDOUT", "EBUSY", "ENOENT", "EEXIST", "ENOTSUP", "EINVAL", "ELOOP", "ENAMETOOLONG",
@@ -34,45 +35,28 @@ class Point:
     for_good: bool
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    folder: Path
-    truth: dict[str, dict[str, bytes | None]]
-    points: list[Point]  # each once, shuffled
-
-
-def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
-    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, preload=True)
-
-
 def prepare(world: Path) -> None:
     scenarios.prepare(world)
     for scope, names in _NAMES.items():
-        calls = scenarios.count_calls(world, scope, changes=False, names=list(names), folder=world)
-        scenarios.save(world / f"calls-{scope}.json", calls)
+        scenarios.count_calls(world, scope, changes=False, names=names)
 
 
 def load(world: Path) -> World:
-    scenarios.warm_up(world)
-    return World(world, scenarios.truths(world), _points(world))
+    return scenarios.load(world, _points(world))
 
 
 def full_count(world: Path) -> int:
     """Cases that have every error at every call once."""
-    return len(_points(world))
+    return len(list(_points(world)))
 
 
-def _points(world: Path) -> list[Point]:
-    points = []
+def _points(world: Path) -> Iterator[Point]:
     for scope in _NAMES:
-        for name, calls in scenarios.read(world / f"calls-{scope}.json").items():
-            for number in range(1, calls + 1):
-                points += [Point(name, scope, number, error, False) for error in ERRNOS]
-                # what waits and tries again takes its time: not all of SRC
-                if scope == shim.DST or number % 8 == 0:
-                    points += [Point(name, scope, number, error, True) for error in LASTING]
-    random.Random(0).shuffle(points)
-    return points
+        for name, number in scenarios.calls(world, scope):
+            yield from (Point(name, scope, number, error, False) for error in ERRNOS)
+            # what waits and tries again takes its time: not all of SRC
+            if scope == shim.DST or number % 8 == 0:
+                yield from (Point(name, scope, number, error, True) for error in LASTING)
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:

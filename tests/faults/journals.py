@@ -6,40 +6,21 @@ lies in the folder, the same command with --overwrite, at the latest, ends with 
 """
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
 from precache.conversion.journal import JOURNAL_NAME
-from tests.faults import mutations, nursery, scenarios
+from tests.faults import mutations, nursery
 from tests.faults.attempts import Attempt, attempt
-from tests.faults.scenarios import SCENARIOS
-from tests.faults.tally import RIGHT, Outcome, Tally
+from tests.faults.scenarios import SCENARIOS, World, load, prepare
+from tests.faults.tally import RIGHT, Outcome
 from tests.faults.worlds import Belongings, contents, difference
 
-CASE_S = 45.0
+__all__ = ["case", "load", "prepare"]
+PRELOAD, CASE_S = True, 45.0
 _STRAYS = (
     "mine-12345.jpg", "mine-00000.safetensors", "notes.txt", "train-00000.safetensors.bak",
     "mine-00001.jpg.partial", "folder/thesis.txt", "journal.jsonl.bak", "train-00099.tar",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    folder: Path
-    truth: dict[str, bytes | None]
-
-
-def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
-    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, preload=True)
-
-
-def prepare(world: Path) -> None:
-    scenarios.prepare(world)
-
-
-def load(world: Path) -> World:
-    scenarios.warm_up(world)
-    return World(world, scenarios.truths(world)["shards"])
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
@@ -88,7 +69,7 @@ def _judge(world: World, last: Attempt, out: Path, belongings: Belongings) -> Ou
         return fault
     mine = belongings.names_in(out)
     found = {name: content for name, content in contents(out).items() if name not in mine}
-    if last.code == 0 and (differs := difference(found, world.truth)):
+    if last.code == 0 and (differs := difference(found, world.truth["shards"])):
         return Outcome("wrong", differs)
     return None
 

@@ -5,53 +5,33 @@ user's files in and beside DST are as they were.
 """
 
 import random
-from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import nursery, scenarios, shim
+from tests.faults import scenarios, shim
 from tests.faults.attempts import attempt, settle
-from tests.faults.scenarios import SCENARIOS
+from tests.faults.scenarios import SCENARIOS, World
 from tests.faults.shim import Shim, Strike
-from tests.faults.tally import RIGHT, Outcome, Tally
+from tests.faults.tally import RIGHT, Outcome
 from tests.faults.worlds import Belongings, contents, difference
 
-CASE_S = 90.0  # several runs, each of which is watched
+PRELOAD, CASE_S = True, 90.0  # several runs, each of which is watched
 RANDOM_SHARE = 4  # one case in so many kills at random times
 _RUN_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class World:
-    folder: Path
-    truth: dict[str, dict[str, bytes | None]]
-    points: list[tuple[str, int]]  # (scenario, number of the call), each once, shuffled
-
-
-def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
-    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, preload=True)
-
-
 def prepare(world: Path) -> None:
     scenarios.prepare(world)
-    calls = scenarios.count_calls(world, shim.DST, changes=True, names=list(SCENARIOS), folder=world)
-    scenarios.save(world / "calls.json", calls)
+    scenarios.count_calls(world, shim.DST, changes=True, names=SCENARIOS)
 
 
 def load(world: Path) -> World:
-    scenarios.warm_up(world)
-    return World(world, scenarios.truths(world), _points(world))
+    return scenarios.load(world, scenarios.calls(world, shim.DST))
 
 
 def full_count(world: Path) -> int:
     """Cases that strike every call once, and the random ones between."""
-    return len(_points(world)) * RANDOM_SHARE // (RANDOM_SHARE - 1) + RANDOM_SHARE
-
-
-def _points(world: Path) -> list[tuple[str, int]]:
-    calls = scenarios.read(world / "calls.json")
-    points = [(name, number) for name in sorted(calls) for number in range(1, calls[name] + 1)]
-    random.Random(0).shuffle(points)
-    return points
+    points = len(list(scenarios.calls(world, shim.DST)))
+    return points * RANDOM_SHARE // (RANDOM_SHARE - 1) + RANDOM_SHARE
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:

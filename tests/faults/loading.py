@@ -4,38 +4,27 @@ What is served is right, a Ctrl-C arrives, and afterwards no thread, process or 
 """
 
 import gc
-import json
 import os
 import random
 import select
 import signal
 import struct
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import loaders
-from precache import PrecacheError, Recipe, convert
-from tests.building import build_loader
-from tests.faults import nursery
-from tests.faults.nursery import describe
-from tests.faults.tally import RIGHT, Outcome, Tally
-from tests.faults.worlds import FORMATS, SIZE, make_tree
+from precache import PrecacheError
+from tests.faults import nursery, serving
+from tests.faults.serving import Samples, Wrong
+from tests.faults.tally import RIGHT, Outcome
+from tests.faults.worlds import make_tree
 
-try:
-    import nvidia.dali  # noqa: F401 (here, so that it is not loaded in each child)
-
-    _DALI = True
-except ImportError:
-    _DALI = False
-
-CASE_S = 20.0  # of which five for what ends by itself
-_ARMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+CASE_S, CHUNK = 20.0, 50  # of which five for what ends by itself
+_READERS = serving.installed(
     ("pytorch", "raw", {"workers": 0}),
     ("pytorch", "raw", {"workers": 2}),
     ("shards", "shards", {}),
@@ -47,50 +36,24 @@ _ARMS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("synthetic", "shards", {}),
     ("shards", "shards", {"cache": "ram"}),
 )
-_READERS = tuple(arm for arm in _ARMS if _DALI or arm[0] != "dali")
-
-Samples = dict[int, tuple[int, bytes]]  # id -> label, pixels
 
 
 @dataclass(slots=True)
 class World:
     folder: Path
-    samples: dict[str, Samples]  # by backend and format
+    samples: dict[str, Samples]  # by backend, format and split
     base: tuple[int, ...] = ()  # held before any case
     sniper: tuple[int, int] = field(default=(-1, -1))  # pipes: seconds to wait, done
-
-
-class Wrong(Exception):
-    """What was served is not what is stored."""
-
-
-def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
-    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, chunk=50)
 
 
 def prepare(world: Path) -> None:
     make_tree(world / "raw")
     (world / "raw/000.class/broken.jpg").unlink()  # a raw tree serves what it holds
-    for name in FORMATS:
-        recipe = Recipe(format=name, size=SIZE, fit="crop", shard_bytes=3 * SIZE * SIZE * 3, splits="train=1")
-        convert(world / "raw", world / name, recipe, workers=0)
-    truth = {}
-    for backend, name, settings in _READERS:
-        if f"{backend} {name}" not in truth:
-            with _build(world, backend, name, settings) as loader:
-                served = {id: (label, pixels.hex()) for id, label, pixels in _rows(iter(loader))}
-            assert len(served) == 12, (backend, name, sorted(served))
-            truth[f"{backend} {name}"] = served
-    (world / "truth.json").write_text(json.dumps(truth))
+    serving.prepare(world, world / "raw", _READERS, "train=1")
 
 
 def load(world: Path) -> World:
-    truth = json.loads((world / "truth.json").read_text())
-    samples = {
-        arm: {int(id): (label, bytes.fromhex(pixels)) for id, (label, pixels) in epoch.items()}
-        for arm, epoch in truth.items()
-    }
-    return World(world, samples)
+    return World(world, serving.load(world))
 
 
 def warm(world: World) -> None:
@@ -98,8 +61,8 @@ def warm(world: World) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     world.sniper = _start_sniper()
     for backend, name, settings in _READERS:
-        with _build(world.folder, backend, name, settings) as loader:
-            list(_rows(iter(loader)))
+        with serving.build(world.folder, backend, name, settings) as loader:
+            list(loader)
     gc.collect()
     gc.freeze()  # what torch consists of need not be looked at again after each case
     time.sleep(0.2)
@@ -109,35 +72,28 @@ def warm(world: World) -> None:
 def case(world: World, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
     backend, name, settings = draw.choice(_READERS)
-    way = draw.choice(list(_WAYS))
+    way = draw.choice([*_WAYS, _interrupted])
     settings = {**settings, "batch_size": draw.choice((1, 2, 5, 64))}
-    did = f"{backend} {name} {settings}: {way}"
+    did = f"{backend} {name} {settings}: {way.__name__.removeprefix('_')}"
     nursery.say(did)
-    behind: list[str] = []
-    threading.excepthook = lambda args: behind.append(describe(args.exc_value or SystemExit()))
-    sys.unraisablehook = lambda args: behind.append(describe(args.exc_value or SystemExit()))
-    truth = world.samples[f"{backend} {name}"]
-
-    def check(rows: Iterator[tuple[int, int, bytes]]) -> Iterator[int]:
-        for id, label, pixels in rows:
-            if truth.get(id, ("", b""))[0] != label or (backend != "synthetic" and truth[id][1] != pixels):
-                raise Wrong(f"sample {id} is not as stored")
-            yield id
-
-    def build() -> loaders.Loader:
-        return _build(world.folder, backend, name, settings)
-
+    truth = world.samples[f"{backend} {name} train"]
     start_s = time.monotonic()
-    try:
-        bad = _WAYS[way](build, check, sorted(truth), draw, world)
-    except Wrong as error:
-        bad = Outcome("wrong", str(error))
-    except BaseException as error:
-        bad = Outcome("traceback", describe(error))
+
+    def use() -> Outcome | None:
+        def build() -> Any:
+            return serving.build(world.folder, backend, name, settings)
+
+        def check(batches: Iterable[Any]) -> Iterator[int]:
+            return serving.checked(serving.rows(batches), truth, backend)
+
+        if way is _interrupted:
+            return _interrupted(build, check, draw, world.sniper)
+        way(build, check, sorted(truth), draw)
+        return None
+
+    bad = serving.watched(use)
     if bad is None and (took_s := time.monotonic() - start_s) > nursery.HANG_S:
         bad = Outcome("hang", f"took {took_s:.0f} s")
-    if bad is None and behind:
-        bad = Outcome("loss" if "KeyboardInterrupt" in behind[0] else "traceback", f"unheard: {behind[0]}")
     if bad is None and (left := _left(world.base)):
         bad = Outcome("loss", left)
     if bad is not None:
@@ -145,90 +101,76 @@ def case(world: World, seed: int, folder: Path) -> Outcome:
     return RIGHT if bad is None else Outcome(bad.kind, f"{did}: {bad.detail}")
 
 
-def _build(folder: Path, backend: str, name: str, settings: dict[str, Any]) -> loaders.Loader:
-    return build_loader(folder / name, backend=backend, size=SIZE, **{"workers": 1, **settings})
+# Ways to use one.
+
+Build = Callable[[], Any]
+Check = Callable[[Iterable[Any]], Iterator[int]]
 
 
-def _rows(batches: Iterator[Any]) -> Iterator[tuple[int, int, bytes]]:
-    """(id, label, pixels) of all samples of `batches`."""
-    for batch in batches:
-        for id, label, picture in zip(batch.ids.tolist(), batch.labels.tolist(), batch.images, strict=True):
-            yield id, label, picture.contiguous().numpy().tobytes()
-
-
-# Ways to use one: (build, check, ids, draw, world) -> what went wrong, or None.
-
-Build = Callable[[], loaders.Loader]
-Check = Callable[[Iterator[tuple[int, int, bytes]]], Iterator[int]]
-
-
-def _whole(build: Build, check: Check, ids: list[int], draw: random.Random, world: World) -> Outcome | None:
+def _whole(build: Build, check: Check, ids: list[int], draw: random.Random) -> None:
     loader = build()
     for _ in range(draw.choice((1, 2, 3))):
-        if sorted(check(_rows(iter(loader)))) != ids:
-            return Outcome("wrong", "an epoch is not every sample once")
+        _all(check(loader), ids)
     if draw.random() < 0.5:
         loader.close()
-    return None
 
 
-def _dropped(build: Build, check: Check, ids: list[int], draw: random.Random, world: World) -> Outcome | None:
-    loader = build()
-    for count, _ in enumerate(check(_rows(iter(loader)))):
-        if count == draw.randrange(len(ids)):
+def _all(served: Iterable[int], ids: list[int]) -> None:
+    if sorted(served) != ids:
+        raise Wrong("an epoch is not every sample once")
+
+
+def _dropped(build: Build, check: Check, ids: list[int], draw: random.Random) -> None:
+    last = draw.randrange(len(ids))
+    for count, _ in enumerate(check(build())):
+        if count == last:
             break
-    return None
 
 
-def _unused(build: Build, check: Check, ids: list[int], draw: random.Random, world: World) -> Outcome | None:
+def _unused(build: Build, check: Check, ids: list[int], draw: random.Random) -> None:
     loader = build()
     if draw.random() < 0.5:
         iter(loader)
-    return None
 
 
-def _closed(build: Build, check: Check, ids: list[int], draw: random.Random, world: World) -> Outcome | None:
+def _closed(build: Build, check: Check, ids: list[int], draw: random.Random) -> None:
     loader = build()
     iterator = iter(loader)
-    list(check(_rows(iter([next(iterator)]))))
+    list(check([next(iterator)]))
     loader.close()
     with suppress(PrecacheError):  # it may serve no more, or say so
-        list(check(_rows(iterator)))
+        list(check(iterator))
     loader.close()
-    return None
 
 
-def _raised(build: Build, check: Check, ids: list[int], draw: random.Random, world: World) -> Outcome | None:
+def _raised(build: Build, check: Check, ids: list[int], draw: random.Random) -> None:
     try:
         with build() as loader:
-            for _ in check(_rows(iter(loader))):
+            for _ in check(loader):
                 raise ZeroDivisionError
     except ZeroDivisionError:
-        return None
-    return Outcome("wrong", "an exception in the loop was lost")
+        return
+    raise Wrong("an exception in the loop was lost")
 
 
-def _two(build: Build, check: Check, ids: list[int], draw: random.Random, world: World) -> Outcome | None:
-    """Both iterators serve all, or the first one says that it cannot."""
+def _two_iterators(build: Build, check: Check, ids: list[int], draw: random.Random) -> None:
+    """Both serve all, or the first one says that it cannot."""
     with build() as loader:
-        first = check(_rows(iter(loader)))
+        first = check(iter(loader))
         served = [next(first)]
-        second = sorted(check(_rows(iter(loader))))
-        if second != ids:
-            return Outcome("wrong", "the second iterator does not serve every sample once")
-        try:
-            served += list(first)
-        except PrecacheError:
-            return None
-        complete = sorted(served) == ids
-        return None if complete else Outcome("wrong", f"the first iterator ended after {len(served)} samples")
+        _all(check(loader), ids)
+        with suppress(PrecacheError):
+            _all([*served, *first], ids)
 
 
-def _interrupted(
-    build: Build, check: Check, ids: list[int], draw: random.Random, world: World
-) -> Outcome | None:
+_WAYS: list[Callable[[Build, Check, list[int], random.Random], None]] = [
+    _whole, _dropped, _unused, _closed, _raised, _two_iterators,
+]  # fmt: skip
+
+
+def _interrupted(build: Build, check: Check, draw: random.Random, sniper: tuple[int, int]) -> Outcome | None:
     """A Ctrl-C while it is built, in the loop, between two epochs, or as an epoch is left."""
-    ask, done = world.sniper
+    ask, done = sniper
     left = draw.random() < 0.5
     lost = False
     try:
@@ -236,7 +178,7 @@ def _interrupted(
         os.write(ask, struct.pack("d", draw.choice((0.0, draw.uniform(0, 0.02), draw.uniform(0, 0.1)))))
         if loader is None:
             loader = build()
-        for _ in check(_rows(iter(loader))):
+        for _ in check(loader):
             pass
         sent_s = None
         while sent_s is None or time.monotonic() < sent_s + 0.5:
@@ -280,26 +222,12 @@ def _held() -> tuple[int, ...]:
 def _left(base: tuple[int, ...]) -> str:
     """What there is more than in `base` once it had five seconds to go away; empty if nothing is."""
     gc.collect()
-    deadline = time.monotonic() + 5
+    deadline_s = time.monotonic() + 5
     while any(now > then for now, then in zip(_held(), base, strict=True)):
-        if time.monotonic() > deadline:
+        if time.monotonic() > deadline_s:
             names = ("threads of Python", "threads", "processes", "open files")
-            more = [
-                f"{now - then} {what}"
-                for now, then, what in zip(_held(), base, names, strict=True)
-                if now > then
-            ]
-            return f"left behind: {', '.join(more)} ({', '.join(t.name for t in threading.enumerate()[1:])})"
+            counts = zip(_held(), base, names, strict=True)
+            more = ", ".join(f"{now - then} {what}" for now, then, what in counts if now > then)
+            return f"left behind: {more} ({', '.join(t.name for t in threading.enumerate()[1:])})"
         time.sleep(0.01)
     return ""
-
-
-_WAYS: dict[str, Callable[..., Outcome | None]] = {
-    "whole": _whole,
-    "dropped": _dropped,
-    "unused": _unused,
-    "closed": _closed,
-    "raised": _raised,
-    "two iterators": _two,
-    "interrupted": _interrupted,
-}

@@ -15,11 +15,12 @@ from precache.errors import DatasetError
 from precache.storage.locks import hold_lock
 from tests.faults import nursery, scenarios
 from tests.faults.attempts import attempt, settle
-from tests.faults.scenarios import SCENARIOS
-from tests.faults.tally import RIGHT, Outcome, Tally
+from tests.faults.scenarios import SCENARIOS, prepare
+from tests.faults.tally import RIGHT, Outcome
 from tests.faults.worlds import Belongings, contents, difference
 
-CASE_S = 40.0
+__all__ = ["case", "load", "prepare"]
+PRELOAD, CASE_S = True, 40.0
 _GIVE_UP_S = 5.0
 _BEFORE = ("none", "none", "stale", "stale", "empty", "torn", "doubled", "dangling", "text of the user's")
 _REFUSED, _BOTH, _WAITED, _ERROR = 11, 12, 13, 14  # exit codes of those who want it
@@ -33,16 +34,8 @@ class World:
     truth: dict[str, bytes | None]
 
 
-def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
-    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, preload=True)
-
-
-def prepare(world: Path) -> None:
-    scenarios.prepare(world)
-
-
 def load(world: Path) -> World:
-    scenarios.warm_up(world)
+    truth = scenarios.load(world).truth["shards"]
     place = world / f"names-{os.getpid()}"
     holder = os.fork()
     if holder == 0:
@@ -50,7 +43,7 @@ def load(world: Path) -> World:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(holder, 0)
     (lock,) = (path for path in place.iterdir() if path.is_file())
-    return World(world, lock.name, lock.read_bytes(), scenarios.truths(world)["shards"])
+    return World(world, lock.name, lock.read_bytes(), truth)
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:

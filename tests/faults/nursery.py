@@ -29,17 +29,22 @@ _SAID = "case: "
 _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
 
 
-def run(
-    module: str, seed: int, count: int, folder: Path, *, jobs: int = 1, chunk: int = 1, preload: bool = False
-) -> Tally:
-    """The cases of the seeds from `seed` on, `jobs` at a time, `chunk` in one process after another."""
+def run(module: Any, seed: int, count: int, folder: Path, *, jobs: int = 1) -> Tally:
+    """The cases of the seeds from `seed` on, `jobs` at a time.
+
+    The module of an attack has `prepare(world)`, which makes in a folder what is attacked, once;
+    `load(world)`, which each host calls; `warm(state)`, if each child is to be prepared; and
+    `case(state, seed, folder)`. It may say how many seconds a case may take, CASE_S, how many a child does,
+    CHUNK, and whether it needs the shim, PRELOAD.
+    """
+    chunk = getattr(module, "CHUNK", 1)
     chunks = [list(range(s, min(s + chunk, seed + count))) for s in range(seed, seed + count, chunk)]
     chunks.reverse()
     tally = Tally()
     hosts: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for _ in range(min(jobs, len(chunks))):
-            host = _start(module, folder, preload)
+            host = _start(module, folder)
             assert host.stdout is not None
             hosts[host.stdout.fileno()] = host
             _hand_out(host, chunks)
@@ -53,13 +58,13 @@ def run(
     return tally
 
 
-def prepare(module: str, folder: Path, *, preload: bool = False) -> Path:
+def prepare(module: Any, folder: Path) -> Path:
     """Make what is attacked; `run` does this by itself."""
-    _end(_start(module, folder, preload))
+    _end(_start(module, folder))
     return folder / "world"
 
 
-def _start(module: str, folder: Path, preload: bool) -> "subprocess.Popen[bytes]":
+def _start(module: Any, folder: Path) -> "subprocess.Popen[bytes]":
     folder.mkdir(parents=True, exist_ok=True)
     environment = {
         **os.environ,
@@ -68,16 +73,16 @@ def _start(module: str, folder: Path, preload: bool) -> "subprocess.Popen[bytes]
         "TQDM_DISABLE": "1",
         "COLUMNS": "200",
     }
-    if preload:
+    if getattr(module, "PRELOAD", False):
         environment["LD_PRELOAD"] = str(shim.build(folder))
     host = subprocess.Popen(
-        [sys.executable, "-m", "tests.faults.nursery", module, str(folder)],
+        [sys.executable, "-m", "tests.faults.nursery", module.__name__, str(folder)],
         cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
     )  # fmt: skip
     assert host.stdout is not None
     if host.stdout.readline() != b"ready\n":
         _end(host)
-        raise RuntimeError(f"{module} could not be prepared; what it says is above")
+        raise RuntimeError(f"{module.__name__} could not be prepared; what it says is above")
     return host
 
 

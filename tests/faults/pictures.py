@@ -10,7 +10,7 @@ import resource
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,64 +20,30 @@ from PIL import Image, PngImagePlugin
 from precache import ImageError, Recipe
 from precache.pictures import images
 from tests.faults import mutations, nursery
-from tests.faults.tally import RIGHT, Outcome, Tally
+from tests.faults.tally import RIGHT, Outcome
 
 _MOST_BYTES = 3 << 29  # 100 million pixels of four bytes, and a copy
 _ADDRESS_BYTES = 5 << 30
-CASE_S = 20.0
+CASE_S, CHUNK = 20.0, 50
 _SIDE = 32
 _BOMBS, _BOMB_EACH = 2, 400
 _PNG = b"\x89PNG\r\n\x1a\n"
 _WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("RGB", "JPEG", {"quality": 95}),
-    ("RGB", "JPEG", {"quality": 60, "subsampling": 2}),
-    ("RGB", "JPEG", {"progressive": True}),
-    ("RGB", "JPEG", {"restart_marker_rows": 1}),
-    ("RGB", "JPEG", {"exif": "turned"}),
-    ("L", "JPEG", {}),
-    ("CMYK", "JPEG", {}),
-    ("RGB", "PNG", {}),
-    ("RGBA", "PNG", {"pnginfo": "texts"}),
-    ("P", "PNG", {"transparency": 3}),
-    ("1", "PNG", {}),
-    ("LA", "PNG", {}),
-    ("I;16", "PNG", {}),
-    ("RGB", "PNG", {"save_all": True}),
-    ("P", "GIF", {}),
-    ("P", "GIF", {"save_all": True}),
-    ("RGB", "WEBP", {}),
-    ("RGBA", "WEBP", {"lossless": True}),
-    ("RGB", "WEBP", {"save_all": True}),
-    ("RGB", "TIFF", {}),
-    ("RGB", "TIFF", {"compression": "tiff_lzw"}),
-    ("L", "TIFF", {"compression": "tiff_adobe_deflate"}),
-    ("RGB", "TIFF", {"compression": "jpeg"}),
-    ("1", "TIFF", {"compression": "group4"}),
-    ("I;16", "TIFF", {}),
-    ("F", "TIFF", {}),
-    ("CMYK", "TIFF", {}),
-    ("RGB", "BMP", {}),
-    ("P", "BMP", {}),
-    ("RGB", "PPM", {}),
-    ("L", "PPM", {}),
-    ("RGBA", "ICO", {}),
-    ("RGB", "TGA", {"compression": "tga_rle"}),
-    ("RGB", "JPEG2000", {}),
-    ("RGB", "AVIF", {}),
-    ("RGB", "DDS", {}),
-    ("RGB", "PCX", {}),
-    ("RGB", "SGI", {}),
-    ("RGB", "EPS", {}),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class World:
-    pictures: tuple[tuple[str, bytes], ...]
-
-
-def attack(seed: int, count: int, tmp_path: Path, jobs: int = 1) -> Tally:
-    return nursery.run(__name__, seed, count, tmp_path, jobs=jobs, chunk=50)
+    ("RGB", "JPEG", {"quality": 95}), ("RGB", "JPEG", {"quality": 60, "subsampling": 2}),
+    ("RGB", "JPEG", {"progressive": True}), ("RGB", "JPEG", {"restart_marker_rows": 1}),
+    ("RGB", "JPEG", {"exif": "turned"}), ("L", "JPEG", {}), ("CMYK", "JPEG", {}),
+    ("RGB", "PNG", {}), ("RGBA", "PNG", {"pnginfo": "texts"}), ("P", "PNG", {"transparency": 3}),
+    ("1", "PNG", {}), ("LA", "PNG", {}), ("I;16", "PNG", {}), ("RGB", "PNG", {"save_all": True}),
+    ("P", "GIF", {}), ("P", "GIF", {"save_all": True}),
+    ("RGB", "WEBP", {}), ("RGBA", "WEBP", {"lossless": True}), ("RGB", "WEBP", {"save_all": True}),
+    ("RGB", "TIFF", {}), ("RGB", "TIFF", {"compression": "tiff_lzw"}),
+    ("L", "TIFF", {"compression": "tiff_adobe_deflate"}), ("RGB", "TIFF", {"compression": "jpeg"}),
+    ("1", "TIFF", {"compression": "group4"}), ("I;16", "TIFF", {}), ("F", "TIFF", {}), ("CMYK", "TIFF", {}),
+    ("RGB", "BMP", {}), ("P", "BMP", {}), ("RGB", "PPM", {}), ("L", "PPM", {}), ("RGBA", "ICO", {}),
+    ("RGB", "TGA", {"compression": "tga_rle"}), ("RGB", "JPEG2000", {}), ("RGB", "AVIF", {}),
+    ("RGB", "DDS", {}), ("RGB", "PCX", {}), ("RGB", "SGI", {}), ("RGB", "EPS", {}),
+)  # fmt: skip
+Pictures = list[tuple[str, bytes]]
 
 
 def prepare(world: Path) -> None:
@@ -85,17 +51,17 @@ def prepare(world: Path) -> None:
         (world / f"{number:02} {name}").write_bytes(data)
 
 
-def load(world: Path) -> World:
-    return World(tuple((path.name[3:], path.read_bytes()) for path in sorted(world.iterdir())))
+def load(world: Path) -> Pictures:
+    return [(path.name[3:], path.read_bytes()) for path in sorted(world.iterdir())]
 
 
-def warm(world: World) -> None:
+def warm(world: Pictures) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
 
 
-def case(world: World, seed: int, folder: Path) -> Outcome:
+def case(world: Pictures, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
-    bombs, pictures = world.pictures[:_BOMBS], world.pictures[_BOMBS:]
+    bombs, pictures = world[:_BOMBS], world[_BOMBS:]
     name, data = draw.choice(pictures) if seed % _BOMB_EACH else bombs[seed // _BOMB_EACH % _BOMBS]
     spoilt = mutations.spoil(data, draw, draw.choice(pictures)[1]) if seed % _BOMB_EACH else data
     if data.startswith(_PNG) and draw.random() < 0.6:

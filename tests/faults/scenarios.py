@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import shutil
 import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import precache.cli.main
 from precache.cli import commandline
@@ -92,7 +95,23 @@ def prepare(world: Path) -> None:
         stray.unlink() if stray.is_file() else shutil.rmtree(stray)
 
 
-def warm_up(world: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class World:
+    """`truth`: format -> what an undisturbed run writes; `points`: where to strike, each once, shuffled."""
+
+    folder: Path
+    truth: dict[str, dict[str, bytes | None]]
+    points: list[Any]
+
+
+def load(world: Path, points: Iterable[Any] = ()) -> World:
+    shuffled = list(points)
+    random.Random(0).shuffle(shuffled)
+    _warm_up(world)
+    return World(world, {name: contents(world / "truth" / name) for name in FORMATS}, shuffled)
+
+
+def _warm_up(world: Path) -> None:
     """Run a conversion in this process: what it imports is there for those that are forked."""
     out = world / f"warm-{os.getpid()}/out"
     nowhere, before = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
@@ -108,31 +127,23 @@ def warm_up(world: Path) -> None:
     shutil.rmtree(out.parent)
 
 
-def truths(world: Path) -> dict[str, dict[str, bytes | None]]:
-    """Format -> what an undisturbed run writes."""
-    return {name: contents(world / "truth" / name) for name in FORMATS}
-
-
-def count_calls(world: Path, scope: int, *, changes: bool, names: list[str], folder: Path) -> dict[str, int]:
-    """How many calls an undisturbed run of each scenario makes."""
+def count_calls(world: Path, scope: int, *, changes: bool, names: Iterable[str]) -> None:
+    """Write down how many calls an undisturbed run of each scenario makes."""
     counts = {}
     for name in names:
-        place = folder / "counting"
+        place = world / "counting"
         out = place / "d/out"
         SCENARIOS[name].lay_out(world, out)
         library = Shim(out.parent, world / "src")
         strike = Strike(shim.COUNT, scope=scope, changes=changes)
-        done = attempt(SCENARIOS[name].command(world, out), folder / "log", shim=library, strike=strike)
+        done = attempt(SCENARIOS[name].command(world, out), world / "log", shim=library, strike=strike)
         assert done.code == 0, done.text
         counts[name] = library.count
         shutil.rmtree(place)
-    return counts
+    (world / f"calls-{scope}.json").write_text(json.dumps(counts))
 
 
-def save(path: Path, counts: dict[str, int]) -> None:
-    path.write_text(json.dumps(counts))
-
-
-def read(path: Path) -> dict[str, int]:
-    counts: dict[str, int] = json.loads(path.read_text())
-    return counts
+def calls(world: Path, scope: int) -> Iterator[tuple[str, int]]:
+    """Each of them: scenario, and its number in that."""
+    counts: dict[str, int] = json.loads((world / f"calls-{scope}.json").read_text())
+    return ((name, number) for name in sorted(counts) for number in range(1, counts[name] + 1))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tests.faults.tally import RIGHT, Outcome
 
-CASE_S = 1.0
+CASE_S, CHUNK = 1.0, 3
 
 
 def prepare(world: Path) -> None:

@@ -7,15 +7,15 @@ import psutil
 import pytest
 
 from tests.faults import nursery, shim, specimens
-from tests.faults.__main__ import ATTACKS, NEED_THE_SHIM, long_count, module_of, write_rows
+from tests.faults.__main__ import ATTACKS, NEED_THE_SHIM, long_count, module_of
 
 QUICK = {
-    "kills": 24, "errnos": 60, "journals": 40, "locks": 16, "pictures": 500, "folders": 40, "loaders": 20,
+    "kills": 16, "errnos": 40, "journals": 24, "locks": 8, "pictures": 300, "folders": 40, "loaders": 20,
 }  # fmt: skip
 
 
 def check_no_case_fails(name: str, count: int, tmp_path: Path, jobs: int) -> None:
-    tally = module_of(name).attack(0, count, tmp_path, jobs=jobs)
+    tally = nursery.run(module_of(name), 0, count, tmp_path, jobs=jobs)
     assert not tally.failures, "\n".join(["", *tally.lines(name)])
     assert tally.count == count
 
@@ -45,7 +45,7 @@ def test_nothing_is_lost_wrong_or_stuck_in_the_long_run(name: str, tmp_path: Pat
 
 
 def test_each_way_to_end_badly_is_counted_and_touches_no_other_case(tmp_path: Path) -> None:
-    tally = nursery.run(specimens.__name__, 0, 8, tmp_path, chunk=3)
+    tally = nursery.run(specimens, 0, 8, tmp_path)
     assert {seed: outcome.kind for seed, outcome in tally.failures} == {
         1: "crash", 2: "hang", 3: "traceback", 5: "crash",
     }  # fmt: skip
@@ -58,18 +58,3 @@ def test_each_way_to_end_badly_is_counted_and_touches_no_other_case(tmp_path: Pa
         "crash: python -m tests.faults specimens --seed 1 --count 1"
     )
     assert not [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "67"]]
-
-
-def test_the_table_keeps_the_rows_of_other_attacks(tmp_path: Path) -> None:
-    page = tmp_path / "README.md"
-    page.write_text("before\n<!-- attacks: start -->\n<!-- attacks: end -->\nafter\n")
-    write_rows(page, {"locks": "| locks | 1 |"})
-    write_rows(page, {"kills": "| kills | 1 |"})
-    write_rows(page, {"locks": "| locks | 2 |"})
-    lines = page.read_text().splitlines()
-    assert lines[0] == "before"
-    assert lines[-1] == "after"
-    assert [line for line in lines if line.startswith(("| kills", "| locks"))] == [
-        "| kills | 1 |",
-        "| locks | 2 |",
-    ]

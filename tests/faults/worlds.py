@@ -1,14 +1,11 @@
 """The small tree that is attacked, what undisturbed runs make of it, and what the user has beside it."""
 
-import os
 import random
 import shutil
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
-
-from precache.dataset.manifest import MANIFEST_NAME
 
 SIZE = 16
 FORMATS = ("shards", "webdataset", "dali")
@@ -118,7 +115,3 @@ class Belongings:
             if path.name not in ours and path.name not in said and not small:
                 return f"{path.name} is left behind"
         return ""
-
-
-def holds_manifest(folder: Path) -> bool:
-    return os.path.lexists(folder / MANIFEST_NAME)

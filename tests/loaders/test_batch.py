@@ -10,7 +10,6 @@ import torch
 from torch.optim.swa_utils import update_bn
 from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
-from torchvision.transforms import v2
 
 from loaders import Batch
 
@@ -21,7 +20,7 @@ def make(n: int = 6, **more: Any) -> Batch:
 
 
 def test_a_batch_is_a_sequence_of_two() -> None:
-    batch = make()
+    batch, other = make(), make()
     images, labels = batch
     assert isinstance(batch, (list, tuple))
     assert len(batch) == 2
@@ -30,21 +29,36 @@ def test_a_batch_is_a_sequence_of_two() -> None:
     assert batch[:1] == [images]
     assert batch.fields == {}
     assert batch.padding.tolist() == [False] * 6
+    assert repr(batch) == "<loaders.Batch: images torch.float32 [6, 3, 4, 4], labels torch.int64 [6]>"
+    # compared as objects, not by their pixels
+    assert batch == batch  # noqa: PLR0124
+    assert batch != other
+    assert len({batch, other, batch}) == 2
+    assert batch in [other, batch]
+    assert images in batch
+    assert other.images not in batch
+    assert "labels" not in batch, "as Hugging Face's Trainer asks"
 
 
-def test_batches_are_compared_as_objects_not_by_their_pixels() -> None:
-    one, other = make(), make()
-    assert one == one  # noqa: PLR0124
-    assert one != other
-    assert len({one, other, one}) == 2
-    assert one in [other, one]
-    assert one.images in one
-    assert other.images not in one
-    assert "labels" not in one, "as Hugging Face's Trainer asks"
+class Batches(IterableDataset[Batch]):
+    def __init__(self, *batches: Batch) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Any:
+        return iter(self.batches)
 
 
-def test_a_batch_is_shown_by_shape() -> None:
-    assert repr(make()) == "<loaders.Batch: images torch.float32 [6, 3, 4, 4], labels torch.int64 [6]>"
+def by_lightning(batch: Batch) -> Any:
+    lightning = pytest.importorskip("pytorch_lightning.utilities", reason="pip install pytorch-lightning")
+    assert [part.device.type for part in lightning.move_data_to_device(batch, torch.device("meta"))] == [
+        "meta"
+    ] * 2
+    return lightning.move_data_to_device(batch, torch.device("cpu"))
+
+
+def by_accelerate(batch: Batch) -> Any:
+    accelerate = pytest.importorskip("accelerate", reason="pip install accelerate")
+    return accelerate.utils.send_to_device(batch, torch.device("cpu"), non_blocking=True)
 
 
 @pytest.mark.parametrize(
@@ -57,24 +71,22 @@ def test_a_batch_is_shown_by_shape() -> None:
         default_convert,
         lambda batch: tree_map(torch.clone, batch),
         lambda batch: next(iter(DataLoader(Batches(batch), batch_size=None))),
+        by_lightning,
+        by_accelerate,
     ],
-    ids=["copy", "deepcopy", "pickle", "to", "default_convert", "tree_map", "DataLoader"],
+    ids=["copy", "deepcopy", "pickle", "to", "convert", "tree_map", "DataLoader", "Lightning", "Accelerate"],
 )
 def test_what_copies_a_batch_keeps_all_of_it(through: Callable[[Batch], Batch]) -> None:
-    batch = make(padding=torch.arange(6) > 3, fields={"name": "a"})
+    fields = {"name": ["a"] * 6, "place": torch.arange(12.0).reshape(6, 2), "tokens": [torch.ones(3)] * 6}
+    batch = make(padding=torch.arange(6) > 3, fields=fields, other_views=[torch.zeros(6, 3, 4, 4)])
     other = through(batch)
     assert type(other) is Batch
     for name in ("images", "labels", "ids", "padding"):
         assert torch.equal(getattr(other, name), getattr(batch, name))
-    assert other.fields == {"name": "a"}
-
-
-class Batches(IterableDataset[Batch]):
-    def __init__(self, *batches: Batch) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Any:
-        return iter(self.batches)
+    assert all(torch.equal(a, b) for a, b in zip(other.views, batch.views, strict=True))
+    assert other.fields["name"] == fields["name"]
+    assert torch.equal(other.fields["place"], fields["place"])
+    assert torch.equal(other.fields["tokens"][5], fields["tokens"][5])
 
 
 @pytest.mark.parametrize(
@@ -86,10 +98,9 @@ def test_a_batch_made_anew_of_its_items_says_that_it_has_no_ids(anew: Callable[[
     assert other.images is batch.images
     assert other.labels is batch.labels
     assert not hasattr(other, "ids")
-    with pytest.raises(AttributeError, match=r"this batch has no ids: a framework .* rebuilt it"):
-        other.ids  # noqa: B018
-    with pytest.raises(AttributeError, match="no ids"):
-        other.padding  # noqa: B018
+    for name in ("ids", "padding"):
+        with pytest.raises(AttributeError, match=r"this batch has no ids: a framework .* rebuilt it"):
+            getattr(other, name)
     assert not hasattr(other.to("cpu"), "ids")
 
 
@@ -110,9 +121,9 @@ def test_anything_but_two_is_no_batch(parts: Any) -> None:
         Batch(parts)
 
 
-def test_to_moves_both() -> None:
-    moved = make().to("meta")
-    assert (moved.images.device.type, moved.labels.device.type) == ("meta", "meta")
+def test_to_moves_images_labels_and_views() -> None:
+    moved = make(other_views=[torch.zeros(6, 3, 4, 4)]).to("meta")
+    assert [part.device.type for part in (*moved, *moved.views)] == ["meta"] * 4
     assert moved.ids.device.type == "cpu"
 
 
@@ -124,16 +135,6 @@ def test_a_batch_is_pinned_whole() -> None:
     assert pinned.images.is_pinned()
     assert pinned.labels.is_pinned()
     assert pinned.ids.tolist() == list(range(100, 106))
-
-
-@pytest.mark.parametrize("kind", [v2.CutMix, v2.MixUp])
-def test_torchvision_mixes_a_batch(kind: Any) -> None:
-    batch, mix = make(), kind(num_classes=3)
-    for images, labels in (mix(*batch), mix(batch), mix(batch.images, batch.labels)):
-        assert images.shape == batch.images.shape
-        assert labels.shape == (6, 3)
-        assert torch.allclose(labels.sum(dim=1), torch.ones(6))
-    assert mix(batch).ids.tolist() == batch.ids.tolist()
 
 
 def test_update_bn_takes_the_images() -> None:

@@ -1,47 +1,31 @@
-"""Loaders where a DataLoader is expected: its attributes, Accelerate, Lightning, Hugging Face."""
+"""Loaders where torch, torchdata, Accelerate and Lightning expect a DataLoader; see also examples/."""
 
 import json
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader, Sampler, SequentialSampler
-from torchvision.transforms import v2
 
+import loaders
 from precache.errors import SettingError
-from tests.conftest import IMAGES
+from tests.building import build_loader
+from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import ids_of
-from tests.loaders.test_integration import build, epochs_of, lightning, make_module, trainer
-from tests.loaders.test_ranks import launch
 
-__all__ = ["lightning"]  # a fixture
 BATCHES = 5
 
-TWO_PROCESSES = """
-import json, sys
-import loaders
-from accelerate import Accelerator
-from accelerate.data_loader import prepare_data_loader
-from precache.errors import SettingError
 
-accelerator = Accelerator(cpu=True)
-path, out = sys.argv[1:]
-with loaders.build(path, batch_size=8, reading=loaders.Reading(workers=1)) as built:
-    assert accelerator.prepare_data_loader(built) is built
-    served = [[batch.ids.tolist() for batch in built] for _ in range(2)]
-    built.set_epoch(0)
-    skipped = [batch.ids.tolist() for batch in accelerator.skip_first_batches(built, 2)]
-    try:
-        list(prepare_data_loader(built))
-    except SettingError as error:
-        refused = str(error)
-with open(f"{out}/{accelerator.process_index}.json", "w") as file:
-    json.dump([served, skipped, refused], file)
-accelerator.end_training()
-"""
+def build(path: Path, **settings: Any) -> loaders.Loader:
+    return build_loader(path, **{"batch_size": 16, "workers": 1, **settings})
+
+
+def epochs_of(path: Path, count: int, **settings: Any) -> list[list[int]]:
+    with build(path, **settings) as loader:
+        return [ids_of(loader) for _ in range(count)]
 
 
 @pytest.fixture
@@ -55,12 +39,11 @@ def loader(path: Path) -> Iterator[Any]:
         yield built
 
 
-def network() -> torch.nn.Module:
-    pool = torch.nn.AdaptiveAvgPool2d(4)
-    return torch.nn.Sequential(torch.nn.BatchNorm2d(3), pool, torch.nn.Flatten(), torch.nn.Linear(48, 5))
+# torch and torchdata.
 
 
 def test_a_loader_has_what_a_dataloader_has(loader: Any, path: Path) -> None:
+    assert repr(loader) == f"<loaders.Loader shards {path}: train, 70 samples, batches of 16, 5 per epoch>"
     assert len(loader.dataset) == IMAGES
     assert loader.dataset.classes == loader.classes
     assert loader.class_to_idx == loader.dataset.class_to_idx
@@ -71,17 +54,11 @@ def test_a_loader_has_what_a_dataloader_has(loader: Any, path: Path) -> None:
     assert len(loader.sampler) == IMAGES
     assert len(loader.batch_sampler) == len(loader) == BATCHES
     with build(path, last="drop", shuffle=False, rank=1, world_size=2) as dropping:
+        assert repr(dropping).endswith("batches of 16, 2 per epoch, rank 1 of 2>")
         assert dropping.drop_last
         assert isinstance(dropping.sampler, SequentialSampler)
-        assert len(dropping.sampler) == 32
         assert list(dropping.sampler) == [*range(16, 32), *range(48, 64)]
-
-
-def test_a_loader_is_shown_in_a_line(loader: Any, path: Path) -> None:
-    shown = f"<loaders.Loader shards {path}: train, 70 samples, batches of 16, 5 per epoch>"
-    assert repr(loader) == shown
-    with build(path, rank=1, world_size=2) as one:
-        assert repr(one).endswith("batches of 16, 3 per epoch, rank 1 of 2>")
+        assert len(dropping.sampler) == 32
 
 
 def test_a_sampler_says_what_comes(loader: Any) -> None:
@@ -97,27 +74,73 @@ def test_a_sampler_says_what_comes(loader: Any) -> None:
     assert labels != served, "the batch sampler's iteration was one, too"
 
 
-def test_a_dataloader_of_a_loaders_parts_serves_its_batches(loader: Any, path: Path) -> None:
-    whole = epochs_of(path, 2)
+def test_torchs_dataloader_takes_a_loader_or_its_parts(loader: Any, path: Path) -> None:
+    whole = epochs_of(path, 4)
     parts: DataLoader[Any] = DataLoader(
         loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
     )
-    assert [ids_of(parts) for _ in range(2)] == whole
-    with pytest.raises(SettingError, match="serves whole batches"):
-        loader.dataset[3]
-    with pytest.raises(SettingError, match="pass on its `dataset` and `batch_sampler` together"):
-        next(iter(DataLoader(loader.dataset, batch_size=4)))
+    assert [ids_of(parts) for _ in range(2)] == whole[:2]
+    wrapped: DataLoader[Any] = DataLoader(loader, batch_size=None)
+    assert len(wrapped) == len(loader)
+    assert [ids_of(wrapped) for _ in range(2)] == whole[2:]
+    for refused, remedy in (
+        (lambda: loader.dataset[3], "iterate over the loader"),
+        (lambda: next(iter(DataLoader(loader.dataset, batch_size=4))), "`batch_sampler` together"),
+        (
+            lambda: list(DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork")),
+            "build it in the process that uses it",
+        ),
+    ):
+        with pytest.raises(SettingError, match=remedy):
+            refused()
 
 
-def test_torch_and_torchvision_take_its_batches(loader: Any) -> None:
-    model = AveragedModel(network())
-    update_bn(loader, model)
-    assert model.module[0].num_batches_tracked == BATCHES
-    for mix in (v2.CutMix(num_classes=5), v2.MixUp(num_classes=5)):
-        for batch in loader:
-            images, labels = mix(batch)
-            assert images.shape == batch.images.shape
-            assert labels.shape == (len(batch.ids), 5)
+@pytest.fixture
+def torchdata() -> Any:
+    return pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata")
+
+
+@pytest.mark.parametrize("served", [0, 3, 5, "end"])
+def test_states_mean_what_those_of_statefuldataloader_do(
+    served: int | str, torchdata: Any, path: Path
+) -> None:
+    """Of a last batch: the epoch's rest is empty. Of an ended iterator: the next epoch starts."""
+
+    def rests(make: Any) -> list[list[int]]:
+        loader = make()
+        iterator = iter(loader)
+        for _ in range(5 if served == "end" else int(served)):
+            next(iterator)
+        if served == "end":
+            assert next(iterator, None) is None
+        state = json.loads(json.dumps(loader.state_dict()))
+        del iterator
+        resumed = make()
+        resumed.load_state_dict(state)
+        return [[i for batch in resumed for i in getattr(batch, "ids", batch).tolist()] for _ in range(2)]
+
+    ids = torch.tensor(epochs_of(path, 1, shuffle=False)[0])
+    reference = rests(lambda: torchdata.StatefulDataLoader(ids, batch_size=16))
+    assert rests(lambda: build(path, shuffle=False)) == reference
+
+
+@pytest.mark.parametrize("served", [2, 5])
+def test_a_loader_resumes_inside_statefuldataloader(served: int, torchdata: Any, path: Path) -> None:
+    first, second, third = epochs_of(path, 3)
+    with build(path) as loader, build(path) as again:
+        outer = torchdata.StatefulDataLoader(loader, batch_size=None)
+        assert ids_of(outer) == first
+        iterator = iter(outer)
+        taken = [next(iterator) for _ in range(served)]
+        state = json.loads(json.dumps(outer.state_dict()))
+        assert ids_of(taken) + ids_of(iterator) == second
+        resumed = torchdata.StatefulDataLoader(again, batch_size=None)
+        resumed.load_state_dict(state)
+        assert ids_of(resumed) == second[served * 16 :]
+        assert ids_of(resumed) == third
+
+
+# Accelerate.
 
 
 @pytest.fixture
@@ -128,6 +151,7 @@ def accelerate() -> Any:
 @pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
 def test_accelerate_prepares_a_loader(method: bool, accelerate: Any, loader: Any, path: Path) -> None:
     accelerator = accelerate.Accelerator(cpu=True)
+    assert accelerator.prepare(loader) is loader, "it shares each epoch out by itself"
     prepare = accelerator.prepare_data_loader if method else accelerate.data_loader.prepare_data_loader
     prepared = prepare(loader)
     assert len(prepared) == BATCHES
@@ -156,18 +180,6 @@ def test_accelerate_skips_batches_without_reading_them(
     assert ids_of(taken) == third
 
 
-def test_accelerates_processes_share_a_loader_once(accelerate: Any, path: Path, tmp_path: Path) -> None:
-    launch(TWO_PROCESSES, 2, tmp_path, path, tmp_path)
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    for epoch in range(2):
-        assert sorted(i for served, _, _ in ranks for batch in served[epoch] for i in batch) == list(
-            range(IMAGES)
-        )
-    for served, skipped, refused in ranks:
-        assert skipped == served[0][2:]
-        assert "divides them among processes by itself" in refused
-
-
 @pytest.mark.parametrize("batch_size", [14, 16], ids=["whole batches", "shorter last ones"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batches_that_are_shared_out_a_second_time_are_refused_not_lost(
@@ -179,6 +191,57 @@ def test_batches_that_are_shared_out_a_second_time_are_refused_not_lost(
             list(second)
 
 
+# Lightning.
+
+
+@pytest.fixture
+def lightning() -> Any:
+    module = pytest.importorskip("pytorch_lightning", reason="pip install pytorch-lightning")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    return module
+
+
+def make_module(lightning: Any) -> Any:
+    """A model that writes down the ids it is trained on, by epoch, and those it is validated on."""
+
+    class Classifier(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = torch.nn.Linear(3 * STORED_SIZE**2, 5)
+            self.trained: dict[int, list[int]] = {}
+            self.validated: list[list[int]] = []
+
+        def training_step(self, batch: loaders.Batch, number: int) -> torch.Tensor:
+            images, labels = batch
+            self.trained.setdefault(self.current_epoch, []).extend(batch.ids.tolist())
+            return torch.nn.functional.cross_entropy(self.model(images.flatten(1)), labels)
+
+        def on_validation_epoch_start(self) -> None:
+            self.validated.append([])
+
+        def validation_step(self, batch: loaders.Batch, number: int) -> None:
+            self.validated[-1] += batch.ids.tolist()
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), 1e-4)
+
+    return Classifier()
+
+
+def trainer(lightning: Any, folder: Path, epochs: int, *callbacks: Any, **settings: Any) -> Any:
+    return lightning.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=bool(callbacks),
+        callbacks=list(callbacks),
+        default_root_dir=folder,
+        **settings,
+    )
+
+
 @pytest.mark.parametrize("every", [None, 2], ids=["epoch end", "within an epoch"])
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_validates_with_one_loader(
@@ -187,6 +250,7 @@ def test_lightning_trains_and_validates_with_one_loader(
     model = make_module(lightning)
     run = trainer(lightning, tmp_path, 2, **({"val_check_interval": every} if every else {}))
     run.fit(model, loader, loader)
+    assert run.train_dataloader is loader
     epochs = epochs_of(path, 2)
     assert list(model.trained.values()) == epochs
     _, *validated = model.validated  # without the sanity check
@@ -204,109 +268,20 @@ def test_lightning_overfits_a_loader_that_does_not_shuffle(
     assert list(model.trained.values()) == [expected[:32]] * 2
 
 
-class Classifier(torch.nn.Module):
-    """As those of transformers: a loss where labels are given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = network()
-        self.seen: list[list[int]] = []
-
-    def forward(self, pixel_values: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, Any]:
-        logits = self.network(pixel_values)
-        if labels is None:
-            return {"logits": logits}
-        if self.training:
-            self.seen.append(labels.tolist())
-        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
-
-
-def hugging_face(transformers: Any, folder: Path, serve: Any, **settings: Any) -> Any:
-    """A Trainer that takes what `serve` gives for its DataLoader, in training and evaluation."""
-
-    class Trainer(transformers.Trainer):  # type: ignore[misc]
-        def get_train_dataloader(self) -> Any:
-            return serve
-
-        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-            return serve
-
-        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **more: Any) -> Any:
-            if not isinstance(inputs, dict):
-                images, labels = inputs
-                inputs = {"pixel_values": images, "labels": labels}
-            outputs = model(**inputs)
-            return (outputs["loss"], outputs) if return_outputs else outputs["loss"]
-
-    arguments = transformers.TrainingArguments(
-        output_dir=str(folder),
-        num_train_epochs=2,
-        per_device_train_batch_size=16,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        remove_unused_columns=False,
-        label_names=["labels"],
-        **settings,
-    )
-    return Trainer(model=Classifier(), args=arguments)
-
-
-def labels_of(path: Path, epochs: int) -> list[list[int]]:
-    with build(path) as loader:
-        return [labels.tolist() for _ in range(epochs) for _, labels in loader]
-
-
-@pytest.fixture
-def transformers() -> Any:
-    return pytest.importorskip("transformers", reason="pip install transformers")
-
-
-def test_hugging_face_trains_on_a_loader_and_resumes(
-    transformers: Any, loader: Any, path: Path, tmp_path: Path
+@pytest.mark.parametrize("every", [2, 5, 7, None], ids=["middle", "last batch", "second epoch", "epoch end"])
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_resumes_where_its_checkpoint_was_written(
+    every: int | None, lightning: Any, loader: Any, path: Path, tmp_path: Path
 ) -> None:
-    whole = labels_of(path, 2)
-    run = hugging_face(transformers, tmp_path, loader, save_steps=7)
-    run.train()
-    assert run.model.seen == whole
+    """5 batches an epoch. With StatefulDataLoader it skips an epoch after the checkpoint at a last batch."""
+    whole = epochs_of(path, 3)
+    checkpoints = lightning.callbacks.ModelCheckpoint(
+        tmp_path, "{step}", save_top_k=-1, every_n_train_steps=every, every_n_epochs=None if every else 1
+    )
+    trainer(lightning, tmp_path, 2, checkpoints).fit(make_module(lightning), loader)
+    model, steps = make_module(lightning), every or 5
     with build(path, dtype="float32") as again:
-        resumed = hugging_face(transformers, tmp_path, again, save_strategy="no")
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
-    assert resumed.model.seen == whole[7:]
-
-
-def test_hugging_face_evaluates_through_a_dataloader_that_names_the_parts(
-    transformers: Any, loader: Any, path: Path, tmp_path: Path
-) -> None:
-    named: DataLoader[Any] = DataLoader(
-        loader.dataset,
-        batch_sampler=loader.batch_sampler,
-        collate_fn=lambda batch: {"pixel_values": batch[0], "labels": batch[1]},
-    )
-    run = hugging_face(transformers, tmp_path, named, save_strategy="no")
-    run.train()
-    assert run.model.seen == labels_of(path, 2)
-    predicted = run.evaluation_loop(named, "evaluation")
-    assert len(predicted.label_ids) == predicted.num_samples == IMAGES
-
-
-def test_a_batch_stays_whole_on_its_way_to_a_device(accelerate: Any, lightning: Any, loader: Any) -> None:
-    """Lightning's and Accelerate's own functions, which move what a DataLoader gives."""
-    from pytorch_lightning.utilities import move_data_to_device
-
-    batch = next(iter(loader))
-    for moved in (
-        move_data_to_device(batch, torch.device("cpu")),
-        accelerate.utils.send_to_device(batch, torch.device("cpu"), non_blocking=True),
-        batch.to("cpu"),
-    ):
-        images, labels = moved
-        assert len(moved) == 2
-        assert moved[0] is images
-        assert moved[1] is labels
-        assert torch.equal(images, batch.images)
-        assert torch.equal(moved.ids, batch.ids)
-        assert torch.equal(moved.padding, batch.padding)
-    meta = move_data_to_device(batch, torch.device("meta"))
-    assert [part.device.type for part in meta] == ["meta", "meta"]
-    assert meta.ids.tolist() == batch.ids.tolist()
+        trainer(lightning, tmp_path, 3).fit(model, again, ckpt_path=tmp_path / f"step={steps}.ckpt")
+    epoch, batches = divmod(steps, 5)
+    later = {number: whole[number] for number in range(epoch + 1, 3)}
+    assert model.trained == {epoch: whole[epoch][batches * 16 :], **later}

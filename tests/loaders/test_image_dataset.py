@@ -26,13 +26,6 @@ from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
 
-KINDS = ["raw", *FORMATS]
-
-
-@pytest.fixture(params=KINDS)
-def folder(request: pytest.FixtureRequest, raw_tree: Path, converted: dict[str, Path]) -> Path:
-    return raw_tree if request.param == "raw" else converted[request.param]
-
 
 @pytest.fixture(scope="module")
 def plain_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -65,17 +58,10 @@ def test_it_is_image_folder_to_who_uses_it(plain_tree: Path) -> None:
         ours[12]
 
 
-def test_a_training_script_changes_one_line(plain_tree: Path, folder: Path) -> None:
-    transform = transforms.Compose([transforms.RandomResizedCrop(16), transforms.ToTensor()])
-    for train in (ImageFolder(str(plain_tree), transform), ImageDataset(folder, transform=transform)):
-        for pictures, labels in DataLoader(train, batch_size=4, shuffle=True):
-            assert pictures.shape[1:] == (3, 16, 16)
-            assert labels.dtype == torch.int64
-            break
-
-
 @pytest.mark.parametrize("kind", FORMATS)
-def test_samples_are_those_that_a_loader_serves(kind: str, converted: dict[str, Path]) -> None:
+def test_samples_are_those_that_a_loader_serves(
+    kind: str, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pictures, tensors = (ImageDataset(converted[kind], decode=decode) for decode in ("pil", "tensor"))
     with build_loader(converted[kind], shuffle=False, workers=1, batch_size=IMAGES) as loader:
         (batch,) = loader
@@ -88,7 +74,13 @@ def test_samples_are_those_that_a_loader_serves(kind: str, converted: dict[str, 
         assert torch.equal(tensor, served)
         assert torch.equal(pil_to_tensor(picture), tensor)
         tensor.zero_()  # the caller's own
-    assert torch.equal(tensors[0][0], batch.images[0])
+    assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{tensors.root}/")]
+    for copy in (tensors, pickle.loads(pickle.dumps(tensors))):
+        assert torch.equal(copy[3][0], batch.images[3])
+    pread = os.pread  # a network's file system may give what was asked for in pieces
+    monkeypatch.setattr(os, "pread", lambda file, count, start: pread(file, min(count, 999), start))
+    again = ImageDataset(converted[kind], decode="tensor")
+    assert all(torch.equal(again[place][0], batch.images[place]) for place in range(3))
 
 
 def test_a_raw_tree_gives_each_picture_in_full_size_and_upright(raw_tree: Path) -> None:
@@ -100,7 +92,7 @@ def test_a_raw_tree_gives_each_picture_in_full_size_and_upright(raw_tree: Path) 
         assert torch.equal(tensor, pil_to_tensor(picture))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: dict[str, Path]) -> None:
     folders = [raw_tree, *converted.values()]
     each = [ImageDataset(path, transform=transforms.Resize((8, 8)), decode="tensor") for path in folders]
@@ -109,18 +101,11 @@ def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: 
     loader: DataLoader[Any] = DataLoader(
         ConcatDataset(each), batch_size=8, num_workers=2, multiprocessing_context=method
     )
-    labels = torch.cat([labels for _, labels in loader])
-    assert labels.tolist() == [label for dataset in each for label in dataset.targets]
-
-
-def test_it_pickles_and_keeps_no_file_open(folder: Path) -> None:
-    dataset = ImageDataset(folder, decode="tensor")
-    read = [dataset[i] for i in range(len(dataset))]
-    assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{folder}/")]
-    copy = pickle.loads(pickle.dumps(dataset))
-    for number, (picture, label) in enumerate(read):
-        assert torch.equal(copy[number][0], picture)
-        assert copy[number][1] == label
+    batches = list(loader)
+    assert torch.cat([labels for _, labels in batches]).tolist() == [
+        label for dataset in each for label in dataset.targets
+    ]
+    assert all(pictures.shape[1:] == (3, 8, 8) for pictures, _ in batches)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -136,46 +121,38 @@ def test_a_damaged_sample_names_file_and_id_also_in_a_worker(
             dataset[position]
     others = [number for number in range(IMAGES) if number != position]
     assert all(dataset[number][0].shape[0] == 3 for number in others)
-    with pytest.raises(SampleError) as caught:
+    with pytest.raises(SampleError, match=rf"^{shard}: sample {bad} \([^\n]*$"):
         list(DataLoader(dataset, batch_size=None, num_workers=1))
-    assert str(caught.value).startswith(f"{shard}: sample {bad} ("), "one line, no traceback"
-    assert "Traceback" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "error"), [("webdataset", DatasetError), ("dali", DatasetError)])
-@pytest.mark.parametrize(
-    "damage",
-    [
-        Path.unlink,
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(path.read_bytes()[:-20]),
-        lambda path: path.write_bytes(path.read_bytes().replace(b"1", b"-1")),
-        lambda path: path.write_bytes(b"\xff\0" * 40),
-        lambda path: path.write_text(re.sub("^(0|.*\njpg 512) ", r"\g<1>999999999999999 ", path.read_text())),
-        lambda path: path.write_text(re.sub("^(0|.*\njpg 512) ", r"\g<1> 999999999999999", path.read_text())),
-        lambda path: path.write_text("\n".join(reversed(path.read_text().splitlines()))),
-    ],
-    ids=["missing", "empty", "truncated", "negative", "noise", "far behind", "long", "turned round"],
-)
+@pytest.mark.parametrize("kind", ["webdataset", "dali"])
 def test_a_damaged_index_of_a_shard_ends_in_an_error_or_the_right_picture(
-    kind: str,
-    error: type[Exception],
-    damage: Callable[[Path], Any],
-    converted: dict[str, Path],
-    tmp_path: Path,
+    kind: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     whole = ImageDataset(converted[kind], decode="tensor")
+    pictures = [whole[position][0] for position in range(12)]
     folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
-    damage(folder / "train-00000.idx")
-    dataset = ImageDataset(folder, decode="tensor")
-    refused: list[str] = []
-    for position in range(IMAGES):
-        try:
-            assert torch.equal(dataset[position][0], whole[position][0])
-        except error as caught:
-            refused.append(str(caught))
-    assert 0 < len(refused) <= 12
-    assert all("train-00000" in said and "precache verify" in said for said in refused)
+    index = folder / "train-00000.idx"
+    content = index.read_bytes()
+    damages = [
+        b"", content[:-20], content.replace(b"1", b"-1"), b"\xff\0" * 40,
+        re.sub(rb"(?m)^(0|.*\njpg 512) ", rb"\g<1>999999999999999 ", content),
+        re.sub(rb"(?m)^(0|.*\njpg 512) ", rb"\g<1> 999999999999999", content),
+        b"\n".join(reversed(content.splitlines())), None,
+    ]  # fmt: skip
+    for damage in damages:
+        index.unlink() if damage is None else index.write_bytes(damage)
+        dataset = ImageDataset(folder, decode="tensor")
+        refused: list[str] = []
+        for position, picture in enumerate(pictures):
+            try:
+                found = dataset[position][0]
+            except DatasetError as error:
+                refused.append(str(error))
+            else:
+                assert torch.equal(found, picture)
+        assert refused, damage
+        assert all("train-00000" in said and "precache verify" in said for said in refused)
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -197,42 +174,23 @@ def test_a_shard_that_is_missing_or_short_is_named(
 def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
     (tmp_path / "class").mkdir()
     (tmp_path / "class/a.jpg").write_bytes(b"<html>")
-    with pytest.raises(ImageError, match=r"class/a.jpg: cannot be decoded"):
-        ImageDataset(tmp_path)[0]
-    with pytest.raises(ImageError, match=r"^\S*class/a.jpg: cannot be decoded [^\n]*$"):
-        list(DataLoader(ImageDataset(tmp_path), batch_size=None, num_workers=1))
+    for workers in (0, 1):
+        with pytest.raises(ImageError, match=r"^\S*class/a.jpg: cannot be decoded [^\n]*$"):
+            list(DataLoader(ImageDataset(tmp_path), batch_size=None, num_workers=workers))
 
 
-def test_settings_of_torchvision_are_refused_by_name(raw_tree: Path) -> None:
+def test_a_bad_setting_names_itself_and_what_would_do(raw_tree: Path, tmp_path: Path) -> None:
     for name in ("root", "train", "download", "transforms", "loader"):
         with pytest.raises(SettingError, match=f"^{name} is not a setting of ImageDataset; "):
             ImageDataset(raw_tree, **{name: None})
-    with pytest.raises(SettingError, match=r"^root is not a setting of ImageDataset; give path$"):
-        ImageDataset(root=raw_tree, train=True)
     with pytest.raises(SettingError, match=r"^path is missing; "):
         ImageDataset()
-    with pytest.raises(TypeError, match=r"^ImageDataset\(\) got an .* 'colour'$"):
+    with pytest.raises(TypeError, match="'colour'"):
         ImageDataset(raw_tree, colour="ram")
-
-
-def test_a_bad_setting_names_field_value_and_choices(raw_tree: Path, tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="unknown decode 'jpg'; choose from: pil, tensor"):
-        ImageDataset(raw_tree, decode="jpg")
-    with pytest.raises(SettingError, match="unknown split 'test'; choose from: train"):
-        ImageDataset(raw_tree, "test")
-    with pytest.raises(SettingError, match="transform must be a function or None, got 224"):
-        ImageDataset(raw_tree, transform=224)  # type: ignore[arg-type]
-    with pytest.raises(DatasetError, match="does not exist"):
-        ImageDataset(tmp_path / "nowhere")
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_what_the_system_reads_in_pieces_is_put_together(
-    converted: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No disk here does so; a network's may."""
-    dataset = ImageDataset(converted[kind], decode="tensor")
-    whole, pread = [dataset[place][0] for place in range(3)], os.pread
-    monkeypatch.setattr(os, "pread", lambda file, count, start: pread(file, min(count, 999), start))
-    again = ImageDataset(converted[kind], decode="tensor")
-    assert all(torch.equal(again[place][0], picture) for place, picture in enumerate(whole))
+    for settings, said in (
+        ({"decode": "jpg"}, "'jpg'; choose from: pil, tensor"),
+        ({"split": "test"}, "'test'; choose from: train"),
+        ({"transform": 224}, "transform must be a function or None, got 224"),
+    ):
+        with pytest.raises(SettingError, match=said):
+            ImageDataset(raw_tree, **settings)

@@ -19,8 +19,7 @@ def test_a_missing_package_of_the_extra_is_one_line_with_the_command(package: st
     command = [sys.executable, "-c", WITHOUT, package]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        f"precache.errors.MissingDependencyError: loaders need {package}, which is not installed; "
-        f"run: pip install 'precache[loaders]'"
-    )
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(f"precache.errors.MissingDependencyError: loaders need {package}")
+    assert last.endswith("pip install 'precache[loaders]'")
     assert "During handling" not in result.stderr

@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,10 @@ import pytest
 import torch
 
 import loaders
+from loaders.augment.cpu import Crops
 from loaders.batch import Request
+from loaders.dataset import open_split
 from loaders.read import ray_reader
-from loaders.read.ray_reader import RayReader
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, WorkerError
 from precache.storage.urls import Url
 from tests.building import build_loader
@@ -27,18 +27,10 @@ from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
 from tests.loaders.ray_nodes import STORE_BYTES
 
-Break = Callable[[Path], None]
-
 
 @pytest.fixture
 def on_ray(ray_cluster: Any) -> dict[str, Any]:
     return {"engine": "ray", "workers": 2}
-
-
-def reader_of(loader: Any) -> RayReader:
-    reader = loader._source._reader
-    assert isinstance(reader, RayReader)
-    return reader
 
 
 def same(ours: Any, theirs: Any) -> bool:
@@ -47,75 +39,36 @@ def same(ours: Any, theirs: Any) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-def said(source: Path, path: Path, damage: Break, **settings: Any) -> tuple[type[BaseException], str]:
-    """What a loader raises of a copy of `source` at `path` that is damaged once it is open."""
-    shutil.copytree(source, path)
-    with build_loader(path, batch_size=16, **settings) as loader:
-        damage(path)
-        with pytest.raises(PrecacheError) as caught:
-            list(loader)
-    shutil.rmtree(path)
-    return type(caught.value), str(caught.value)
-
-
-def truncate(file: Path) -> None:
-    content = file.read_bytes()
-    file.write_bytes(content[: len(content) * 2 // 3])
-
-
-def blank_a_header(file: Path) -> None:
-    """Of the first sample of a tar."""
-    content = bytearray(file.read_bytes())
-    content[:512] = bytes(512)
-    file.write_bytes(content)
-
-
-def of_one_file(damage: Break) -> Break:
-    """`damage` to the fourth picture, or shard."""
-    return lambda path: damage(sorted([*path.glob("*/*.jpg"), *path.glob("train-*[!x]")])[3])
-
-
-DAMAGES = {
-    "gone": of_one_file(Path.unlink),
-    "truncated": of_one_file(truncate),
-    "header": of_one_file(blank_a_header),
-    "flipped bit": lambda path: flip_a_bit(path, 3),
-}
-
-
-@pytest.mark.parametrize(
-    ("kind", "damage"),
-    [
-        *[(kind, damage) for kind in ("raw", "shards", "webdataset") for damage in ("gone", "truncated")],
-        ("webdataset", "header"),
-        ("shards", "flipped bit"),
-        ("webdataset", "flipped bit"),
-    ],
-)
-def test_what_is_damaged_is_named_as_by_a_local_reader(
-    kind: str,
-    damage: str,
-    raw_tree: Path,
-    converted: dict[str, Path],
-    tmp_path: Path,
-    on_ray: dict[str, Any],
-) -> None:
-    source, copy = raw_tree if kind == "raw" else converted[kind], tmp_path / "copy"
-    local = {"workers": 0 if kind == "raw" else 1, "threads": 1}
-    assert said(source, copy, DAMAGES[damage], **on_ray) == said(source, copy, DAMAGES[damage], **local)
-
-
 @pytest.mark.parametrize("kind", ["raw", "shards", "webdataset"])
-def test_what_is_damaged_is_left_out_if_asked(
+def test_what_is_damaged_or_gone_is_named_or_left_out_as_by_a_local_reader(
     kind: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path, on_ray: dict[str, Any]
 ) -> None:
     path = Path(shutil.copytree(raw_tree if kind == "raw" else converted[kind], tmp_path / "copy"))
-    DAMAGES["truncated" if kind == "raw" else "flipped bit"](path)
-    settings = {"batch_size": 16, "on_error": "skip"}
-    with build_loader(path, **settings) as local, build_loader(path, **settings, **on_ray) as remote:
-        ours, theirs = list(remote), list(local)
-    assert all(same(*pair) for pair in zip(ours, theirs, strict=True))
-    assert len(ids_of(ours)) == 69
+    file = sorted([*path.glob("*/*.jpg"), *path.glob("train-*[!x]")])[3]
+    content = file.read_bytes()
+    local = {"workers": 0 if kind == "raw" else 1, "threads": 1}
+
+    def damage() -> None:
+        file.write_bytes(content[: len(content) * 2 // 3]) if kind == "raw" else flip_a_bit(path, 3)
+
+    for happens in (damage, file.unlink):
+        said = []
+        for reading in (on_ray, local):
+            file.write_bytes(content)
+            with build_loader(path, batch_size=16, **reading) as loader:
+                happens()
+                with pytest.raises(PrecacheError) as caught:
+                    list(loader)
+            said.append((type(caught.value), str(caught.value)))
+        assert said[0] == said[1]
+    file.write_bytes(content)
+    damage()
+    served = []
+    for reading in (on_ray, local):
+        with build_loader(path, batch_size=16, on_error="skip", **reading) as loader:
+            served.append(list(loader))
+    assert all(same(*pair) for pair in zip(*served, strict=True))
+    assert len(ids_of(served[0])) == 69
 
 
 def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(
@@ -151,17 +104,21 @@ def test_a_batch_that_kills_its_worker_is_one_error(
 
 
 def test_no_more_than_two_batches_a_worker_are_held(raw_tree: Path, on_ray: dict[str, Any]) -> None:
+    asked = 0
+
+    def ask() -> Any:
+        nonlocal asked
+        for epoch in range(40):
+            asked += 1
+            yield Request(epoch, np.arange(4))
+
     with build_loader(raw_tree, batch_size=4, size=32, **on_ray) as loader:
-        reader, asked = reader_of(loader), 0
-
-        def ask() -> Any:
-            nonlocal asked
-            for epoch in range(40):
-                asked += 1
-                yield Request(epoch, np.arange(4))
-
+        reader = ray_reader.open_reader(
+            "pytorch", loader.spec, open_split(raw_tree, "train"), Crops(None, 32)
+        )
         for served, _ in enumerate(reader.read(ask())):
             assert asked - served <= 4
+        reader.close()
 
 
 def test_a_state_goes_on_with_the_other_engine(raw_tree: Path, on_ray: dict[str, Any]) -> None:
@@ -210,18 +167,17 @@ def test_other_versions_on_a_node_are_refused_by_name(
 ) -> None:
     theirs = ray_reader.versions()
     monkeypatch.setattr(ray_reader, "versions", lambda: {**theirs, "simplejpeg": "0.1"})
-    said = f"simplejpeg is {theirs['simplejpeg']} on a node of the cluster and 0.1 here"
-    with pytest.raises(SettingError, match=said):
+    with pytest.raises(SettingError, match=f"simplejpeg is {theirs['simplejpeg']} .* and 0.1 here"):
         build_loader(raw_tree, size=32, **on_ray)
 
 
 def test_what_cannot_be_decoded_there_is_refused_in_one_line(
     raw_tree: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SettingError, match="give how many CPUs of the cluster"):
+    with pytest.raises(SettingError, match="how many CPUs"):
         loaders.Reading(engine="ray")
     for backend in ("dali", "synthetic"):
-        with pytest.raises(SettingError, match=f"engine 'ray' decodes with backend .*, not with '{backend}'"):
+        with pytest.raises(SettingError, match=f"not with '{backend}'"):
             build_loader(raw_tree, backend=backend, size=32, engine="ray", workers=1)
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingDependencyError, match="precache\\[ray\\]"):

@@ -1,6 +1,5 @@
-"""What `classes`, `subset` and `weights` of `loaders.build` take; test_backends.py has each backend."""
+"""What `classes`, `subset`, `weights` and `views` of `loaders.build` take; beside the contract of each."""
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +7,19 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.batch import Request
+from loaders import RandomAugmentation
+from loaders.augment.draw import draw_keys
 from loaders.dataset import open_split
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, Order, draw, gather_windows, occurrences
-from loaders.read.sequential import look_ahead
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
+from tests.damage import damage_tree
 from tests.loader_contract import ids_of
 
 RNG = np.random.default_rng((1, 62))
 IDS = RNG.permutation(4000)
+TRAIN: dict[str, Any] = {"augment": "train", "size": 32, "batch_size": 16}
 
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
@@ -43,11 +43,11 @@ def test_occurrences_count_what_came_before() -> None:
     assert occurrences(np.array([5, 3, 5, 5, 3, 9])).tolist() == [0, 0, 1, 2, 1, 0]
     assert occurrences(np.empty(0, np.int64)).tolist() == []
     epochs = Epochs(shard_starts=np.array([0, 500]), kind="full", seed=0, weights=RNG.random(500) ** 8)
-    shares = []
+    served = []
     for rank in range(3):
-        cut = Cut(samples=500, batch_size=7, last="partial", rank=rank, world_size=3)
-        shares += list(Order(epochs=epochs, cut=cut).batches(0))
-    served = [(int(p), int(n)) for s in shares for p, n in zip(s.positions, s.occurrences, strict=True)]  # type: ignore[arg-type]
+        order = Order(epochs=epochs, batch_size=7, last="partial", rank=rank, world_size=3)
+        for request in order.batches(0):
+            served += zip(request.positions.tolist(), request.occurrences.tolist(), strict=True)
     assert len(set(served)) == len(served) == 500
     assert {position for position, _ in served} == {p for p, n in served if n == 0}
     assert max(n for _, n in served) > 3
@@ -59,8 +59,7 @@ def test_windows_hold_what_was_drawn_of_their_shards() -> None:
     assert np.array_equal(np.sort(order), np.sort(drawn))
     shards = order // 100
     first, last = ({s: f(np.flatnonzero(shards == s)) for s in range(40)} for f in (np.min, np.max))
-    open_at_once = max(sum(first[s] <= n <= last[s] for s in range(40)) for n in range(0, 4000, 10))
-    assert open_at_once <= 8
+    assert max(sum(first[s] <= n <= last[s] for s in range(40)) for n in range(0, 4000, 10)) <= 8
 
 
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
@@ -74,10 +73,8 @@ def test_each_occurrence_is_augmented_anew_and_as_before_by_any_rank(
         batches = list(loader)
     pictures = torch.cat([batch.images for batch in batches])
     assert len({picture.numpy().tobytes() for picture in pictures}) > 0.9 * IMAGES
-    ranks = [
-        build_loader(converted[kind], **{**settings, "batch_size": 5}, rank=rank, world_size=2)
-        for rank in range(2)
-    ]
+    settings |= {"batch_size": 5, "world_size": 2}
+    ranks = [build_loader(converted[kind], **settings, rank=rank) for rank in range(2)]
     for expected, *parts in zip(batches, *ranks, strict=True):
         assert torch.equal(torch.cat([part.images for part in parts]), expected.images)
     for rank in ranks:
@@ -85,9 +82,10 @@ def test_each_occurrence_is_augmented_anew_and_as_before_by_any_rank(
 
 
 def test_balanced_draws_each_class_as_often(converted: dict[str, Path]) -> None:
-    labels = np.asarray(open_split(converted["shards"], "train").labels)
+    data = open_split(converted["shards"], "train")
+    labels = np.asarray(data.labels)
     one, other = np.flatnonzero(labels == 0)[:2], np.flatnonzero(labels == 1)
-    ids = open_split(converted["shards"], "train").ids[np.concatenate((one, other))]
+    ids = data.ids[np.concatenate((one, other))]
     with build_loader(converted["shards"], subset=ids, weights="balanced", workers=1) as loader:
         assert loader.samples == len(ids)
         served = np.concatenate([batch.labels.numpy() for _ in range(400) for batch in loader])
@@ -102,30 +100,12 @@ def test_weights_may_be_of_the_whole_split_or_of_what_is_left(converted: dict[st
             assert set(ids_of(loader)) == {int(ids[12])}
 
 
-def test_a_part_of_many_shards_opens_no_more_of_them_at_a_time(converted: dict[str, Path]) -> None:
-    """Six shards, windows of one, two samples of each: what is read ahead is counted in these, not in all."""
-    whole = open_split(converted["webdataset"], "train")
-    data = whole.select(np.sort(np.concatenate([whole.shard_starts[:-1], whole.shard_starts[:-1] + 3])))
-    assert data.shard_samples.tolist() == [2] * 6
-    opened: list[int] = []
-    closed: list[int] = []
-    requests = (Request(0, np.array([position])) for position in range(12))
-    with ExitStack() as at_end:
-        for _ in look_ahead(data, requests, 1, lambda n: opened.append(n) or n, closed.append, at_end):
-            assert len(opened) - len(closed) <= 3
-    assert sorted(opened) == list(range(6))
-
-
 def test_a_state_fits_the_same_choice_alone(converted: dict[str, Path]) -> None:
     ids = list(range(20))
     choices: list[dict[str, Any]] = [
-        {},
-        {"subset": ids},
-        {"subset": ids[1:]},
-        {"classes": ["001.anchor"]},
-        {"weights": "balanced"},
+        {}, {"subset": ids}, {"subset": ids[1:]}, {"classes": ["001.anchor"]}, {"weights": "balanced"},
         {"weights": np.arange(IMAGES)},
-    ]
+    ]  # fmt: skip
     built = [build_loader(converted["shards"], workers=1, **choice) for choice in choices]
     for number, loader in enumerate(built):
         for other, state in enumerate([taken.state_dict() for taken in built]):
@@ -138,18 +118,64 @@ def test_a_state_fits_the_same_choice_alone(converted: dict[str, Path]) -> None:
         loader.close()
 
 
+# Views.
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_picture_that_is_left_out_is_left_out_of_every_view(
+    workers: int, raw_tree: Path, tmp_path: Path
+) -> None:
+    damaged = damage_tree(raw_tree, tmp_path / "tree")
+    with build_loader(raw_tree, views=2, workers=0, **TRAIN) as whole:
+        expected = {int(i): [v[n] for v in b.views] for b in whole for n, i in enumerate(b.ids)}
+    with build_loader(tmp_path / "tree", views=2, workers=workers, on_error="skip", **TRAIN) as loader:
+        served = {int(i): [v[n] for v in b.views] for b in loader for n, i in enumerate(b.ids)}
+    assert sorted([*served, *damaged]) == sorted(expected)
+    assert all(torch.equal(a, b) for i in served for a, b in zip(served[i], expected[i], strict=True))
+
+
+def test_colours_are_drawn_for_each_view(converted: dict[str, Path]) -> None:
+    jitter = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
+    settings = {**TRAIN, "augment": jitter, "dtype": "float32", "normalize": None}
+    with build_loader(converted["shards"], views=2, **settings) as loader:
+        batch = next(iter(loader))
+    one, other = (view.mean(dim=(1, 2, 3)) for view in batch.views)
+    assert ((one - other).abs() > 1 / 255).sum() > 8
+
+
+def test_a_function_makes_each_view_of_what_is_stored(converted: dict[str, Path]) -> None:
+    def darker(images: torch.Tensor, ids: torch.Tensor, epoch: int, view: int) -> torch.Tensor:
+        return images.sub_(images // (2 + view))  # in place: it may
+
+    with (
+        build_loader(converted["shards"], shuffle=False, batch_size=16) as plain,
+        build_loader(converted["shards"], shuffle=False, batch_size=16, augment=darker, views=2) as loader,
+    ):
+        for stored, batch in zip(plain, loader, strict=True):
+            for number, view in enumerate(batch.views):
+                assert torch.equal(view, stored.images - stored.images // (2 + number))
+
+
+def test_the_first_view_draws_by_the_id_and_no_other_draws_alike() -> None:
+    ids = np.arange(10_000)
+    keys = [draw_keys(ids, view, ids * 0 + occurrence) for view in range(4) for occurrence in range(4)]
+    assert (keys[0] == ids).all()
+    assert len(np.unique(keys)) == len(keys) * len(ids)
+
+
 BAD: list[dict[str, Any]] = [
     {"classes": "001.anchor"}, {"classes": ["anchor"]}, {"classes": []},
     {"subset": []}, {"subset": [3, 5000, 6000]}, {"subset": [3, 4, 3]}, {"subset": [0.5]},
     {"subset": np.ones(IMAGES, bool)}, {"subset": 7}, {"subset": [[1], [2, 3]]},
     {"weights": "even"}, {"weights": [1, 2]}, {"weights": [-1.0] * IMAGES}, {"weights": [np.nan] * IMAGES},
     {"weights": [0] * IMAGES}, {"weights": [1e308] * IMAGES}, {"weights": ["a"] * IMAGES},
+    {"views": 0}, {"views": 65}, {"views": 2},
+    {"views": 2, "augment": lambda images, ids, epoch, labels: (images, labels)},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("settings", BAD, ids=lambda settings: str(settings)[:40])
-def test_what_cannot_be_chosen_is_refused(converted: dict[str, Path], settings: dict[str, Any]) -> None:
-    with pytest.raises(
-        SettingError, match=rf"^{next(iter(settings))}\b.*(must be|; |matches|not in this split)"
-    ):
-        build_loader(converted["shards"], workers=1, **settings)
+@pytest.mark.parametrize("given", BAD, ids=lambda given: str(given)[:40])
+def test_what_cannot_be_chosen_is_refused(converted: dict[str, Path], given: dict[str, Any]) -> None:
+    said = r"(must be|; |matches|not in this split|makes one view)"
+    with pytest.raises(SettingError, match=rf"^{next(iter(given))}\b.*{said}"):
+        build_loader(converted["shards"], workers=1, **given)

@@ -1,7 +1,6 @@
 """`cache="ram"` is one copy a host: real processes, killed as the system kills them."""
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -16,8 +15,7 @@ import pytest
 from loaders.read import host_memory
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
-from tests.loaders.sharing import Rank, checksums, preloaded, starting
-from tests.loaders.test_ranks import launch
+from tests.loaders.sharing import Rank, checksums, memory_files, preloaded, starting
 
 Start = Callable[..., list[Rank]]
 
@@ -49,9 +47,10 @@ def due(path: Path, **settings: Any) -> dict[int, int]:
 
 def memory_of(ranks: list[Rank]) -> dict[int, int]:
     """Inode -> bytes in use, of what they share; it has no name anywhere."""
-    found = [status for rank in ranks for status in rank.memory()]
-    assert all(status.st_nlink == 0 for status in found)
-    return {status.st_ino: status.st_blocks * 512 for status in found}
+    paths = {inode: path for rank in ranks for inode, path in memory_files(rank.process.pid or 0).items()}
+    found = {inode: os.stat(path) for inode, path in paths.items()}
+    assert all(status.st_nlink == 0 for status in found.values())
+    return {inode: status.st_blocks * 512 for inode, status in found.items()}
 
 
 def left_behind() -> list[str]:
@@ -82,22 +81,27 @@ def test_ranks_share_one_copy_and_decode_each_picture_once(converted: dict[str, 
     assert left_behind() == before
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-def test_who_is_killed_takes_nothing_from_the_others(
-    killed: int, converted: dict[str, Path], start: Start
+@pytest.mark.parametrize("shuffle", ["full", "window"])
+def test_what_an_epoch_reads_the_next_one_does_not_read_ahead(
+    shuffle: str, converted: dict[str, Path], start: Start
 ) -> None:
+    (rank,) = start(converted["webdataset"], [{"size": STORED_SIZE, "shuffle": shuffle}])
+    assert sum(rank.serve(epoch)[1] for epoch in range(3)) == IMAGES
+
+
+def test_who_is_killed_takes_nothing_from_the_others(converted: dict[str, Path], start: Start) -> None:
     path = converted["shards"]
     expected = due(path, size=STORED_SIZE)
     ranks = start(path, ranks_of(2, size=STORED_SIZE))
     for rank in ranks:
         rank.serve(0)
-    ranks[killed].kill()
-    served, read = ranks[1 - killed].serve(3)
+    ranks[0].kill()  # who made the memory
+    served, read = ranks[1].serve(3)
     assert all(expected[i] == checksum for i, checksum in served.items())
     assert read == 0
     (again,) = start(path, [{"size": STORED_SIZE}])
     assert again.serve(0) == (expected, 0)
-    ranks[1 - killed].kill()
+    ranks[1].kill()
     assert again.serve(1) == (expected, 0)
     again.kill()  # the last
     (clean,) = start(path, [{"size": STORED_SIZE}])
@@ -156,7 +160,7 @@ def test_ranks_of_a_raw_tree_share_with_their_worker_processes(raw_tree: Path, s
     for rank in ranks:
         rank.kill()
     deadline_s = time.monotonic() + 20  # torch's workers look every few seconds whether their parent lives
-    while {memory.status.st_ino for memory in host_memory._find()} & set(inodes):
+    while any(memory_files(pid).keys() & inodes.keys() for pid in filter(str.isdigit, os.listdir("/proc"))):
         assert time.monotonic() < deadline_s
         time.sleep(0.1)
 
@@ -179,30 +183,3 @@ def test_kills_at_any_moment_leave_no_wrong_pixel(converted: dict[str, Path], st
         living = [rank for rank in living if rank not in killed]
         assert all(rank.hear()[0] == expected for rank in living)
         assert len(memory_of(living)) == bool(living)
-
-
-TORCHRUN = """
-import json, os, sys
-import torch.distributed as dist
-import loaders
-from loaders.read import host_memory
-
-dist.init_process_group("gloo")
-path, out = sys.argv[1:]
-with loaders.build(path, batch_size=8, reading=loaders.Reading(cache="ram", workers=1)) as loader:
-    served = [sorted(i for batch in loader for i in batch.ids.tolist()) for _ in range(3)]
-    dist.barrier()
-    inodes = [m.status.st_ino for m in host_memory._find() if m.path.startswith(f"/proc/{os.getpid()}/")]
-    json.dump([served, inodes], open(f"{out}/{dist.get_rank()}.json", "w"))
-    dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-def test_ranks_of_torchrun_have_one_memory(converted: dict[str, Path], tmp_path: Path) -> None:
-    launch(TORCHRUN, 3, tmp_path, converted["shards"], tmp_path)
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
-    assert len({inode for _, inodes in ranks for inode in inodes}) == 1
-    for epoch in range(3):
-        assert sorted(i for served, _ in ranks for i in served[epoch]) == list(range(IMAGES))

@@ -1,19 +1,27 @@
 """Whatever a training does with its loaders: each step is that of the order, and nothing is left behind.
 
 A rule for each thing that training code does: take batches, leave the loop, raise in it, validate in its
-midst, name an epoch, change the size, go on from a state with other workers in another world. What all ranks
-are served at a step is compared with what one rank alone would be.
+midst, make an iterator and not use it, name an epoch, change the size, go back to a state, go on from it with
+other workers in another world. What all ranks are served at a step is compared with what one rank alone
+would be. Below is what no history shows: which Python code runs, what a Ctrl-C or a hundred loaders leave.
 """
 
 import gc
 import json
+import logging
+import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
-from itertools import chain, count
+from itertools import chain
 from pathlib import Path
+from statistics import median_low
+from types import BuiltinFunctionType, FrameType
 from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -28,14 +36,15 @@ from hypothesis.stateful import (
 import loaders
 from precache.errors import SettingError
 from tests.building import build_loader
-from tests.conftest import STORED_SIZE
+from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import left, running
+from tests.loaders.arms import MAIN
 
 GLOBAL_BATCH = 12
 WORLDS = (1, 2, 3)
 SIZES = (STORED_SIZE, STORED_SIZE // 2)
-ARMS = [("pytorch", "raw", 4), ("shards", "shards", 50), ("webdataset", "webdataset", 4), ("dali", "dali", 4)]
-"""Backend, what it reads, how many trainings: most of one backend, since epochs are the loader's business."""
+TRAININGS = {"shards": 50}
+"""By backend, else 4: most of one, since epochs are the loader's business."""
 Steps = list[list[int]]
 """Ids of each global batch of an epoch, sorted."""
 
@@ -45,127 +54,167 @@ class Training(RuleBasedStateMachine):
 
     def __init__(self, build: Callable[..., loaders.Loader], expected: Callable[[int], Steps]) -> None:
         super().__init__()
-        self._build, self._expected = build, expected
-        self._before = running()
+        self._build, self._expected, self._steps = build, expected, len(expected(0))
+        self._before, self._files = running(), open_files()
         self._ranks: list[Any] = []
+        self._forget()
+
+    def _forget(self) -> None:
+        """What loaders that were just built know."""
         self._iterators: list[Any] = []
-        self._epoch = self._step = 0  # of the iteration that runs, or ran last
-        self._next = (0, 0)  # epoch and step at which the next one begins
-        self._validated = False  # in the midst of it
-        self._size = STORED_SIZE
+        self._at: list[int] | None = None  # epoch and step of `_iterators`; None: they have not begun
+        self._latest = False  # whether no other iteration has begun since
+        self._served = (0, 0)  # what a state says of which nothing else is said
+        self._coming = 0  # the epoch of an iteration of which nothing is said
+        self._asked: tuple[int, int, bool] | None = None  # of the next one: epoch, step, from a state
+        self._resized = False
 
-    @initialize(world=st.sampled_from(WORLDS), workers=st.integers(0, 2))
-    def start(self, world: int, workers: int) -> None:
-        self._ranks = [
-            self._build(
-                rank=rank,
-                world_size=world,
-                batch_size=GLOBAL_BATCH // world,
-                workers=workers,
-                size=self._size,
-            )
-            for rank in range(world)
-        ]
+    @initialize(world=st.sampled_from(WORLDS), workers=st.integers(0, 2), size=st.sampled_from(SIZES))
+    def start(self, world: int, workers: int, size: int) -> None:
+        settings = {
+            "world_size": world,
+            "batch_size": GLOBAL_BATCH // world,
+            "workers": workers,
+            "size": size,
+        }
+        self._ranks = [self._build(rank=rank, **settings) for rank in range(world)]
+        self._size = size
 
-    @rule(most=st.integers(1, 7))
+    @precondition(lambda self: not self._iterators)
+    @rule()
+    def make(self) -> None:
+        """Iterators that are not asked yet, as Lightning does; they take nothing away."""
+        self._iterators, self._at = [iter(rank) for rank in self._ranks], None
+
+    @rule(most=st.integers(1, 8))
     def take(self, most: int) -> None:
         """Some batches of the iteration that runs, or of a new one."""
         if not self._iterators:
-            self._iterators, (self._epoch, self._step) = self._begin()
-            self._validated = False
-        for _ in range(most):
-            batches = [next(iterator, None) for iterator in self._iterators]
-            if self._step == len(self._expected(self._epoch)):
-                assert batches == [None] * len(batches)
-                self._iterators = []
-                return
-            self._check(batches, self._epoch, self._step)
-            self._step += 1
+            self.make()
+        self._serve(most)
 
     @precondition(lambda self: self._iterators)
     @rule()
     def leave(self) -> None:
         """As `break` does."""
-        self._iterators = []
+        self._iterators, self._at = [], None
 
-    @rule()
-    def validate(self) -> None:
-        """A whole iteration, in the midst of another if one runs."""
-        iterators, (epoch, first) = self._begin()
-        self._validated = True
-        for step in count(first):
-            batches = [next(iterator, None) for iterator in iterators]
-            if step == len(self._expected(epoch)):
-                assert batches == [None] * len(batches)
-                break
-            self._check(batches, epoch, step)
+    @precondition(lambda self: self._at is not None)
+    @rule(most=st.integers(1, 8))
+    def validate(self, most: int) -> None:
+        """Another iteration, in the midst of the one that runs."""
+        outer = self._iterators, self._at
+        self.make()
+        self._serve(most)
+        self._iterators, self._at = outer
+        self._latest = False
 
     @rule()
     def fail(self) -> None:
         """An exception in the loop, on every rank; it reaches the caller as it is."""
-        self._iterators = []
-        epoch, step = self._next
+        self.leave()
+        epoch, step = self._begin()
         for rank in self._ranks:
-            with pytest.raises(KeyError, match="of the training"):
+            with pytest.raises(KeyError, match="of the training") if step < self._steps else nullcontext():
                 _fail_in_the_loop(rank)
-        self._epoch, self._step = epoch, step + (step < len(self._expected(epoch)))
-        self._next = (epoch + 1, 0)
+        self._served = (epoch, step + 1) if step < self._steps else (epoch + 1, 0)
 
     @rule(named=st.integers(0, 3) | st.none())
     def set_epoch(self, named: int | None) -> None:
         """Holds for the next iteration; said of a state that was loaded, the state stays."""
-        epoch = self._next[0] if named is None else named
+        epoch = self._next()[0] if named is None else named
         for rank in self._ranks:
             rank.set_epoch(epoch)
-        if self._iterators or self._next[0] != epoch:
-            self._next = (epoch, 0)
+        if self._asked is None or not self._asked[2] or self._asked[0] != epoch:
+            self._asked = (epoch, 0, False)
 
-    @rule(size=st.sampled_from(SIZES))
-    def set_size(self, size: int) -> None:
-        """Between epochs."""
+    @rule(size=st.sampled_from([*SIZES, 0, (0, 5)]))
+    def set_size(self, size: Any) -> None:
+        """Between epochs, to what can be served; else nothing changes."""
+        refused = self._at is not None or size not in SIZES
         for rank in self._ranks:
-            if self._iterators:
-                with pytest.raises(SettingError, match="in the middle of an epoch"):
+            if refused:
+                with pytest.raises(SettingError, match="size"):
                     rank.set_size(size)
             else:
                 rank.set_size(size)
-        if not self._iterators:
-            self._size = size
+        if not refused:
+            self._size, self._resized = size, True
+
+    @precondition(lambda self: self._at is None or not self._resized)
+    @rule(further=st.integers(0, 2))
+    def go_back(self, further: int) -> None:
+        """To a state of this training, which an iteration that runs does not end at."""
+        state = self._state()
+        if self._iterators and self._at is not None:
+            self._serve(further)
+        for rank in self._ranks:
+            rank.load_state_dict(state)
+        self._asked = (state["epoch"], state["served_batches"], True)
 
     @rule(world=st.sampled_from(WORLDS), workers=st.integers(0, 2), closes=st.booleans())
     def restart(self, world: int, workers: int, closes: bool) -> None:
-        """From a state, as JSON, in a world of another size: what is left of the epoch, and nothing else."""
-        states = [json.dumps(rank.state_dict()) for rank in self._ranks]
-        assert len(set(states)) == 1, "any rank may save it"
-        state = json.loads(states[0])
-        if self._iterators and not self._validated:  # a state is of the iteration that began last
-            assert (state["epoch"], state["served_batches"]) == (self._epoch, self._step)
+        """From a state, in a world of another size: what is left of the epoch, and nothing else."""
+        state, size, iterators = self._state(), self._size, self._iterators
         self._end(closes)
-        self.start(world, workers)
+        for iterator in iterators if closes else []:
+            with pytest.raises(SettingError, match="is closed"):
+                next(iterator)
+        self._forget()
+        self.start(world, workers, SIZES[0] if "size" in state else size)
         for rank in self._ranks:
             rank.load_state_dict(state)
-        self._next = (state["epoch"], state["served_batches"])
-        self._size = self._ranks[0].size
+        self._asked = (state["epoch"], state["served_batches"], True)
+        self._size, self._resized = size, "size" in state
+        assert {rank.size for rank in self._ranks} == {size}
 
     def teardown(self) -> None:
         self._end(closes=True)
         gc.collect()
-        deadline_s = time.monotonic() + 10
-        while left(self._before) and time.monotonic() < deadline_s:
-            time.sleep(0.02)
-        assert not left(self._before)
+        assert settles(lambda: not left(self._before) and open_files() <= self._files)
 
-    def _begin(self) -> tuple[list[Any], tuple[int, int]]:
-        begins, self._next = self._next, (self._next[0] + 1, 0)
-        return [iter(rank) for rank in self._ranks], begins
+    def _next(self) -> tuple[int, int]:
+        return (self._coming, 0) if self._asked is None else self._asked[:2]
 
-    def _check(self, batches: list[Any], epoch: int, step: int) -> None:
-        assert all(batch is not None for batch in batches), (epoch, step)
-        served = [i for batch in batches for i in batch.ids[~batch.padding].tolist()]
-        assert sorted(served) == self._expected(epoch)[step]
+    def _begin(self) -> tuple[int, int]:
+        begins, self._asked = self._next(), None
+        self._served, self._coming = begins, begins[0] + 1
+        return begins
+
+    def _serve(self, most: int) -> None:
+        """So many batches of `_iterators`, which begin if they have not."""
+        for _ in range(most):
+            batches = [next(iterator, None) for iterator in self._iterators]
+            if self._at is None:
+                self._at, self._latest = list(self._begin()), True
+            epoch, step = self._at
+            if step == self._steps:
+                assert batches == [None] * len(batches)
+                self._served = (self._coming, 0)
+                self._iterators, self._at = [], None
+                return
+            self._check(batches, self._expected(epoch)[step])
+            self._at = [epoch, step + 1]
+            self._served = (epoch, step + 1)
+
+    def _check(self, batches: list[Any], expected: list[int]) -> None:
+        assert all(batch is not None for batch in batches)
+        assert sorted(i for batch in batches for i in batch.ids[~batch.padding].tolist()) == expected
         sizes = [len(batch.ids) for batch in batches]
         assert max(sizes) - min(sizes) <= 1
         assert {batch.images.shape[2:] for batch in batches} == {(self._size, self._size)}
+
+    def _state(self) -> dict[str, Any]:
+        """As JSON; any rank may save it."""
+        states = {json.dumps(rank.state_dict()) for rank in self._ranks}
+        (state,) = map(json.loads, states)
+        asked = self._asked
+        runs = self._at is not None and self._latest and self._served[0] == self._at[0]
+        # what was said of the epoch that runs is about the iteration after this one
+        said = asked is not None and (asked[2] or not runs or asked[0] != self._served[0])
+        assert (state["epoch"], state["served_batches"]) == (asked[:2] if said else self._served)
+        assert ("size" in state) == self._resized
+        return state
 
     def _end(self, closes: bool) -> None:
         """Closed, or thrown away: both end what the loaders have started."""
@@ -180,33 +229,133 @@ def _fail_in_the_loop(loader: Any) -> None:
         raise KeyError("of the training")
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize(("backend", "kind", "trainings"), ARMS, ids=[arm[0] for arm in ARMS])
-def test_any_training_is_served_what_it_asks_for(
-    backend: str, kind: str, trainings: int, times: int, raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    if backend == "dali":
-        pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
-    build = partial(build_loader, raw_tree if kind == "raw" else converted[kind], backend=backend)
-    epochs: dict[int, Steps] = {}
-    with build(batch_size=GLOBAL_BATCH, size=STORED_SIZE, workers=1) as alone:
+def open_files() -> int:
+    return int(psutil.Process().num_fds())
 
-        def expected(epoch: int) -> Steps:
-            if epoch not in epochs:
+
+def settles(holds: Callable[[], bool]) -> bool:
+    """Whether it does within ten seconds."""
+    deadline_s = time.monotonic() + 10
+    while not holds() and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return holds()
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize(("backend", "kind"), [*MAIN, pytest.param("auto", "mixture", id="mixture")])
+def test_any_training_is_served_what_it_asks_for(
+    backend: str, kind: str, times: int, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    paths = {"raw": raw_tree, "mixture": [converted["shards"], converted["webdataset"]], **converted}
+    build = partial(build_loader, paths[kind], backend=backend)
+    epochs: dict[int, Steps] = {}
+
+    def expected(epoch: int) -> Steps:
+        if epoch not in epochs:
+            with build(batch_size=GLOBAL_BATCH, size=STORED_SIZE, workers=1) as alone:
                 alone.set_epoch(epoch)
                 epochs[epoch] = [sorted(batch.ids.tolist()) for batch in alone]
-                assert sorted(chain(*epochs[epoch])) == sorted(chain(*epochs[min(epochs)]))
-            return epochs[epoch]
+            assert sorted(chain(*epochs[epoch])) == sorted([*range(IMAGES)] * (2 if kind == "mixture" else 1))
+        return epochs[epoch]
 
-        expected(0)
-        run_state_machine_as_test(
-            partial(Training, build, expected),
-            settings=settings(
-                max_examples=trainings * times,
-                stateful_step_count=12,
-                deadline=None,
-                derandomize=True,
-                database=None,
-                suppress_health_check=list(HealthCheck),
-            ),
+    run_state_machine_as_test(
+        partial(Training, build, expected),
+        settings=settings(
+            max_examples=TRAININGS.get(backend, 4) * times,
+            stateful_step_count=12,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+def test_throwing_an_iterator_away_runs_no_python(converted: dict[str, Path]) -> None:
+    """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
+    called = []
+    with build_loader(converted["shards"], batch_size=16) as loader:
+        iterator = iter(loader)
+        next(iterator)
+        sys.setprofile(
+            lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
         )
+        try:
+            del iterator
+        finally:
+            sys.setprofile(None)
+    assert called == []
+
+
+def test_iterations_that_take_turns_are_told_what_it_costs(
+    converted: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING, logger="loaders"),
+        build_loader(converted["shards"], batch_size=8) as loader,
+    ):
+        list(zip(loader, loader, strict=True))
+    assert [record.message for record in caplog.records if "build one loader for each" in record.message]
+
+
+OF_FILES = {"open", "memfd_create", "fstat", "S_ISREG", "pread", "read", "fcntl", "FileIO", "pop", "extend"}
+"""Functions in C behind which Ctrl-C is tried: those that open files, and what is asked of an open one."""
+
+
+@pytest.mark.parametrize(("kind", "cache"), [("raw", "none"), ("shards", "none"), ("shards", "ram")])
+def test_ctrl_c_behind_any_call_leaves_no_file_open(
+    kind: str, cache: str, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    """While a loader is built; what reads ahead of a loop is a thread, which Ctrl-C never comes to."""
+    path = {"raw": raw_tree, **converted}[kind]
+    given = {"size": 40, "workers": 0 if kind == "raw" else 1, "cache": cache, "batch_size": 32}
+
+    def build(number: int) -> int:
+        """How many such calls there were until Ctrl-C came behind that of this number."""
+        count = 0
+
+        def interrupt(frame: FrameType, event: str, called: BuiltinFunctionType) -> None:
+            nonlocal count
+            if event == "c_return" and called.__name__ in OF_FILES:
+                count += 1
+                if count == number:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            with suppress(KeyboardInterrupt):
+                build_loader(path, **given).close()
+        finally:
+            sys.setprofile(None)
+        return count
+
+    calls, before = build(-1), open_files()
+    for number in range(1, calls + 1):
+        build(number)
+        gc.collect()
+        assert settles(lambda: open_files() <= before), f"behind call {number} of {calls}"
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        *MAIN[1:3],
+        *(
+            pytest.param(*arm.values, marks=[*arm.marks, pytest.mark.slow, pytest.mark.timeout(600)])
+            for arm in (MAIN[0], MAIN[3])
+        ),
+    ],
+)
+def test_a_hundred_loaders_leave_no_memory(
+    backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    """Each step of 20 would leave 20 batches; allocators grow now and then, not at every step."""
+    path, batch_bytes = {"raw": raw_tree, **converted}[kind], 32 * 40 * 40 * 3
+    taken = []
+    for number in range(100):
+        next(iter(build_loader(path, backend=backend, size=40, batch_size=32, workers=1)))
+        if number % 20 == 19:
+            gc.collect()
+            taken.append(psutil.Process().memory_info().rss)
+    assert median_low(np.diff(taken).tolist()) < 20 * batch_bytes / 2, taken

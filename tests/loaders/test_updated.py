@@ -13,11 +13,10 @@ import loaders
 from precache import convert, open_dataset
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
-from tests import loader_contract as contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, small_recipe
-
-ARMS = [("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")]
+from tests.loader_contract import check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
+from tests.loaders.arms import OF_SHARDS
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Updated:
     removed: set[int]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Updated]:
     """Without the first shard's pictures and some others, and with a copy of a class beside it."""
     root = tmp_path_factory.mktemp("updated")
@@ -53,48 +52,36 @@ def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-def served(loader: Any) -> dict[int, int]:
-    pairs = [(int(i), int(y)) for batch in loader for i, y in zip(batch.ids, batch.labels, strict=True)]
-    assert len(dict(pairs)) == len(pairs)
-    return dict(pairs)
-
-
-@pytest.mark.parametrize("settings", [{}, {"shuffle": "window"}, {"shuffle": False}, {"cache": "ram"}])
-@pytest.mark.parametrize(("backend", "name"), ARMS)
+@pytest.mark.parametrize(("backend", "name"), OF_SHARDS)
 def test_what_is_removed_is_never_served_and_what_is_added_is(
-    updated: dict[str, Updated], backend: str, name: str, settings: dict[str, Any]
-) -> None:
-    data = updated[name]
-    with build_loader(data.out, backend=backend, batch_size=8, workers=1, **settings) as loader:
-        assert (loader.samples, len(loader.dataset)) == (len(data.labels), len(data.labels))
-        assert list(loader.classes)[-1] == "000.new"
-        for _ in range(2):
-            assert served(loader) == data.labels
-        assert sorted(loader.dataset.targets) == sorted(data.labels.values())
-        assert "000.new/" in loader.path_of(max(data.labels))
-        with pytest.raises(SettingError, match="has none of this id"):
-            loader.path_of(min(data.removed))
-
-
-@pytest.mark.parametrize(("backend", "name"), ARMS)
-def test_ranks_share_and_resume_an_updated_dataset(
     updated: dict[str, Updated], backend: str, name: str
 ) -> None:
     data = updated[name]
-    ids: list[int] = []
-    for rank in range(3):
-        settings: dict[str, Any] = {"backend": backend, "batch_size": 4, "workers": 1}
-        with build_loader(data.out, rank=rank, world_size=3, **settings) as loader:
-            whole = contract.ids_of(loader)
-        with build_loader(data.out, rank=rank, world_size=3, **settings) as loader:
-            batches = iter(loader)
-            first = [int(i) for _ in range(2) for i in next(batches).ids]
-            state = loader.state_dict()
-        with build_loader(data.out, rank=rank, world_size=3, **settings) as loader:
-            loader.load_state_dict(state)
-            assert first + contract.ids_of(loader) == whole
-        ids += whole
-    assert sorted(ids) == sorted(data.labels)
+    expected = sorted(data.labels.items())
+
+    def build(**settings: Any) -> Any:
+        return build_loader(data.out, **{"backend": backend, "batch_size": 8, "workers": 1, **settings})
+
+    for settings in ({}, {"shuffle": "window"}, {"shuffle": False}, {"cache": "ram"}):
+        with build(**settings) as loader:
+            assert (loader.samples, len(loader.dataset)) == (len(data.labels), len(data.labels))
+            assert loader.classes[-1] == "000.new"
+            for _ in range(2):
+                assert sorted(pairs_of(loader)) == expected
+            assert sorted(loader.dataset.targets) == sorted(data.labels.values())
+            assert "000.new/" in loader.path_of(max(data.labels))
+            with pytest.raises(SettingError, match="has none of this id"):
+                loader.path_of(min(data.removed))
+    check_ranks_share_each_epoch(build, sorted(data.labels))
+    check_resume(build)
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_the_map_style_dataset_leaves_out_what_is_removed(updated: dict[str, Updated], name: str) -> None:
+    dataset = pickle.loads(pickle.dumps(loaders.ImageDataset(updated[name].out, decode="tensor")))
+    labels = {int(i): dataset[row][1] for row, i in enumerate(dataset.ids)}
+    assert labels == updated[name].labels
+    assert len(dataset) == len(labels)
 
 
 def test_a_state_of_before_the_update_is_refused(raw_tree: Path, tmp_path: Path) -> None:
@@ -104,46 +91,22 @@ def test_a_state_of_before_the_update_is_refused(raw_tree: Path, tmp_path: Path)
         state = loader.state_dict()
         next(tree.rglob("*.jpg")).unlink()
         convert(tree, out, small_recipe("shards"), workers=0, update=True)
-        assert len(served(loader)) == IMAGES  # that one has the dataset of before open
+        assert sorted(ids_of(loader)) == list(range(IMAGES)), "that one has the dataset of before open"
     with build_loader(out, workers=1) as loader, pytest.raises(SettingError, match="taken with dataset"):
         loader.load_state_dict(state)
-
-
-def test_a_sample_keeps_its_pixels(updated: dict[str, Updated], converted: dict[str, Path]) -> None:
-    kept = updated["shards"].labels.keys() & set(range(IMAGES))
-    orders = []
-    for out in (converted["shards"], updated["shards"].out):
-        with build_loader(out, workers=1, shuffle="full", size=48) as loader:
-            pictures = {
-                int(i): picture
-                for batch in loader
-                for i, picture in zip(batch.ids, batch.images, strict=True)
-            }
-        orders.append([(i, picture.numpy().tobytes()) for i, picture in pictures.items() if i in kept])
-    assert dict(orders[0]) == dict(orders[1])
-
-
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_the_map_style_dataset_leaves_out_what_is_removed(updated: dict[str, Updated], name: str) -> None:
-    data = updated[name]
-    dataset = pickle.loads(pickle.dumps(loaders.ImageDataset(data.out, decode="tensor")))
-    labels = {int(i): dataset[row][1] for row, i in enumerate(dataset.ids)}
-    assert labels == data.labels
-    assert len(dataset) == len(data.labels)
 
 
 def test_subsets_and_weights_are_of_what_is_served(updated: dict[str, Updated]) -> None:
     data = updated["shards"]
     with pytest.raises(SettingError, match="not in this split"):
-        loaders.build(data.out, sampling=loaders.Sampling(subset=[min(data.removed)]))
+        build_loader(data.out, subset=[min(data.removed)])
     some = sorted(data.labels)[::3]
     weights = np.array([float(i in some) for i in open_dataset(data.out).read_index().ids])
     for settings in ({"weights": weights}, {"weights": weights, "subset": sorted(data.labels)[::2]}):
         with build_loader(data.out, **settings) as loader:
-            assert set(contract.ids_of(loader)) <= set(some)
-    weights = np.ones(len(data.labels) + len(data.removed))
+            assert set(ids_of(loader)) <= set(some)
     with pytest.raises(SettingError, match=rf"\[{len(data.labels)}\]"):
-        loaders.build(data.out, sampling=loaders.Sampling(weights=weights))
+        build_loader(data.out, weights=np.ones(len(data.labels) + len(data.removed)))
 
 
 def test_a_split_that_lost_all_its_samples_is_named(raw_tree: Path, tmp_path: Path) -> None:
@@ -157,7 +120,7 @@ def test_a_split_that_lost_all_its_samples_is_named(raw_tree: Path, tmp_path: Pa
     with pytest.raises(DatasetError, match="removed all of split 'val'"):
         loaders.build(out, split="val")
     with build_loader(out, workers=1) as loader:
-        assert len(served(loader)) == IMAGES
+        assert len(ids_of(loader)) == IMAGES
 
 
 def test_a_damaged_index_of_an_update_is_named(updated: dict[str, Updated], tmp_path: Path) -> None:

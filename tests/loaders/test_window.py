@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.machine import page_cache
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order.cut import Cut
 from loaders.order.order import Epochs, Order, Windows
 from loaders.read.sequential import look_ahead
-from precache import Recipe, convert
+from precache import convert
 from precache.errors import SettingError
 from precache.formats import shards as format_shards
 from precache.formats.shards import ShardFile
 from tests.building import build_loader
-from tests.conftest import IMAGES
+from tests.conftest import IMAGES, small_recipe
 
 SIZE, ROWS = 128, 5
 
@@ -28,12 +28,7 @@ SIZE, ROWS = 128, 5
 def shards(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """14 shards of 5 pictures, 246 kB each: many pages, so that what is cached can be counted."""
     path = tmp_path_factory.mktemp("window") / "shards"
-    convert(
-        raw_tree,
-        path,
-        Recipe(format="shards", size=SIZE, fit="crop", shard_bytes=ROWS * SIZE**2 * 3),
-        workers=0,
-    )
+    convert(raw_tree, path, small_recipe("shards", size=SIZE, shard_bytes=ROWS * SIZE**2 * 3), workers=0)
     return path
 
 
@@ -51,18 +46,10 @@ def cached_bytes(files: tuple[str, ...]) -> int:
     return total
 
 
-def drop(files: tuple[str, ...]) -> None:
-    for name in files:
-        descriptor = os.open(name, os.O_RDONLY)
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
 @pytest.fixture
 def dropped(shards: Path) -> tuple[str, ...]:
+    page_cache.drop(shards)
     files = open_split(shards, "train").files
-    drop(files)
     if cached_bytes(files):
         pytest.skip("this file system keeps its files in memory")
     return files
@@ -71,17 +58,18 @@ def dropped(shards: Path) -> tuple[str, ...]:
 def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
     data = open_split(shards, "train")
     largest = int(max(data.shard_bytes))
+    states = []
     for memory_bytes, window in ((None, 8), (2 * largest, 1), (7 * largest, 3), (100 * largest, 50)):
-        assert data.window_shards(memory_bytes) == window
         with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
+            states.append(loader.state_dict())
             served = np.concatenate([batch.ids.numpy() for batch in loader])
-        places = np.arange(len(data))
-        order = Windows(data.shard_starts, 0, 0, window, (0, len(data))).at(places)
+        order = Windows(data.shard_starts, 0, 0, window, (0, len(data))).at(np.arange(len(data)))
         assert np.array_equal(served, data.ids[order])
-    with pytest.raises(
-        SettingError,
-        match=f"too small: needs {2 * largest:,} for two shards of {shards}, got .*; give at least",
-    ):
+    with build_loader(shards, shuffle="window", batch_size=7) as other:
+        other.load_state_dict(states[0])
+        with pytest.raises(SettingError, match="taken with window_shards 1, the loader has 8"):
+            other.load_state_dict(states[1])
+    with pytest.raises(SettingError, match=rf"needs {2 * largest:,} for two shards of {shards}.*give"):
         build_loader(shards, shuffle="window", memory_bytes=2 * largest - 1)
 
 
@@ -89,13 +77,9 @@ def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped:
     data = open_split(shards, "train")
     memory_bytes = 4 * int(max(data.shard_bytes))
     assert sum(data.shard_bytes) > 2 * memory_bytes
-    seen = []
     with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=5) as loader:
-        for _ in range(2):
-            for _ in loader:
-                seen.append(cached_bytes(dropped))
-    assert max(seen) <= memory_bytes + 8 * mmap.PAGESIZE
-    assert max(seen) > memory_bytes / 4
+        seen = [cached_bytes(dropped) for _ in range(2) for _ in loader]
+    assert memory_bytes / 4 < max(seen) <= memory_bytes + 8 * mmap.PAGESIZE
     with build_loader(shards, shuffle="window", batch_size=5) as loader:
         assert len(list(loader)) == IMAGES // 5
     assert cached_bytes(dropped) > 0.9 * sum(data.shard_bytes), "without a bound it stays cached"
@@ -115,27 +99,41 @@ def test_reading_ahead_brings_a_whole_shard_into_the_cache(
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
 def test_a_rank_that_shares_windows_has_no_more_than_two_of_them_open(shards: Path, ranks: int) -> None:
+    """Those of a request stay so until the second one after it: threads may still read them."""
     data = open_split(shards, "train")
     opened: list[int] = []
+    before: set[int] = set()
     most = 0
     order = Order(
         epochs=Epochs(shard_starts=data.shard_starts, kind="window", seed=0, window_shards=2),
-        cut=Cut(samples=len(data), batch_size=2, last="partial", rank=ranks - 1, world_size=ranks),
+        batch_size=2,
+        last="partial",
+        rank=ranks - 1,
+        world_size=ranks,
     )
-    asked = (Request(0, share.positions) for share in order.batches(0))
+    asked = iter(order.batches(0))
     with ExitStack() as at_end:
-        for _ in look_ahead(data, asked, 2, lambda n: opened.append(n) or n, opened.remove, at_end):
-            most = max(most, len(opened))
+        for request, files in look_ahead(
+            data, asked, 2, lambda n: opened.append(n) or n, opened.remove, at_end
+        ):
+            needed = set(data.locate(request.positions)[0].tolist())
+            assert set(files) == needed
+            assert set(opened) >= needed | before
+            before, most = needed, max(most, len(opened))
+        assert set(opened) >= before, "the last request may still be read"
     assert not opened
     assert 2 < most <= 2 * 2 + 2, "and those of a batch"
 
 
-def test_a_state_of_another_window_is_refused(shards: Path) -> None:
-    largest = int(max(open_split(shards, "train").shard_bytes))
-    with build_loader(shards, shuffle="window", memory_bytes=2 * largest) as loader:
-        state = loader.state_dict()
-    with (
-        build_loader(shards, shuffle="window") as other,
-        pytest.raises(SettingError, match="taken with window_shards 1, the loader has 8"),
-    ):
-        other.load_state_dict(state)
+def test_a_part_of_many_shards_opens_no_more_of_them_at_a_time(converted: dict[str, Path]) -> None:
+    """Six shards, windows of one, two samples of each: what is read ahead is counted in these, not in all."""
+    whole = open_split(converted["webdataset"], "train")
+    data = whole.select(np.sort(np.concatenate([whole.shard_starts[:-1], whole.shard_starts[:-1] + 3])))
+    assert data.shard_samples.tolist() == [2] * 6
+    opened: list[int] = []
+    closed: list[int] = []
+    requests = (Request(0, np.array([position])) for position in range(12))
+    with ExitStack() as at_end:
+        for _ in look_ahead(data, requests, 1, lambda n: opened.append(n) or n, closed.append, at_end):
+            assert len(opened) - len(closed) <= 3
+    assert sorted(opened) == list(range(6))

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from precache import convert
+from precache.storage.urls import Location
 from tests.conftest import small_recipe
 
 THESIS = b"years of work"
@@ -19,7 +20,7 @@ def beside(path: Path) -> list[str]:
     return sorted({entry.name for entry in path.parent.iterdir()} - {path.name})
 
 
-def interrupt(tree: Path, out: Path, name: str = "shards", **options: object) -> None:
+def interrupt(tree: Path, out: Location, name: str = "shards", **options: object) -> None:
     def stop(done: int, total: int) -> None:
         if done > 40:
             raise KeyboardInterrupt

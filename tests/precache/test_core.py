@@ -10,7 +10,7 @@ import pytest
 
 import precache
 from precache.formats import FORMATS
-from tests.command import ROOT
+from tests.command import ROOT, check_bad_input
 from tests.test_layers import files, imports
 
 DISTRIBUTIONS = {"PIL": "pillow", "botocore": "boto3", "google_crc32c": "google-crc32c"}
@@ -60,10 +60,7 @@ def test_bench_without_its_packages_names_the_extra(tmp_path: Path) -> None:
     command = [sys.executable, "-c", program]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "bench loaders needs the extra 'bench'" in line
-    assert line.endswith("-m pip install 'precache[bench]'")
+    check_bad_input(done, "the extra 'bench'", "-m pip install 'precache[bench]'")
 
 
 def test_the_core_lists_what_precache_imports_and_nothing_else() -> None:
@@ -72,17 +69,6 @@ def test_the_core_lists_what_precache_imports_and_nothing_else() -> None:
     assert others - OPTIONAL == listed("dependencies")
     extras = PYPROJECT[PYPROJECT.index("[project.optional-dependencies]") :]
     assert all(f'"{name}>=' in extras for name in OPTIONAL & others)
-
-
-def test_the_readme_says_which_extras_all_lacks() -> None:
-    extras = PYPROJECT[
-        PYPROJECT.index("[project.optional-dependencies]") : PYPROJECT.index("[project.scripts]")
-    ]
-    names = set(re.findall(r"^([a-z0-9-]+) = \[", extras, re.MULTILINE))
-    (brings,) = re.findall(r'^all = \["precache\[(.*)\]"\]', extras, re.MULTILINE)
-    (lacks,) = re.findall(r"'\.\[all\]' +# all but ([a-z, ]+);", (ROOT / "README.md").read_text())
-    of_developers = {"all", "test"}
-    assert names - of_developers - {*brings.split(","), "loaders", "dali-cuda13"} == set(lacks.split(", "))
 
 
 def test_the_version_is_the_same_wherever_it_is_stated() -> None:

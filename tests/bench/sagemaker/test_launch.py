@@ -1,8 +1,10 @@
-"""The notebook that starts a training on SageMaker, against moto's S3 and SageMaker."""
+"""The notebook that starts a training on SageMaker, against stand-ins for S3 and SageMaker."""
 
 import json
 import os
 import subprocess
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,41 @@ from bench.sagemaker.train import Job, parse
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
 from tests.bench.sagemaker.test_place import check_training, write_job
+from tests.cloud.storages import listening
 from tests.command import ROOT
 
 NOTEBOOK = ROOT / "bench" / "sagemaker" / "launch.ipynb"
 WHEEL = '"$PYTHON" -m pip wheel --quiet --no-deps --wheel-dir dist ../..'
 
 
+class SageMaker(BaseHTTPRequestHandler):
+    """Keeps the jobs that it is asked to create; boto3 looks at what they are asked with."""
+
+    jobs: dict[str, Any]
+
+    def log_message(self, format: str, *arguments: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        if self.headers["x-amz-target"] == "SageMaker.CreateTrainingJob":
+            arn, model = f"arn:aws:sagemaker:us-east-1:1:job/{len(self.jobs)}", {"S3ModelArtifacts": "s3://m"}
+            done = {"TrainingJobArn": arn, "TrainingJobStatus": "Completed", "ModelArtifacts": model}
+            self.jobs[asked["TrainingJobName"]] = {**asked, **done}
+        said = self.jobs[asked["TrainingJobName"]]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(said).encode())
+
+
+@pytest.fixture
+def _sagemaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with listening(SageMaker, jobs={}) as endpoint:
+        monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", endpoint)
+        yield
+
+
+@pytest.mark.usefixtures("_sagemaker")
 def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
     bucket: Url, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

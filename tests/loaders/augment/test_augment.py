@@ -1,6 +1,5 @@
 """Random crops: torchvision's distributions, seeded by sample, the same wherever they are made."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +24,7 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import STORED_SIZE
 
-SIDE, COUNT = 256, 100_000
+SIDE, COUNT = 256, 40_000
 DEFAULTS = RandomAugmentation()
 
 
@@ -52,7 +51,7 @@ def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
 def test_area_aspect_and_place_are_distributed_as_torchvisions(
     ours: np.ndarray, torchvisions: np.ndarray
 ) -> None:
-    """Two samples of 100,000 from one distribution lie within 0.0087 in 999 of 1,000 cases."""
+    """Two samples of 40,000 from one distribution lie within 0.0138 in 999 of 1,000 cases."""
     measures = (
         lambda b: b[:, 2] * b[:, 3],
         lambda b: b[:, 2] / b[:, 3],
@@ -61,16 +60,13 @@ def test_area_aspect_and_place_are_distributed_as_torchvisions(
         lambda b: b[:, 0] + b[:, 2],
     )
     for measure in measures:
-        assert largest_gap(measure(ours), measure(torchvisions)) < 0.0087
-    shifted = ours[:, 2] * ours[:, 3] * 1.1
-    assert largest_gap(shifted, torchvisions[:, 2] * torchvisions[:, 3]) > 0.0087, "it can tell"
-
-
-def test_boxes_lie_inside(ours: np.ndarray) -> None:
+        assert largest_gap(measure(ours), measure(torchvisions)) < 0.0138
     left, top, width, height = ours.T
     assert min(left.min(), top.min()) == 0
     assert min(width.min(), height.min()) >= 1
     assert (left + width).max() == (top + height).max() == SIDE
+    shifted = ours[:, 2] * ours[:, 3] * 1.1
+    assert largest_gap(shifted, torchvisions[:, 2] * torchvisions[:, 3]) > 0.0138, "it can tell"
 
 
 def test_draws_are_uniform_and_depend_on_seed_epoch_and_id_alone() -> None:
@@ -134,27 +130,25 @@ def test_jitter_is_drawn_uniformly_within_its_ranges() -> None:
     settings = RandomAugmentation(brightness=0.4, contrast=0.2, saturation=1.5, hue=0.1)
     colors = draw(settings, 64, 64, 0, 0, np.arange(COUNT)).colors
     for column, (low, high) in enumerate([(0.6, 1.4), (0.8, 1.2), (0, 2.5), (-0.1, 0.1)]):
-        assert largest_gap((colors[:, column] - low) / (high - low), np.linspace(0, 1, COUNT)) < 0.0062
+        assert largest_gap((colors[:, column] - low) / (high - low), np.linspace(0, 1, COUNT)) < 0.0098
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"scale": (0.5, 0.1)}, "scale must be two numbers, 0 < low <= high <= 1.0, got"),
-        ({"ratio": (0, 1)}, "ratio must be two numbers"),
-        ({"ratio": ("1", 2)}, "ratio must be two numbers"),
-        ({"scale": 5}, "scale must be two numbers"),
-        ({"flip": "1"}, "flip must be from 0 to 1.0, got '1'"),
-        ({"hue": None}, "hue must be from 0 to 0.5, got None"),
-        ({"flip": True}, "flip must be from 0 to 1.0, got True"),
-        ({"flip": 1.5}, "flip must be from 0 to 1.0, got 1.5"),
-        ({"hue": 0.6}, "hue must be from 0 to 0.5, got 0.6"),
-        ({"contrast": -1}, "contrast must be from 0 to"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
-    with pytest.raises(SettingError, match=message):
-        RandomAugmentation(**settings)
+def test_settings_out_of_range_are_refused() -> None:
+    for settings in (
+        {"scale": (0.5, 0.1)},
+        {"scale": 5},
+        {"ratio": (0, 1)},
+        {"ratio": ("1", 2)},
+        {"flip": "1"},
+        {"flip": True},
+        {"flip": 1.5},
+        {"hue": None},
+        {"hue": 0.6},
+        {"contrast": -1},
+    ):
+        (name,) = settings
+        with pytest.raises(SettingError, match=f"^{name} must be .*, got "):
+            RandomAugmentation(**settings)  # type: ignore[arg-type]
 
 
 def batches(path: Path, **settings: object) -> list[loaders.Batch]:
@@ -183,19 +177,20 @@ def test_a_sample_is_augmented_alike_in_any_batch_rank_or_order(converted: dict[
     assert sum(torch.equal(one[i], centre[i]) for i in one) < 5
 
 
-def test_epochs_differ_and_a_resumed_one_does_not(converted: dict[str, Path]) -> None:
+def test_epochs_differ_and_one_that_is_served_again_or_from_a_cache_does_not(
+    converted: dict[str, Path],
+) -> None:
     settings = {"size": 32, "augment": "train", "batch_size": 16}
     with build_loader(converted["shards"], **settings) as loader:
-        first, second = by_id(list(loader)), list(loader)
+        epochs = [by_id(list(loader)) for _ in range(3)]
         loader.set_epoch(1)
-        iterator = iter(loader)
-        next(iterator)
-        state = json.loads(json.dumps(loader.state_dict()))
-    assert sum(torch.equal(image, by_id(second)[i]) for i, image in first.items()) < 5
-    with build_loader(converted["shards"], **settings) as resumed:
-        resumed.load_state_dict(state)
-        for ours, theirs in zip(resumed, second[1:], strict=True):
-            assert torch.equal(ours.images, theirs.images)
+        again = by_id(list(loader))
+    assert sum(torch.equal(image, epochs[1][i]) for i, image in epochs[0].items()) < 5
+    assert all(torch.equal(image, epochs[1][i]) for i, image in again.items())
+    for cache in ("ram", "device"):
+        with build_loader(converted["shards"], cache=cache, **settings) as cached:
+            for epoch in epochs:
+                assert all(torch.equal(image, epoch[i]) for i, image in by_id(list(cached)).items())
 
 
 def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]) -> None:
@@ -209,27 +204,6 @@ def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]
     for i, factor in zip(centre, factors, strict=True):
         expected = (centre[i].float() * factor).clamp(0, 255).round()
         assert (jittered[i].float() - expected).abs().max() <= 1
-
-
-@pytest.mark.parametrize("cache", ["ram", "device"])
-def test_a_cache_serves_the_same_crops(converted: dict[str, Path], cache: str) -> None:
-    settings = {"size": 32, "augment": "train", "batch_size": 16}
-    with (
-        build_loader(converted["shards"], **settings) as plain,
-        build_loader(converted["shards"], cache=cache, **settings) as cached,
-    ):
-        for _ in range(3):
-            for ours, theirs in zip(cached, plain, strict=True):
-                assert torch.equal(ours.images, theirs.images)
-
-
-def test_floats_are_the_augmented_pixels_normalised(converted: dict[str, Path]) -> None:
-    integers, floats = (
-        batches(converted["shards"], dtype=dtype, shuffle=False) for dtype in (torch.uint8, torch.float32)
-    )
-    for ours, theirs in zip(integers, floats, strict=True):
-        assert torch.allclose(theirs.images, loaders.transfer.normalise(ours.images, torch.float32))
-        assert theirs.images.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_crops_are_cut_out_as_they_are(converted: dict[str, Path]) -> None:
@@ -257,40 +231,27 @@ def test_a_function_of_the_callers_is_called_with_pixels_ids_and_epoch(converted
 
 
 def test_an_unknown_augmentation_is_refused(converted: dict[str, Path]) -> None:
-    with pytest.raises(SettingError, match="unknown augment 'trian'; choose from: crop, eval, train"):
-        build_loader(converted["shards"], augment="trian")
-    with pytest.raises(
-        SettingError, match="augment must be a name, a RandomAugmentation, a function or None, got 3"
-    ):
-        build_loader(converted["shards"], augment=3)
+    for augment, problem in (("trian", "unknown augment 'trian'"), (3, "augment must be a name, .*, got 3")):
+        with pytest.raises(SettingError, match=problem):
+            build_loader(converted["shards"], augment=augment)
 
 
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda x, ids, e: x.permute(0, 3, 1, 2), "got uint8 .16, 3, 48, 48. on cpu; this is NCHW: return"),
-        (lambda x, ids, e: x[:-1], "got uint8 .15, 48, 48, 3. on cpu; return as many pictures"),
-        (lambda x, ids, e: x[0], "got uint8 .48, 48, 3. on cpu; return NHWC, with as many channels as it"),
-        (lambda x, ids, e: x[..., :1], "; return NHWC, with as many channels as it was given"),
-        (
-            lambda x, ids, e: x / 255,
-            "got float32 .16, 48, 48, 3. on cpu; return 0-255; the loader normalises",
-        ),
-        (lambda x, ids, e: x[:, :40], "uint8 .16, 40, 48, 3. on cpu; return the size that the loader"),
-        (lambda x, ids, e: x.to("meta"), "on cpu, got .* on meta; leave them on the device"),
-        (
-            lambda x, ids, e: x[:, :40, :40],
-            "uint8 .16, 40, 40, 3. on cpu; return the size that the loader",
-        ),
+def test_what_a_function_returns_is_looked_at(converted: dict[str, Path]) -> None:
+    flawed: tuple[tuple[BatchFunction, str], ...] = (
+        (lambda x, ids, e: x.permute(0, 3, 1, 2), "this is NCHW: return"),
+        (lambda x, ids, e: x[:-1], "return as many pictures"),
+        (lambda x, ids, e: x[0], "return NHWC, with as many channels as"),
+        (lambda x, ids, e: x[..., :1], "return NHWC, with as many channels as"),
+        (lambda x, ids, e: x / 255, "return 0-255; the loader normalises"),
+        (lambda x, ids, e: x[:, :40], "return the size that the loader"),
+        (lambda x, ids, e: x[:, :40, :40], "return the size that the loader"),
+        (lambda x, ids, e: x.to("meta"), "leave them on the device"),
         (lambda x, ids, e: x.numpy(), "got ndarray; return a torch tensor"),
         (lambda x, ids, e: None, "got NoneType; return a torch tensor"),
-    ],
-)
-def test_what_a_function_returns_is_looked_at(
-    converted: dict[str, Path], function: BatchFunction, message: str
-) -> None:
-    with pytest.raises(SettingError, match=f"augment function .*lambda.* must return .*{message}"):
-        batches(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
+    )
+    for function, remedy in flawed:
+        with pytest.raises(SettingError, match=f"augment function .*lambda.* must return uint8 .*{remedy}"):
+            batches(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
 
 
 @pytest.mark.parametrize("asked", ["before", "after", "resumed"])

@@ -11,8 +11,7 @@ from threading import Event
 
 import pytest
 
-from loaders.deliver.prefetch import Prefetch
-from loaders.deliver.threads import Pool
+from loaders.deliver.threads import Pool, Prefetch
 
 
 def count_up(started: list[int], limit: int = 1000) -> Iterator[int]:
@@ -28,11 +27,8 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
     assert condition()  # type: ignore[operator]
 
 
-def test_order_is_kept_and_the_end_is_seen() -> None:
+def test_order_is_kept_and_it_runs_ahead_by_depth_and_no_further() -> None:
     assert list(Prefetch(count_up([], 100), 3)) == list(range(100))
-
-
-def test_it_runs_ahead_by_depth_and_no_further() -> None:
     started: list[int] = []
     ahead = Prefetch(count_up(started), 3)
     assert next(ahead) == 0
@@ -55,7 +51,7 @@ def test_what_was_closed_before_it_began_holds_nothing() -> None:
 def test_it_stays_out_of_the_way_of_a_consumer_that_it_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
     # of that module: the same as ours
-    monkeypatch.setattr("loaders.deliver.prefetch.time.sleep", naps.append)
+    monkeypatch.setattr("loaders.deliver.threads.time.sleep", naps.append)
     ahead = Prefetch(count_up([]), 2)
     assert [next(ahead) for _ in range(3)] == [0, 1, 2]
     Event().wait(0.2)  # the thread waits for room meanwhile

@@ -13,30 +13,12 @@ from typing import Any
 import pytest
 import torch
 
-from loaders.examples import train
 from tests.command import ROOT
-from tests.loaders.examples import served
-from tests.loaders.examples.conftest import SIZE, TRAINED
+from tests.loaders.examples import served, test_same_training
+from tests.loaders.examples.conftest import TRAINED
+from tests.loaders.examples.test_train import EPOCHS, SMALL, run
 
-SMALL = (
-    "--model",
-    "resnet10",
-    "--batch-size",
-    12,
-    "--size",
-    SIZE,
-    "--lr",
-    0.01,
-    "--device",
-    "cpu",
-    "--epochs",
-    2,
-)
-LIBRARIES = {
-    "train_lightning": "pytorch_lightning",
-    "train_accelerate": "accelerate",
-    "train_transformers": "transformers",
-}
+LIBRARIES = {f"train_{name}": package for name, package in test_same_training.LIBRARIES.items()}
 
 
 @contextmanager
@@ -44,7 +26,7 @@ def torchrun(data: Path, out: Path, *more: object, module: str = "train", sent: 
     """Two ranks; rank 1 sends itself the signal `sent` at the second batch of the second epoch."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m"]
     command += ["tests.loaders.examples.served", out / "served.{}", sent, 1, "train", 1, 1]
-    command += [f"loaders.examples.{module}", data, "--out", out / "run", *SMALL, *more]
+    command += [f"loaders.examples.{module}", data, "--out", out / "run", *SMALL, "--epochs", EPOCHS, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*map(str, command)],
@@ -87,7 +69,7 @@ def test_an_epoch_that_sigterm_ended_on_two_ranks_is_ended_by_one(data: Path, tm
     assert "exitcode  : 143" in said
     assert said.count("epoch 1:") == 1
     with served.writing_down(tmp_path / "served.2"):
-        assert train.main([*map(str, (data, "--out", tmp_path / "run", *SMALL, "--resume"))]) == 0
+        assert run(data, tmp_path / "run", "--resume") == 0
     check_each_sample_once(tmp_path)
 
 

@@ -35,7 +35,7 @@ def plain(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[served.
     out = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patch, served.writing_down(out / "served"):
         said: list[dict[str, float]] = []
-        patch.setattr("loaders.examples.common.report", lambda epoch, figures, board: said.append(figures))
+        patch.setattr("loaders.examples.common.report", lambda epoch, figures, *_: said.append(figures))
         assert run(train, data, out) == 0
     last = {name: value for name, value in said[-1].items() if name.startswith("validation")}
     return served.read(out / "served"), last
@@ -49,7 +49,7 @@ def test_it_ends_with_the_same_model_as_plain_pytorch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     said: list[dict[str, float]] = []
-    monkeypatch.setattr("loaders.examples.common.report", lambda epoch, figures: said.append(figures))
+    monkeypatch.setattr("loaders.examples.common.report", lambda epoch, figures, *_: said.append(figures))
     mine = [tmp_path / "out" / f"checkpoint-{name}/loader.json" for name in (1, 2, 4, 6, 500, "best")]
     for path in mine:
         path.parent.mkdir(parents=True)

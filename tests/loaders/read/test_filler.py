@@ -1,9 +1,10 @@
-"""Filling batch after batch by threads, and how long what they are read from must stay."""
+"""Filling batch after batch by threads."""
 
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,37 +15,34 @@ from loaders.augment.cpu import Crops
 from loaders.batch import Request
 from loaders.dataset import SplitData
 from loaders.read.filler import BatchFiller, Pictures
-from loaders.read.sequential import look_ahead
 from precache.errors import DatasetError, ImageError
 
 SIZE, BATCH, BATCHES = 4, 6, 5
 
 
-def split(shard_samples: tuple[int, ...]) -> SplitData:
-    """A split of pictures whose every byte is their position."""
-    positions = np.arange(sum(shard_samples))
-    return SplitData(
+def make(threads: int) -> BatchFiller:
+    positions = np.arange(BATCH * BATCHES)
+    data = SplitData(
         path=Path("split"),
         kind="shards",
         ids=positions + 100,
         labels=positions % 3,
-        shard_samples=np.array(shard_samples),
-        files=tuple(map(str, range(len(shard_samples)))),
-        shard_bytes=np.array(shard_samples),
+        shard_samples=np.array([len(positions)]),
+        files=("0",),
+        shard_bytes=np.array([len(positions)]),
         shards=None,
         index=None,
         classes=("a", "b", "c"),
         size=SIZE,
         digest="",
     )
+    return BatchFiller(data, Crops(stored=SIZE, size=SIZE), BATCH, threads, torch.device("cpu"))
 
 
 @pytest.fixture(params=[1, 2, 5], ids=lambda threads: f"{threads} threads")
 def filler(request: pytest.FixtureRequest) -> Iterator[BatchFiller]:
-    crops = Crops(stored=SIZE, size=SIZE)
-    made = BatchFiller(split((BATCH * BATCHES,)), crops, BATCH, request.param, torch.device("cpu"))
-    yield made
-    made.close()
+    with closing(make(request.param)) as made:
+        yield made
 
 
 def requests() -> Iterator[Request]:
@@ -88,6 +86,25 @@ def test_an_error_comes_after_the_batches_before_it(filler: BatchFiller, where: 
         next(served)
 
 
+def test_who_helps_with_a_later_batch_meanwhile_raises_its_error_with_that_one() -> None:
+    later = threading.Event()
+
+    def picture_of(slot: int, *, number: int) -> np.ndarray:
+        if number == 1:
+            later.set()
+            raise DatasetError("the second")
+        if threading.current_thread().name.startswith("fill"):
+            later.wait(timeout=5)
+        return np.zeros((SIZE, SIZE, 3), np.uint8)
+
+    with closing(make(2)) as filler:
+        batches = (Pictures(r, partial(picture_of, number=n)) for n, r in enumerate(requests()))
+        served = filler.fill_each(batches)
+        assert next(served).ids[0] == 100
+        with pytest.raises(DatasetError, match="the second"):
+            next(served)
+
+
 def test_nothing_is_read_any_more_once_it_is_closed(filler: BatchFiller) -> None:
     reading, closed = threading.Semaphore(0), threading.Event()
     late = []
@@ -106,25 +123,3 @@ def test_nothing_is_read_any_more_once_it_is_closed(filler: BatchFiller) -> None
     closed.set()
     time.sleep(0.1)
     assert not late
-
-
-def test_shards_stay_open_until_the_second_request_after_theirs() -> None:
-    data = split((4,) * 12)
-    opened: set[int] = set()
-
-    def open_shard(index: int) -> int:
-        opened.add(index)
-        return index
-
-    asked = (Request(0, np.arange(start, start + 6)) for start in range(0, 48, 6))
-    before: set[int] = set()
-    most = 0
-    with ExitStack() as at_end:
-        for request, shards in look_ahead(data, asked, 3, open_shard, opened.remove, at_end):
-            needed = {int(position) // 4 for position in request.positions}
-            assert set(shards) == needed
-            assert opened >= needed | before
-            before, most = needed, max(most, len(opened))
-        assert opened >= before, "the last request may still be read"
-    assert not opened
-    assert most <= 6, "two windows"

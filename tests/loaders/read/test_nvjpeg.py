@@ -1,19 +1,23 @@
-"""Backend `nvjpeg`: its own logic, with torchvision's CPU decoder in the place of the GPU's."""
+"""Backend `nvjpeg`: its own logic, and who decodes for it; on the CPU, by the same calls as on a GPU."""
 
+import logging
 import shutil
-from collections.abc import Iterator
+import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from loaders.augment import RandomAugmentation
 from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, open_split
-from loaders.read.nvjpeg import NvjpegReader
-from loaders.settings import LoaderSpec
-from precache.errors import SettingError
+from loaders.read import nvjpeg
+from precache.errors import MissingDependencyError
+from precache.pictures import jpeg
+from precache.pictures.jpeg import psnr
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.precache.pictures.drawing import load
@@ -22,47 +26,59 @@ CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchCodec")
 
 
-def read(path: Path, stored: int, size: int) -> list[DecodedBatch]:
+@pytest.fixture(autouse=True)
+def none_found_yet() -> None:
+    nvjpeg.find_decoder.cache_clear()
+
+
+def read(path: Path, crops: Crops | None = None, size: int = 40) -> DecodedBatch:
+    """All of it, in a batch."""
     with build_loader(path, workers=1) as loader:
-        spec: LoaderSpec = loader.spec  # type: ignore[attr-defined]
+        spec: Any = loader.spec
     data = open_split(path, "train")
-    positions = np.array_split(np.arange(len(data.ids)), 5)
-    requests: Iterator[Request] = iter([Request(0, part) for part in positions])
-    reader = NvjpegReader(spec, data, Crops(None if data.kind == RAW else stored, size), CPU)
+    crops = crops or Crops(None if data.kind == RAW else STORED_SIZE, size)
+    reader = nvjpeg.NvjpegReader(spec, data, crops, CPU)
     try:
-        return list(reader.read(requests))
+        (batch,) = reader.read(iter([Request(0, np.arange(len(data)))]))
     finally:
         reader.close()
+    return batch
 
 
-def psnr(one: np.ndarray, other: np.ndarray) -> float:
-    error = np.square(one.astype(float) - other).mean()
-    return float("inf") if error == 0 else 10 * np.log10(255**2 / error)
+def served(path: Path, **settings: Any) -> dict[int, np.ndarray]:
+    with build_loader(path, workers=1, **settings) as loader:
+        return {
+            int(i): x.permute(1, 2, 0).numpy() for b in loader for i, x in zip(b.ids, b.images, strict=True)
+        }
+
+
+def check_near(batch: DecodedBatch, expected: dict[int, np.ndarray], worst: float) -> None:
+    assert sorted(batch.ids.tolist()) == sorted(expected)
+    for sample_id, image in zip(batch.ids.tolist(), batch.images.numpy(), strict=True):
+        assert psnr(image, expected[sample_id]) > worst
 
 
 def test_a_raw_tree_is_decoded_and_resized_as_the_reference_does(raw_tree: Path) -> None:
     """torchvision's decoder upsamples colour as libjpeg-turbo does, so little is left between them."""
     data = open_split(raw_tree, "train")
-    served = {
-        int(i): image
-        for batch in read(raw_tree, 40, 40)
-        for i, image in zip(batch.ids, batch.images, strict=True)
-    }
-    assert len(served) == IMAGES
-    for sample_id, label, file in zip(data.ids.tolist(), data.labels.tolist(), data.files, strict=True):
-        assert psnr(served[sample_id].numpy(), load(file, 40)) > 45, (file, label)
+    expected = {i: np.asarray(load(file, 40)) for i, file in zip(data.ids.tolist(), data.files, strict=True)}
+    check_near(read(raw_tree), expected, 45)
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "dali"])
-def test_stored_jpegs_are_decoded_and_cropped(converted: dict[str, Path], kind: str) -> None:
-    ours = read(converted[kind], STORED_SIZE, 31)
-    with build_loader(converted["webdataset"], shuffle=False, size=31, workers=1) as loader:
-        theirs = {int(i): x for batch in loader for i, x in zip(batch.ids, batch.images, strict=True)}
-    assert sum(len(batch.ids) for batch in ours) == IMAGES
-    for batch in ours:
-        assert batch.images.shape[1:] == (31, 31, 3)
-        for sample_id, image in zip(batch.ids.tolist(), batch.images, strict=True):
-            assert psnr(image.numpy(), theirs[sample_id].permute(1, 2, 0).numpy()) > 45
+@pytest.mark.parametrize("kind", ["webdataset", "dali", "keep-dali"])
+def test_stored_jpegs_are_decoded_and_cropped_each_by_itself(
+    kind: str, converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
+    folders = {**converted, **shaped}
+    path, same = folders[kind], folders[kind.replace("dali", "webdataset")]
+    if kind != "keep-dali":
+        check_near(read(path, size=31), served(same, size=31), 45)
+        return
+    for augment, drawn in ((None, None), ("train", RandomAugmentation())):
+        crops = Crops(None, (30, 40), drawn, seed=5)
+        check_near(read(path, crops), served(same, size=(30, 40), augment=augment, seed=5), 40)
+    batch, shapes = read(path, Crops(None, None)), open_split(path, "train").shapes_at(slice(None))
+    assert batch.images.numel() == int(shapes.prod(axis=1).sum()) * 3, "whole, one behind the other"
 
 
 def test_what_cannot_be_decoded_is_refused_by_name_and_the_rest_is_served(
@@ -70,22 +86,67 @@ def test_what_cannot_be_decoded_is_refused_by_name_and_the_rest_is_served(
 ) -> None:
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
     bad = sorted(tree.glob("*/*.jpg"))[30:33]
-    content = bad[0].read_bytes()
-    bad[0].write_bytes(content[: len(content) // 2])
-    bad[1].write_bytes(b"<html>")
-    bad[2].write_bytes(b"")
-    data = open_split(tree, "train")
-    positions = np.arange(len(data.ids))
-    with build_loader(tree, workers=1) as loader:
-        spec: LoaderSpec = loader.spec  # type: ignore[attr-defined]
-    reader = NvjpegReader(spec, data, Crops(40, 40), CPU)
-    (batch,) = reader.read(iter([Request(0, positions)]))
-    reader.close()
+    for path, content in zip(bad, (bad[0].read_bytes()[:300], b"<html>", b""), strict=True):
+        path.write_bytes(content)
+    batch = read(tree)
     assert sorted(error.path for error in batch.refused.values()) == sorted(map(str, bad))
     assert len(batch.ids) == IMAGES - 3
     assert not set(batch.ids.tolist()) & set(batch.refused)
 
 
-def test_it_is_refused_without_a_gpu(raw_tree: Path) -> None:
-    with pytest.raises(SettingError, match="backend 'nvjpeg' decodes on a GPU, device is 'cpu'"):
-        build_loader(raw_tree, backend="nvjpeg")
+# Who decodes.
+
+
+def refuse(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
+    """As a wheel that was built without nvJPEG."""
+    raise RuntimeError("not compiled with nvJPEG support\nStack trace")
+
+
+@pytest.mark.parametrize("lacks", ["the package", "image decoders"])
+def test_torchvision_takes_the_place_of_a_torchcodec_that_is_missing_or_older(
+    lacks: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = None if lacks == "the package" else type(sys)("torchcodec.decoders")
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", there)
+    assert nvjpeg.find_decoder(CPU).name == "torchvision"
+    nvjpeg.find_decoder.cache_clear()
+    monkeypatch.setitem(sys.modules, "torchvision.io", None)
+    with pytest.raises(MissingDependencyError, match="pip install torchcodec"):
+        nvjpeg.find_decoder(CPU)
+
+
+def test_what_does_not_decode_is_said_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = nvjpeg.GpuDecoder("torchcodec", refuse, turns=True, most=4)
+    monkeypatch.setattr(nvjpeg, "_torchcodec", lambda: broken)
+    with caplog.at_level(logging.WARNING):
+        assert nvjpeg.find_decoder(CPU).name == "torchvision"
+    (said,) = caplog.messages
+    assert said.endswith("torchvision is used: not compiled with nvJPEG support")
+    nvjpeg.find_decoder.cache_clear()
+    monkeypatch.setattr(nvjpeg, "_torchvision", lambda: broken)
+    with pytest.raises(MissingDependencyError, match=r"not compiled with nvJPEG support\).*pip inst"):
+        nvjpeg.find_decoder(CPU)
+
+
+@pytest.mark.parametrize("name", ["torchcodec", "torchvision"])
+def test_both_give_the_pixels_of_libjpeg_turbo(name: str, raw_tree: Path) -> None:
+    """torchcodec is the first choice, and turns what EXIF turns."""
+    if name == "torchcodec":
+        pytest.importorskip("torchcodec.decoders", reason="pip install torchcodec, torch 2.11 or newer")
+        assert nvjpeg.find_decoder(CPU).name == name
+    decoder = getattr(nvjpeg, f"_{name}")()
+    contents = [file.read_bytes() for file in sorted(raw_tree.glob("*/*.jpg"))]
+    turned = 0
+    for content in contents:
+        pixels = jpeg.decode_strictly(content, "RGB") if content.startswith(jpeg.START) else None
+        if pixels is None:
+            continue
+        (picture,) = decoder.decode([torch.frombuffer(bytearray(content), dtype=torch.uint8)], CPU)
+        if (orientation := jpeg.orientation(content)) == 1:
+            assert np.abs(picture.permute(1, 2, 0).numpy().astype(int) - pixels).mean() <= 1
+        elif orientation in (6, 8) and decoder.turns:
+            assert picture.shape[1:] == pixels.shape[1::-1]
+            turned += 1
+    assert turned > 0 or not decoder.turns

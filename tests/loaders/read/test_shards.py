@@ -6,38 +6,28 @@ from pathlib import Path
 import pytest
 
 from bench.machine import page_cache
-from precache import Recipe, convert
+from precache import convert
 from precache.formats.shards import ShardFile
 from tests.building import build_loader
+from tests.conftest import IMAGES, small_recipe
 
 
+@pytest.mark.parametrize("cached", [False, True])
 def test_pictures_that_the_disk_must_fetch_are_asked_for_once(
-    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    cached: bool, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(ShardFile, "is_cached", lambda self, sample: False)
+    monkeypatch.setattr(ShardFile, "is_cached", lambda self, sample: cached)
     monkeypatch.setattr(ShardFile, "will_need", lambda self, sample: asked.append((self.path.name, sample)))
     with build_loader(converted["shards"], batch_size=4) as loader:
-        samples = len(loader.dataset)
         for _ in range(2):
-            assert sum(len(batch.ids) for batch in loader) == samples
-    assert len(asked) == len(set(asked)) == samples
-
-
-def test_what_is_cached_is_not_asked_for(converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardFile, "is_cached", lambda self, sample: True)
-    monkeypatch.setattr(ShardFile, "will_need", lambda self, sample: pytest.fail("asked for"))
-    with build_loader(converted["shards"], batch_size=4) as loader:
-        assert sum(len(batch.ids) for batch in loader) == len(loader.dataset)
+            assert sum(len(batch.ids) for batch in loader) == IMAGES
+    assert len(asked) == len(set(asked)) == (0 if cached else IMAGES)
 
 
 def test_a_picture_that_is_asked_for_comes_without_being_read(raw_tree: Path, tmp_path: Path) -> None:
-    convert(
-        raw_tree,
-        tmp_path / "large",
-        Recipe(format="shards", size=256, fit="crop", splits="train=1"),
-        workers=0,
-    )
+    large = small_recipe("shards", size=256, shard_bytes=16 << 20)
+    convert(raw_tree, tmp_path / "large", large, workers=0)
     if page_cache.drop(tmp_path / "large") > 0.05:
         pytest.skip("the file system keeps its files in memory")
     file = ShardFile(tmp_path / "large/train-00000.safetensors")

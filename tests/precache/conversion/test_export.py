@@ -1,11 +1,8 @@
-import json
+"""A converted dataset as a tree of pictures again: what comes back, and what is not touched."""
+
 import os
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,15 +14,16 @@ from PIL import Image
 from precache import Recipe, SourceOptions, convert, export, open_dataset
 from precache.dataset.columns import Column
 from precache.errors import DatasetError, SettingError
-from precache.formats import FORMATS
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
-from tests.command import ROOT, check_bad_input, run_here
+from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
+from tests.damage import flip_a_bit
 from tests.format_contract import stored
-from tests.precache.sources.objects import Items
+from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.test_converted_shapes import spotted
-from tests.precache.sources.test_dataset import picture, shards
+from tests.precache.sources.test_dataset import shards
+from tests.stopping import KilledError, Stop, stopping
 
 
 def files(tree: Path) -> list[str]:
@@ -43,29 +41,35 @@ def test_what_comes_back_has_the_names_and_the_pixels(
     assert shards(tmp_path / "again") == shards(converted["shards"])
 
 
-@pytest.mark.parametrize("name", ["webdataset", "dali"])
-def test_jpegs_keep_their_bytes(converted: dict[str, Path], tmp_path: Path, name: str) -> None:
-    export(converted[name], tmp_path / "tree", workers=0)
-    dataset = open_dataset(converted[name])
-    held = {sample.data for _, sample in stored(dataset)}
-    assert {(tmp_path / "tree" / file).read_bytes() for file in files(tmp_path / "tree")} == held
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_any_format_becomes_jpeg_or_png(converted: dict[str, Path], tmp_path: Path, name: str) -> None:
-    for file_format, kind in (("png", "PNG"), ("jpeg", "JPEG")):
-        export(converted[name], tmp_path / kind, file_format=file_format, quality=70, workers=0)
+def test_jpegs_keep_their_bytes_unless_another_kind_is_asked_for(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    for name in ("webdataset", "dali"):
+        export(converted[name], tmp_path / name, workers=0)
+        held = {sample.data for _, sample in stored(open_dataset(converted[name]))}
+        assert {(tmp_path / name / file).read_bytes() for file in files(tmp_path / name)} == held
+    for name, kind in (("shards", "jpeg"), ("dali", "png")):
+        export(converted[name], tmp_path / kind, file_format=kind, quality=70, workers=0)
         with Image.open(next((tmp_path / kind).rglob("*_0003.*"))) as image:
-            assert image.format == kind
+            assert image.format == kind.upper()
 
 
-def test_splits_come_back_as_folders(raw_tree: Path, tmp_path: Path) -> None:
-    recipe = small_recipe("shards", splits="train=0.5,val=0.5")
-    convert(raw_tree, tmp_path / "one", recipe, workers=0)
+@pytest.mark.parametrize(
+    "settings", [{"splits": "train=0.5,val=0.5"}, {"channels": "grey"}, {"channels": "rgba"}], ids=str
+)
+def test_splits_and_channels_come_back(settings: dict[str, Any], raw_tree: Path, tmp_path: Path) -> None:
+    convert(raw_tree, tmp_path / "one", small_recipe("shards", **settings), workers=0)
     export(tmp_path / "one", tmp_path / "tree", workers=0)
-    assert {path.name for path in (tmp_path / "tree").iterdir()} == {"train", "val"}
-    manifest = convert(tmp_path / "tree", tmp_path / "two", small_recipe("shards"), workers=0).manifest
-    assert manifest.samples_per_class == open_dataset(tmp_path / "one").manifest.samples_per_class
+    channels = {name: value for name, value in settings.items() if name == "channels"}
+    two = convert(tmp_path / "tree", tmp_path / "two", small_recipe("shards", **channels), workers=0).manifest
+    assert two.samples_per_class == open_dataset(tmp_path / "one").manifest.samples_per_class
+    if channels:
+        assert shards(tmp_path / "two") == shards(tmp_path / "one")
+    else:
+        assert {path.name for path in (tmp_path / "tree").iterdir()} == {"train", "val"}
+    if settings == {"channels": "rgba"}:
+        with pytest.raises(SettingError, match="transparency, which a JPEG cannot hold"):
+            export(tmp_path / "one", tmp_path / "jpegs", file_format="jpeg", workers=0)
 
 
 def labelled(labels: list[Any], **fields: list[Any]) -> Items:
@@ -87,9 +91,9 @@ DATASETS = {
     ),
     "other splits": (labelled(["x", "y", "x"], fold=["a", "b", "a"]), {"split": "fold"}),
     "a field named as a column": (labelled(["x", "y", "x"], split=["1", "2", "3"]), {"fields": ("split",)}),
-    "a field named as the column of another": (
-        labelled(["x", "y", "x"], field_label=["a", "b", "c"]),
-        {"fields": ("field_label",)},
+    "fields named as a column and as the one that makes room": (
+        labelled(["l", "m", "n"], kind=["x", "y", "x"], field_label=["a", "b", "c"]),
+        {"label": "kind", "fields": ("label", "field_label")},
     ),
     "a class called as the table": (labelled(["labels.jsonl", "Labels.jsonl/x", "a"]), {}),
     "numbers as classes": (labelled([10, 2, 1]), {}),
@@ -107,10 +111,7 @@ DATASETS = {
 def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Path) -> None:
     dataset, options = DATASETS[name]
     convert(dataset, tmp_path / "one", Recipe(format="shards", size=8), workers=0, **options)
-    done = export(tmp_path / "one", tmp_path / "tree", workers=0)
-    command = ["convert", done.source, "two", "--format", "shards", "--size", 8, "--workers", 0]
-    answer = run_here("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    there_and_back(tmp_path, 8)
     one, two = open_dataset(tmp_path / "one"), open_dataset(tmp_path / "two")
     for what in ("classes", "target", "samples_per_class"):
         assert getattr(one.manifest, what) == getattr(two.manifest, what)
@@ -123,20 +124,25 @@ def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Pa
         assert mine is None or its is None or mine.content() == its.content()
 
 
+def there_and_back(folder: Path, size: int) -> None:
+    """Export the dataset `one` in the folder, and convert that into `two` by the command that was said."""
+    done = export(folder / "one", folder / "tree", workers=0)
+    command = ["convert", done.source, "two", "--format", "shards", "--size", size, "--workers", 0]
+    answer = run_here("precache", *command, *shlex.split(done.flags), cwd=folder)
+    assert answer.returncode == 0, answer.stderr
+
+
 def _by_name(fields: Mapping[str, Column]) -> list[Column]:
-    return [fields[name] for name in sorted(fields)]
+    """`label` is called `field_label` now, and a field of that name by another."""
+    return [fields[name] for name in sorted(fields, key=lambda name: (name != "label", name))]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path, name: str) -> None:
+def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
     """The boxes are those of the pictures that are written, not of the originals."""
     named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
     table, mask = spotted(tmp_path), str(tmp_path / "masks")
-    convert(table, tmp_path / "one", Recipe(format=name, size=40), workers=0, mask=mask, **named)
-    done = export(tmp_path / "one", tmp_path / "tree", workers=0)
-    command = ["convert", done.source, "two", "--format", "shards", "--size", 40, "--workers", 0]
-    answer = run_here("precache", *command, *shlex.split(done.flags), cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+    convert(table, tmp_path / "one", Recipe(format="dali", size=40), workers=0, mask=mask, **named)
+    there_and_back(tmp_path, 40)
     one, two = (open_dataset(tmp_path / folder) for folder in ("one", "two"))
     assert one.read_index().mask_checksums is not None
     assert np.array_equal(one.read_index().mask_checksums, two.read_index().mask_checksums)
@@ -148,124 +154,53 @@ def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path, name: str) 
     assert bright.sum() == round((right - left) * (bottom - top))
 
 
-@pytest.mark.parametrize("channels", ["grey", "rgba"])
-def test_channels_come_back(raw_tree: Path, tmp_path: Path, channels: str) -> None:
-    recipe = small_recipe("shards", channels=channels)
-    convert(raw_tree, tmp_path / "one", recipe, workers=0)
-    export(tmp_path / "one", tmp_path / "tree", workers=0)
-    convert(tmp_path / "tree", tmp_path / "two", recipe, workers=0)
-    assert shards(tmp_path / "two") == shards(tmp_path / "one")
-    if channels == "rgba":
-        with pytest.raises(SettingError, match="transparency, which a JPEG cannot hold"):
-            export(tmp_path / "one", tmp_path / "jpegs", file_format="jpeg", workers=0)
-
-
-def hostile(tmp_path: Path) -> Path:
-    """A dataset whose paths and classes are made to leave a folder, or to be alike."""
-    tree = tmp_path / "hostile"
-    for folder in ("a\\b", "con\nsole", "A", "a", " ..", "x" * 250, "\udcff"):
-        (tree / folder).mkdir(parents=True)
-        for name in (
-            "1.jpg",
-            "1.png",
-            "\u00e9.jpg",
-            "e\u0301.jpg",
-            "..%2f.jpg",
-            "y" * 240 + ".jpg",
-            "\udcfe.jpg",
-        ):
-            picture(len(folder)).save(tree / folder / name, "PNG")
-    convert(tree, tmp_path / "one", Recipe(format="shards", size=8), workers=0)
-    return tmp_path / "one"
-
-
 def test_no_name_leads_out_of_the_tree_or_hides_another(tmp_path: Path) -> None:
-    dataset = hostile(tmp_path)
+    """Paths and classes are made to leave a folder, or to be alike."""
+    names = "1.jpg", "1.png", "\u00e9.jpg", "e\u0301.jpg", "..%2f.jpg", "y" * 240 + ".jpg", "\udcfe.jpg"
+    for folder in ("a\\b", "con\nsole", "A", "a", " ..", "x" * 250, "\udcff"):
+        (tmp_path / "hostile" / folder).mkdir(parents=True)
+        for name in names:
+            picture(len(folder)).save(tmp_path / "hostile" / folder / name, "PNG")
+    convert(tmp_path / "hostile", tmp_path / "one", Recipe(format="shards", size=8), workers=0)
     beside = {path.name for path in tmp_path.iterdir()}
-    done = export(dataset, tmp_path / "deep" / "tree", workers=0)
+    done = export(tmp_path / "one", tmp_path / "deep" / "tree", workers=0)
     assert {path.name for path in tmp_path.iterdir()} == beside | {"deep"}
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["tree"]
-    names = [name for name in files(tmp_path / "deep" / "tree") if name.endswith(".png")]
-    assert len(names) == len({name.casefold() for name in names}) == 42
-    assert all(name.isprintable() and len(part.encode()) < 240 for name in names for part in name.split("/"))
+    written = [name for name in files(tmp_path / "deep" / "tree") if name.endswith(".png")]
+    assert len(written) == len({name.casefold() for name in written}) == 42
+    parts = [part for name in written for part in name.split("/")]
+    assert all(part.isprintable() and len(part.encode()) < 240 for part in parts)
     again = open_source(done.source, SourceOptions(label="label")).scan()
-    assert len(again.samples) == 42
-    assert len(again.classes) == 7
+    assert (len(again.samples), len(again.classes)) == (42, 7)
 
 
 def test_a_tree_that_is_there_is_not_touched(converted: dict[str, Path], tmp_path: Path) -> None:
     source = converted["dali"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
-    with pytest.raises(SettingError, match="exists and is not empty"):
-        export(source, tmp_path / "full", workers=0)
+    check_bad_input(run_here("precache", "export", source, "full", cwd=tmp_path), "full: ", "is not empty")
     with pytest.raises(SettingError, match="overlaps with"):
         export(source, source / "tree", workers=0)
-    (tmp_path / "empty").mkdir()
-    export(source, tmp_path / "empty", workers=0)
-    assert len(files(tmp_path / "empty")) == IMAGES
+    with pytest.raises(SettingError, match="choose from: jpeg, png"):
+        export(source, tmp_path / "other", file_format="gif", workers=0)
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
     assert files(tmp_path / "full") == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_damaged_sample_ends_an_export_and_leaves_nothing(
-    converted: dict[str, Path], tmp_path: Path, name: str
-) -> None:
-    source = Path(shutil.copytree(converted[name], tmp_path / "source"))
-    shard = open_dataset(source).shard_path(open_dataset(source).manifest.shards[3])
-    content = bytearray(shard.read_bytes())
-    start, size = FORMATS[name].find_samples(shard)[0].tolist()
-    content[start + size // 2] ^= 0xFF
-    shard.write_bytes(content)
-    with pytest.raises(DatasetError, match=r"train-00003"):
+def test_an_export_that_does_not_end_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
+    """Because a sample is damaged, or it is killed."""
+    source = Path(shutil.copytree(converted["webdataset"], tmp_path / "source"))
+    shard, _ = flip_a_bit(source)
+    with pytest.raises(DatasetError, match=shard.name):
         export(source, tmp_path / "tree", workers=0)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
-
-
-def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
-    code = (
-        "import sys, time, precache\n"
-        "def slow(done, total):\n"
-        "    print(done, flush=True)\n"
-        "    time.sleep(0.2)\n"
-        "precache.export(sys.argv[1], sys.argv[2], workers=0, on_progress=slow)"
-    )
+    with stopping(tmp_path, Stop()) as run:
+        export(converted["shards"], tmp_path / "whole", workers=0)
+    for moment in (2, run.count // 2, run.count - 1, run.count):
+        with stopping(tmp_path, Stop(moment)), pytest.raises(KilledError):
+            export(converted["shards"], tmp_path / "tree", workers=0)
+        assert not (tmp_path / "tree").exists() or files(tmp_path / "tree") == files(tmp_path / "whole")
+        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
     (tmp_path / "tree").mkdir()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, converted["shards"], tmp_path / "tree"]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while int(process.stdout.readline()) < 3:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    assert not (tmp_path / "tree").exists()
     export(converted["shards"], tmp_path / "tree", workers=0)
-    assert len(files(tmp_path / "tree")) == IMAGES
-
-
-def test_the_command_says_how_to_read_it_back(converted: dict[str, Path], tmp_path: Path) -> None:
-    done = run_here("precache", "export", converted["webdataset"], "tree", "--workers", 0, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (
-        f"tree: {IMAGES} pictures as stored, not the originals; to convert them: precache convert"
-        in done.stdout
-    )
-    check_bad_input(run_here("precache", "export", tmp_path, "x", cwd=tmp_path), "not a converted dataset")
-    bad = run_here("precache", "export", converted["dali"], "other", "--format", "gif", cwd=tmp_path)
-    check_bad_input(bad, "unknown format 'gif'; choose from: jpeg, png")
-    check_bad_input(run_here("precache", "export", converted["dali"], "tree", cwd=tmp_path), "is not empty")
-    assert np.all([path.name == "tree" for path in tmp_path.iterdir()])
-
-
-def test_a_field_called_as_a_column_stands_beside_the_one_that_makes_room(tmp_path: Path) -> None:
-    rows = [
-        {"image": picture(n), "kind": "ab"[n % 2], "label": f"l{n}", "field_label": f"f{n}"} for n in range(3)
-    ]
-    names = ("label", "field_label")
-    recipe = Recipe(format="shards", size=8)
-    convert(Items(rows), tmp_path / "one", recipe, workers=0, label="kind", fields=names)
-    export(tmp_path / "one", tmp_path / "tree", workers=0)
-    lines = [json.loads(line) for line in (tmp_path / "tree/labels.jsonl").read_text().splitlines()]
-    assert [sorted(set(line.values()) & {f"l{n}", f"f{n}"}) for n, line in enumerate(lines)] == [
-        [f"f{n}", f"l{n}"] for n in range(3)
-    ]
+    assert files(tmp_path / "tree") == files(tmp_path / "whole")

@@ -364,6 +364,8 @@ class HistoriesAtUrl(Histories):
             self.clean(0)
             assert self.contents() == (self.bases[0] or {})
             if self.bases == [None]:
+                self.attempt("convert", "shards", Stop(25, counts=self.counts))
+                self.clean(0)
                 self.user_puts_a_file_into_it("thesis.txt")
                 self.attempt("overwrite", "shards", Stop())
                 self.clean(0)

@@ -1,12 +1,9 @@
-"""One conversion at a time writes a destination; a lock ends with its process, however that ends."""
+"""One conversion at a time writes a destination. See `tests/faults/locks.py` for what a crash leaves."""
 
 import errno
 import fcntl
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack
@@ -15,11 +12,14 @@ from pathlib import Path
 import pytest
 
 from precache import convert
+from precache.conversion.clean import leftovers
 from precache.errors import DatasetError
 from precache.storage import locks as lock
 from precache.storage.locks import hold_lock, lock_path
-from tests.command import ROOT
+from precache.storage.urls import Url
 from tests.conftest import small_recipe
+
+LOCK_PATIENCE_S = lock._PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -27,91 +27,43 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "_PATIENCE_S", 0.0)
 
 
-def start(script: str, *arguments: object) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-c", script, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
-    )
+@pytest.mark.parametrize("where", ["folder", "URL"])
+def test_two_conversions_into_one_destination_are_refused(
+    where: str, bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    """And what one has begun is not cleaned up."""
+    place = tmp_path / "out" if where == "folder" else bucket / "out"
+    told: list[str] = []
 
-
-HOLD = """
-import sys
-from pathlib import Path
-from precache.storage.locks import hold_lock
-with hold_lock(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_two_conversions_into_one_destination_are_refused(raw_tree: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    with (
-        hold_lock(out),
-        pytest.raises(DatasetError, match=rf"is being converted by process {os.getpid()} on"),
-    ):
-        convert(raw_tree, out, small_recipe("shards"), workers=0)
-    assert not out.exists()
-    convert(raw_tree, out, small_recipe("shards"), workers=0)
-    assert not lock_path(out).exists()
-
-
-def test_a_lock_ends_with_its_process_and_not_before(tmp_path: Path) -> None:
-    """Whatever the lock file says: its host may be that of another container, its process not to be seen."""
-    out = tmp_path / "out"
-    process = start(HOLD, out)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "held\n"
-    content = json.loads(lock_path(out).read_text())
-    assert content["pid"] == process.pid
-    for claim in (content["pid"], 999_999_999, 1):
-        text = lock_path(out).read_text().replace(str(content["pid"]), str(claim))
-        with open(lock_path(out), "r+") as file:
-            file.write(text)
-        with pytest.raises(DatasetError, match="wait for it, or stop it"), hold_lock(out):
+    def intrude(*_: object) -> None:
+        with pytest.raises(DatasetError, match=rf"{place}: is being converted by process {os.getpid()} on"):
+            convert(raw_tree, place, small_recipe("shards"), workers=0)
+        with pytest.raises(DatasetError, match="by process"), leftovers(place):
             pass
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert lock_path(out).stat().st_size > 0
-    with hold_lock(out):
-        assert json.loads(lock_path(out).read_text())["pid"] == os.getpid()
+        told.append(where)
 
-
-@pytest.mark.parametrize(
-    "left", [b"", bytes(300), b'{"lock": "pre', b'{"lock": "precache", "host": "x", "pid": 1}\n']
-)
-def test_what_a_crash_leaves_of_a_lock_is_no_obstacle(left: bytes, tmp_path: Path) -> None:
-    lock_path(tmp_path / "out").write_bytes(left)
-    with hold_lock(tmp_path / "out"):
-        assert json.loads(lock_path(tmp_path / "out").read_text())["pid"] == os.getpid()
+    assert convert(raw_tree, place, small_recipe("shards"), workers=0, on_start=intrude).published
+    assert told
     assert not lock_path(tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ["file", "dangling link", "link", "second name", "folder", "fifo"])
+@pytest.mark.parametrize("kind", ["file", "second name", "fifo"])
 def test_what_lies_at_the_locks_name_and_is_none_is_neither_damaged_nor_waited_for(
     kind: str, raw_tree: Path, tmp_path: Path
 ) -> None:
-    path = lock_path(tmp_path / "out")
-    victim = tmp_path / "victim"
-    if "dangling" not in kind:
-        victim.write_text("mine")
-    if kind == "file":
-        victim.rename(path)
-    elif "link" in kind:
-        path.symlink_to(victim)
+    path, victim = lock_path(tmp_path / "out"), tmp_path / "victim"
+    victim.write_text("mine")
+    if kind == "fifo":
+        os.mkfifo(path)
     elif kind == "second name":
         os.link(victim, path)
-    elif kind == "folder":
-        path.mkdir()
     else:
-        os.mkfifo(path)
+        victim.rename(path)
     for _ in range(2):
         with pytest.raises(DatasetError, match=f"{path}: is .*; give it another name"):
             convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
-    assert [file.read_text() for file in tmp_path.iterdir() if file.is_file()] == ["mine"] * (
-        {"dangling link": 0, "link": 2, "second name": 2}.get(kind, 1)
-    )
+    held = [file.read_text() for file in tmp_path.iterdir() if file.is_file()]
+    assert held == ["mine"] * (2 if kind == "second name" else 1)
     assert not (tmp_path / "out").exists()
 
 
@@ -127,25 +79,35 @@ def test_a_file_system_without_locks_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_lock_that_somebody_removes_is_not_held_twice(tmp_path: Path) -> None:
+def test_a_lock_that_somebody_removes_is_not_held_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one who waits with the removed file open does not take that for the lock."""
-    out = tmp_path / "out"
-    first = ExitStack()
+    out, first, flock = tmp_path / "out", ExitStack(), fcntl.flock
     first.enter_context(hold_lock(out))
-    flock = fcntl.flock
 
     def remove_first(descriptor: int, operation: int) -> None:
-        fcntl.flock = flock
+        monkeypatch.setattr(fcntl, "flock", flock)
         lock_path(out).unlink()
         first.close()
         flock(descriptor, operation)
 
-    fcntl.flock = remove_first
-    try:
-        with hold_lock(out), pytest.raises(DatasetError, match="is being converted by"), hold_lock(out):
-            pass
-    finally:
-        fcntl.flock = flock
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with hold_lock(out), pytest.raises(DatasetError, match="is being converted by"), hold_lock(out):
+        pass
+
+
+def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_PATIENCE_S", LOCK_PATIENCE_S)
+    holder = ExitStack()
+    holder.enter_context(hold_lock(tmp_path / "out"))
+    timer = threading.Timer(0.2, holder.close)
+    timer.start()
+    with hold_lock(tmp_path / "out"):
+        pass
+    timer.join()
 
 
 def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) -> None:
@@ -160,29 +122,3 @@ def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) 
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def test_a_full_disk_keeps_nobody_from_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(descriptor: int, data: bytes) -> int:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "write", full)
-    with (
-        hold_lock(tmp_path / "out"),
-        pytest.raises(DatasetError, match="is being converted by another process"),
-        hold_lock(tmp_path / "out"),
-    ):
-        pass
-
-
-def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "_PATIENCE_S", 5.0)
-    holder = ExitStack()
-    holder.enter_context(hold_lock(tmp_path / "out"))
-    timer = threading.Timer(0.2, holder.close)
-    timer.start()
-    with hold_lock(tmp_path / "out"):
-        pass
-    timer.join()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -19,7 +18,7 @@ from precache import convert, verify
 from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.errors import DatasetError, PrecacheError, SettingError, SourceError
+from precache.errors import DatasetError, PrecacheError
 from tests.command import ROOT
 from tests.conftest import small_recipe
 from tests.damage import edit_manifest
@@ -39,18 +38,11 @@ def test_a_file_and_a_folder_in_or_around_the_source_are_refused(tree: Path, tmp
     (tmp_path / "loop").symlink_to("loop")
     before = contents(tmp_path)
     cases = [(tmp_path / "file", "is a file"), (tmp_path / "loop", "is a link to itself")]
-    cases += [(place, "overlap") for place in (tree, tree / "001.anchor" / "out", tree.parent)]
+    cases += [(place, "overlap") for place in (tree, tree.parent)]
     for destination, phrase in cases:
         with pytest.raises(PrecacheError, match=f"{destination}.* {phrase}"):
             convert(tree, destination, small_recipe("shards"), workers=0)
     assert contents(tmp_path) == before
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that not even root can write to")
-def test_a_destination_that_cannot_be_written_is_a_clear_error(raw_tree: Path) -> None:
-    with pytest.raises(DatasetError, match=r"/proc/.*: cannot be written \(.*same command again") as told:
-        convert(raw_tree, "/proc/self/out", small_recipe("shards"), workers=0)
-    assert "kept" not in str(told.value), "nothing was begun"
 
 
 def test_a_destination_that_is_a_link_stays_one(
@@ -96,19 +88,14 @@ assert LOCK_SUFFIX not in before
 """
 
 
-@pytest.mark.parametrize("kind", ["bind", "tmpfs"])
-def test_a_mount_point_is_filled_but_not_replaced(
-    kind: str, raw_tree: Path, out: Path, tmp_path: Path
-) -> None:
+def test_a_mount_point_is_filled_but_not_replaced(raw_tree: Path, out: Path, tmp_path: Path) -> None:
     out.mkdir(parents=True)
     (tmp_path / "disk").mkdir()
-    mount = f"mount --bind {tmp_path}/disk {out}" if kind == "bind" else f"mount -t tmpfs none {out}"
-    if (
-        shutil.which("unshare") is None
-        or subprocess.run(["unshare", "-rm", "sh", "-c", mount], check=False).returncode
-    ):
+    mount = f"mount --bind {tmp_path}/disk {out}"
+    unshared = ["unshare", "-rm", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*unshared, mount], check=False).returncode:
         pytest.skip("needs a system on which users may mount in a namespace of their own")
-    command = ["unshare", "-rm", "sh", "-c", f'{mount} && exec "$@"', "sh", sys.executable, "-c", MOUNTED]
+    command = [*unshared, f'{mount} && exec "$@"', "sh", sys.executable, "-c", MOUNTED]
     result = subprocess.run(
         [*command, raw_tree, out],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
@@ -122,33 +109,13 @@ def test_a_mount_point_is_filled_but_not_replaced(
 
 
 def put_texts(out: Path) -> None:
-    for name in (
-        JOURNAL_NAME,
-        MANIFEST_NAME,
-        REJECTED_NAME,
-        "train-00000.tar",
-        ".dataset.json.0123456789abcdef.partial",
-    ):
+    out.mkdir(parents=True)
+    for name in (JOURNAL_NAME, MANIFEST_NAME, "train-00000.tar", ".dataset.json.0123456789abcdef.partial"):
         (out / name).write_text('{"a": 1}\n')
-
-
-def put_empty_journal(out: Path) -> None:
-    (out / "thesis.txt").write_bytes(THESIS)
-    (out / JOURNAL_NAME).touch()
-
-
-def link_journal(out: Path) -> None:
-    (out / JOURNAL_NAME).rename(out.parent / "victim")
-    (out / JOURNAL_NAME).symlink_to(out.parent / "victim")
 
 
 def cut_manifest(out: Path) -> None:
     (out / MANIFEST_NAME).write_text((out / MANIFEST_NAME).read_text()[:-9])
-
-
-def edit_settings(out: Path) -> None:
-    text = (out / MANIFEST_NAME).read_text()
-    (out / MANIFEST_NAME).write_text(text.replace('"quality": 95', '"quality": 94'))
 
 
 def list_thesis(out: Path) -> None:
@@ -158,37 +125,17 @@ def list_thesis(out: Path) -> None:
     edit_manifest(out, index={**content["index"], "name": "thesis.txt"})
 
 
-@pytest.mark.parametrize(
-    ("before", "spoil", "phrase"),
-    [
-        ("nothing", put_texts, "not a manifest of this project"),
-        ("nothing", put_empty_journal, r"holds other files \(thesis.txt\); move them elsewhere"),
-        ("unfinished", link_journal, f"{JOURNAL_NAME}: cannot be read as the journal"),
-        ("finished", cut_manifest, "remove .* yourself"),
-        ("finished", edit_settings, "remove .* yourself"),
-        ("finished", list_thesis, "remove .* yourself"),
-    ],
-)
+@pytest.mark.parametrize("spoil", [put_texts, cut_manifest, list_thesis])
 def test_what_may_be_somebody_elses_is_refused_and_not_touched(
-    before: str,
-    spoil: Callable[[Path], None],
-    phrase: str,
-    raw_tree: Path,
-    converted: dict[str, Path],
-    out: Path,
+    spoil: Callable[[Path], None], raw_tree: Path, converted: dict[str, Path], out: Path
 ) -> None:
-    if before == "finished":
+    if spoil is not put_texts:
         shutil.copytree(converted["shards"], out)
-    elif before == "unfinished":
-        interrupt(raw_tree, out)
-    else:
-        out.mkdir(parents=True)
     spoil(out)
     there = contents(out.parent)
-    with pytest.raises(DatasetError, match=phrase):
-        convert(raw_tree, out, small_recipe("dali"), workers=0, overwrite=True)
-    with pytest.raises(DatasetError):
-        convert(raw_tree, out, small_recipe("dali"), workers=0)
+    for overwrite in (False, True):
+        with pytest.raises(DatasetError, match=str(out)):
+            convert(raw_tree, out, small_recipe("dali"), workers=0, overwrite=overwrite)
     assert contents(out.parent) == there
 
 
@@ -239,66 +186,31 @@ def test_what_comes_to_the_old_dataset_meanwhile_survives_and_is_named(
     assert contents(old) == {"thesis\x1b.txt": THESIS}
 
 
-SPOIL = {
-    "deleted": Path.unlink,
-    "cut": lambda shard: os.truncate(shard, 100),
-    "a folder": lambda shard: (shard.unlink(), shard.mkdir()),
-}
-
-
-@pytest.mark.parametrize(
-    ("moment", "damage"),
-    [("converting", "deleted"), ("overwriting", "cut"), ("updating", "a folder"), ("finished", "deleted"),
-     ("to be updated", "cut")],
-)  # fmt: skip
-def test_no_run_is_done_while_a_shard_is_missing(
-    moment: str, damage: str, tree: Path, tmp_path: Path
-) -> None:
-    """Whoever took it away, and whenever; and what is said to be done about it is enough."""
-    out, name = tmp_path / "out", "train-00006" if moment == "updating" else "train-00000"
-    options: dict[str, Any] = {"workers": 0}
+@pytest.mark.parametrize("moment", ["converting", "overwriting", "updating", "finished"])
+def test_no_run_is_done_while_a_shard_is_missing(moment: str, tree: Path, tmp_path: Path) -> None:
+    """Whoever took it away, and whenever; and the same command, or --overwrite, makes it again."""
+    out, recipe = tmp_path / "out", small_recipe("shards")
+    name = "train-00006" if moment == "updating" else "train-00000"
     if moment != "converting":
-        convert(tree, out, small_recipe("shards"), **options)
-    if "updat" in moment:
+        convert(tree, out, recipe, workers=0)
+    if moment == "updating":
         next(tree.glob("*/*.jpg")).unlink()
         for number in range(20):
             Image.new("RGB", (9, 9), (number, 0, 0)).save(next(tree.iterdir()) / f"new-{number}.png")
-        options["update"] = True
-    options["overwrite"] = moment == "overwriting"
-    damaged: list[Path] = []
+    options = {"update": moment == "updating", "overwrite": moment == "overwriting"}
+    places, damaged = (".out.*.precache" if moment == "overwriting" else "out"), list[Path]()
 
     def spoil(done: int = 0, total: int = 0) -> None:
-        for shard in tmp_path.glob(f"{'.out.*.precache' if moment == 'overwriting' else 'out'}/{name}.*"):
-            if not damaged:
-                SPOIL[damage](shard)
-                damaged.append(shard)
+        for shard in tmp_path.glob(f"{places}/{name}.*") if not damaged else ():
+            shard.unlink()
+            damaged.append(shard)
 
-    if moment in ("finished", "to be updated"):
+    if moment == "finished":
         spoil()
-    with pytest.raises(DatasetError, match=rf"{name}.safetensors: (missing|expected|cannot)"):
-        convert(tree, out, small_recipe("shards"), on_progress=spoil, **options)
-    if damage == "a folder":
-        damaged[0].rmdir()
-    if moment in ("finished", "to be updated"):
-        options.update(update=False, overwrite=True)
-    convert(tree, out, small_recipe("shards"), **options)
+    with pytest.raises(DatasetError, match=f"{name}.safetensors: missing"):
+        convert(tree, out, recipe, workers=0, on_progress=spoil, **options)
+    convert(tree, out, recipe, workers=0, **(options if moment != "finished" else {"overwrite": True}))
     assert verify(out) == []
-
-
-@pytest.mark.parametrize("change", ["disappeared", "changed", "changed, of the same size"])
-def test_a_source_that_changes_meanwhile_is_named(change: str, tree: Path, tmp_path: Path) -> None:
-    victim = sorted(tree.glob("*/*.jpg"))[20]
-
-    def meddle(done: int, total: int) -> None:
-        if done == 0 and victim.exists():  # the scan is over, no picture is read yet
-            if change == "disappeared":
-                victim.unlink()
-            else:
-                victim.write_bytes(bytes(victim.stat().st_size if "same size" in change else 100))
-
-    with pytest.raises(SourceError, match=f"{victim}: {change.partition(',')[0]} (while|after)"):
-        convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, on_progress=meddle)
-    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
 
 
 def test_pictures_that_changed_at_their_size_are_noticed_and_never_mixed_with_old_ones(
@@ -328,8 +240,3 @@ def change(tree: Path, start: int, stop: int) -> list[Path]:
         content[-40] ^= 16
         victim.write_bytes(content)
     return victims
-
-
-def test_updating_and_overwriting_cannot_be_combined(tree: Path, out: Path) -> None:
-    with pytest.raises(SettingError, match="update and overwrite"):
-        convert(tree, out, small_recipe("shards"), workers=0, update=True, overwrite=True)

@@ -1,18 +1,13 @@
 """Workers that die, and functions of the caller that raise."""
 
-import shutil
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from PIL import Image
 
-from precache import check, convert, engines
-from precache.engines import KILLED
+from precache import convert, engines
 from precache.errors import SettingError, WorkerError
 from precache.example_data.sample_tree import make_sample
 from precache.storage.locks import hold_lock
@@ -37,7 +32,7 @@ def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done(
     assert sum(counts) == UNITS * len(given)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_every_task_is_done_and_finished_once_and_its_units_are_counted(workers: int) -> None:
     counts: list[int] = []
     given = [Deadly(str(number)) for number in range(7)]
@@ -71,68 +66,6 @@ def test_errors_of_the_function_and_of_finish_arrive_whatever_they_are() -> None
         run(tasks.raise_odd, 0)
 
 
-def test_workers_that_cannot_be_started_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As with a limit on processes, from which root is exempt."""
-
-    def refuse(*arguments: object) -> None:
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr("multiprocessing.popen_fork.os.fork", refuse)
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
-    with pytest.raises(WorkerError, match=r"no worker process can be started \(Resource.*fewer --workers"):
-        run(tasks.do, Deadly("a"), workers=2)
-
-
-# Pictures.
-
-
-@pytest.fixture
-def kill_above(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """Kills each child that takes more memory than a limit in bytes, as the kernel or earlyoom does."""
-    # else they begin with this one's memory
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: False)
-    ended = threading.Event()
-    threads: list[threading.Thread] = []
-
-    def watch(limit: int) -> None:
-        while not ended.wait(0.002):
-            for child in psutil.Process().children():
-                try:
-                    # one that is being started has this one's memory, and its command line
-                    started = "--multiprocessing-fork" in child.cmdline()
-                    if started and child.memory_info().rss > limit:
-                        child.kill()
-                except psutil.Error:
-                    continue
-
-    def start(limit: int) -> None:
-        threads.append(threading.Thread(target=watch, args=(limit,)))
-        threads[-1].start()
-
-    yield start
-    ended.set()
-    for thread in threads:
-        thread.join()
-
-
-HUGE = "003.candle/huge.png"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory of a process as Linux counts it")
-def test_a_picture_that_takes_all_memory_is_rejected_by_name_and_the_rest_converted(
-    raw_tree: Path, tmp_path: Path, kill_above: Callable[[int], None]
-) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    Image.new("RGB", (9_000, 9_000)).save(tree / HUGE, compress_level=1)  # 243 MB in memory
-    kill_above(220 << 20)
-    result = convert(tree, tmp_path / "out", small_recipe("shards"), workers=2, max_rejects=0.02)
-    (rejected,) = result.manifest.rejected
-    assert (rejected.path, rejected.reason) == (HUGE, KILLED)
-    assert result.manifest.samples == 70
-    report = check(tree, workers=1)
-    assert [(bad.path, bad.reason) for bad in report.rejected] == [(HUGE, KILLED)]
-
-
 # Functions of the caller.
 
 
@@ -144,13 +77,12 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
-    ("where", "kind"),
-    [("on_start", BrokenPipeError), ("on_progress", EOFError), ("on_progress later", SettingError)],
+    ("where", "kind", "workers"),
+    [("on_start", BrokenPipeError, 0), ("on_progress", EOFError, 2), ("on_progress later", SettingError, 2)],
 )
 def test_an_error_of_a_callback_reaches_the_caller_unchanged(
-    kind: type[Exception], where: str, workers: int, few: Path, tmp_path: Path
+    where: str, kind: type[Exception], workers: int, few: Path, tmp_path: Path
 ) -> None:
     mine = kind("mine")
 

@@ -66,12 +66,12 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def tar_of(raw_tree: Path, folder: str, extra: tarfile.TarInfo | None = None) -> bytes:
+def tar_of(raw_tree: Path, folder: str, *extra: tarfile.TarInfo | None) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         tar.add(raw_tree, folder)
-        if extra is not None:
-            tar.addfile(extra, io.BytesIO(bytes(extra.size)))
+        for member in filter(None, extra):
+            tar.addfile(member, io.BytesIO(bytes(member.size)))
     return buffer.getvalue()
 
 

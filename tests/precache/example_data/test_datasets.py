@@ -1,27 +1,34 @@
-"""`fetch` against a local HTTP server, with archives built like the published ones."""
+"""`fetch` against a local HTTP server that breaks, lies or refuses, with archives like the published ones."""
 
 import io
 import tarfile
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from precache.errors import DownloadError, SettingError
-from precache.example_data.datasets import DATASETS, PublicDataset, fetch
+from precache.example_data import datasets
+from precache.example_data.datasets import PublicDataset, fetch
 from precache.sources.tree import scan_tree
 from tests.precache.example_data.publishing import Server, published, tar_of
 
 
 def test_fetch_gives_the_tree(dataset: PublicDataset, raw_tree: Path, tmp_path: Path) -> None:
+    def fail(done: int, total: int) -> None:
+        raise BrokenPipeError("mine")
+
     progress: list[tuple[int, int]] = []
+    with pytest.raises(BrokenPipeError, match="mine"):  # and no fault of the connection
+        fetch(dataset, tmp_path / "raw", on_progress=fail)
     assert fetch(dataset, tmp_path / "raw", on_progress=lambda *p: progress.append(p)) == 70
-    ours, theirs = scan_tree(tmp_path / "raw"), scan_tree(raw_tree)
-    assert list(ours.samples) == list(theirs.samples)
-    assert all(
-        (tmp_path / "raw" / s.path).read_bytes() == (raw_tree / s.path).read_bytes() for s in ours.samples
+    ours, theirs = (
+        {s.path: (root / s.path).read_bytes() for s in scan_tree(root).samples}
+        for root in (tmp_path / "raw", raw_tree)
     )
+    assert ours == theirs
     assert progress[-1][0] == progress[-1][1] > 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.tar", "raw"]
 
@@ -48,11 +55,13 @@ def test_an_archive_inside_a_zip_is_unpacked(server: Server, raw_tree: Path, tmp
     assert fetch(published(server, content, **changes), tmp_path / "raw") == 70
 
 
-def test_an_archive_put_there_by_hand_needs_no_network(
-    dataset: PublicDataset, server: Server, tmp_path: Path
+def test_an_archive_put_there_by_hand_needs_no_network_and_an_existing_tree_stays(
+    dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "archive.tar").write_bytes(server.content)
     assert fetch(replace(dataset, url="http://127.0.0.1:1/files/archive.tar"), tmp_path / "raw") == 70
+    with pytest.raises(SettingError, match="exists and is not empty"):
+        fetch(dataset, raw_tree)
     assert server.requests == []
 
 
@@ -63,43 +72,30 @@ def member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
     return info
 
 
-@pytest.mark.parametrize(
-    "extra",
-    [
-        member(""), member("."), member("./"), member("/evil.jpg"), member("other/evil.jpg"),
-        member("256_Objects/001.anchor/link.jpg", tarfile.SYMTYPE),
-        member("256_Objects/001.anchor/link.jpg", tarfile.LNKTYPE),
-    ],
-    ids=lambda info: f"{info.name} {info.type!r}",
-)  # fmt: skip
-def test_what_is_no_file_of_the_tree_is_left_out(
-    extra: tarfile.TarInfo, server: Server, raw_tree: Path, tmp_path: Path
-) -> None:
-    content = tar_of(raw_tree, "256_Objects", extra)
+def test_what_is_no_file_of_the_tree_is_left_out(server: Server, raw_tree: Path, tmp_path: Path) -> None:
+    extra = [member(name) for name in ("", ".", "./", "/evil.jpg", "other/evil.jpg")]
+    for number, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE)):
+        extra.append(member(f"256_Objects/001.anchor/evil{number}.jpg", kind))
+    content = tar_of(raw_tree, "256_Objects", *extra)
     assert fetch(published(server, content), tmp_path / "raw") == 70
-    assert not any(path.is_symlink() or path.stat().st_nlink > 1 for path in tmp_path.rglob("*.jpg"))
     assert not any("evil" in path.name for path in tmp_path.rglob("*"))
 
 
-NO_TAR = zip_of(("", b"nothing"))
+OUTSIDE = member("256_Objects/../../evil.jpg")
+OTHERS: list[tuple[dict[str, object], bytes | tarfile.TarInfo | None, str]] = [
+    ({"md5": "0000"}, None, "expected MD5 0000, got"),
+    ({"images": 71}, None, "expected 71 pictures in it, got 70"),
+    ({}, b"no tar at all", "cannot be unpacked"),
+    ({"inner": "101_Objects.tar.gz"}, zip_of(("", b"nothing")), r"101_Objects\.tar\.gz is 0 times in it"),
+    ({}, OUTSIDE, "points outside; do not use this archive"),
+]
 
 
-@pytest.mark.parametrize(
-    ("changes", "content", "said"),
-    [
-        ({"md5": "0000"}, None, "expected MD5 0000, got"),
-        ({"images": 71}, None, "expected 71 pictures in it, got 70"),
-        ({}, b"no tar at all", "cannot be unpacked"),
-        ({"inner": "101_Objects.tar.gz"}, NO_TAR, r"101_Objects\.tar\.gz is 0 times in it"),
-        ({}, member("256_Objects/../../evil.jpg"), "points outside; do not use this archive"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "content", "said"), OTHERS)
 def test_an_archive_that_is_not_the_published_one_leaves_nothing(
-    changes: dict[str, object], content: bytes | tarfile.TarInfo | None, said: str,
-    server: Server, raw_tree: Path, tmp_path: Path,
-) -> None:  # fmt: skip
-    extra = content if isinstance(content, tarfile.TarInfo) else None
-    data = content if isinstance(content, bytes) else tar_of(raw_tree, "256_Objects", extra)
+    changes: dict[str, object], content: Any, said: str, server: Server, raw_tree: Path, tmp_path: Path
+) -> None:
+    data = content if isinstance(content, bytes) else tar_of(raw_tree, "256_Objects", content)
     with pytest.raises(DownloadError, match=said) as caught:
         fetch(published(server, data, **changes), tmp_path / "deep" / "raw")
     assert str(tmp_path / "deep/archive.tar") in str(caught.value)
@@ -107,14 +103,76 @@ def test_an_archive_that_is_not_the_published_one_leaves_nothing(
     assert not (tmp_path / "evil.jpg").exists()
 
 
-def test_an_existing_tree_is_not_touched(dataset: PublicDataset, server: Server, raw_tree: Path) -> None:
-    with pytest.raises(SettingError, match="exists and is not empty"):
-        fetch(dataset, raw_tree)
+SERVERS: list[tuple[dict[str, Any], int, list[str | None], str]] = [
+    ({}, 0, [None], ""),
+    ({"breaks": 3}, 0, [None, "bytes=10000-", "bytes=20000-", "bytes=30000-"], ""),
+    ({}, 12_345, ["bytes=12345-"], ""),
+    ({}, -1, ["bytes=WHOLE-"], ""),
+    ({"ranges": False}, 12_345, ["bytes=12345-"], ""),
+    ({"breaks": 1, "shift": 7}, 0, [None, "bytes=10000-", None], ""),  # another part than was asked for
+    ({"lie": 1_000}, 0, [None, "bytes=WHOLE-"], ""),  # lengths that it gets wrong
+    ({"lie": -(10**9)}, 0, [None], ""),
+    ({"lie": 10**15}, 0, [None, "bytes=WHOLE-"], ""),
+    ({"lie": -1_000}, 0, [None], "expected MD5"),
+    ({"missing": True, "status": 404}, 0, [None], "Not Found"),
+    ({"missing": True, "status": 503}, 0, [None] * 8, "Service Unavailable"),  # it may have it later
+]
+
+
+@pytest.mark.parametrize(("how", "partial", "requests", "said"), SERVERS, ids=str)
+def test_what_a_server_does_not_send_is_asked_for_again(
+    how: dict[str, Any], partial: int, requests: list[str | None], said: str,
+    dataset: PublicDataset, server: Server, tmp_path: Path,
+) -> None:  # fmt: skip
+    """`partial` bytes are there already; -1: all of them."""
+    for name, value in how.items():
+        setattr(server, name, value)
+    whole = server.content
+    if partial:
+        content = bytes(partial) if "ranges" in how else whole[: len(whole) if partial < 0 else partial]
+        (tmp_path / "archive.tar.partial").write_bytes(content)
+    if said:
+        with pytest.raises(DownloadError, match=said):
+            fetch(dataset, tmp_path / "raw")
+    else:
+        assert fetch(dataset, tmp_path / "raw") == 70
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.tar", "raw"]
+    assert server.requests == [r and r.replace("WHOLE", str(len(whole))) for r in requests]
+
+
+def test_a_connection_that_breaks_is_given_up_after_some_waits_without_headway(
+    dataset: PublicDataset, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.breaks, server.break_bytes = 10**6, 1
+    waits: list[float] = []
+    monkeypatch.setattr(datasets.time, "sleep", waits.append)
+    with pytest.raises(DownloadError, match=r"broke at 8 of [\d,]+ bytes.*continues at byte 8"):
+        fetch(dataset, tmp_path / "raw")
+    assert (len(server.requests), len(waits)) == (8, 7)
+    assert waits[-1] > 8 * waits[0], "they double"
+    assert (tmp_path / "archive.tar.partial").stat().st_size == 8
+    monkeypatch.setattr(datasets, "_HEADWAY_BYTES", 10_000)
+    server.breaks, server.break_bytes = 20, 10_000
+    assert fetch(dataset, tmp_path / "raw") == 70
+
+
+def test_without_a_network_the_error_says_what_to_put_where(dataset: PublicDataset, tmp_path: Path) -> None:
+    for url in ("http://127.0.0.1:1/files/archive.tar", "http://127.0.0.1:x/archive.tar"):
+        with pytest.raises(DownloadError) as caught:
+            fetch(replace(dataset, url=url), tmp_path / "raw")
+        assert str(caught.value).startswith(f"{url}: cannot be downloaded (")
+        assert f"put it at {tmp_path / 'archive.tar'}" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("put", [Path.symlink_to, Path.hardlink_to, lambda path, victim: path.mkdir()])
+def test_a_download_is_never_written_through_a_link(
+    put: Any, dataset: PublicDataset, server: Server, tmp_path: Path
+) -> None:
+    victim = tmp_path / "thesis.txt"
+    victim.write_bytes(b"mine")
+    put(tmp_path / "archive.tar.partial", victim)
+    with pytest.raises(DownloadError, match=r"archive.tar.partial: is not a partial download"):
+        fetch(dataset, tmp_path / "raw")
     assert server.requests == []
-
-
-def test_the_published_datasets_are_named_with_their_counts() -> None:
-    assert {name: dataset.images for name, dataset in DATASETS.items()} == {
-        "caltech256": 30_607, "caltech101": 9_145
-    }  # fmt: skip
-    assert all(d.url.startswith("https://data.caltech.edu/records/") for d in DATASETS.values())
+    assert victim.read_bytes() == b"mine"

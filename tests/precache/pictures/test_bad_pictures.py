@@ -68,7 +68,7 @@ BAD = {
     "empty": (b"", "the file is empty"),
     "error page": (b"<html>404</html>", UNKNOWN),
     "half a JPEG": (JPEG[: len(JPEG) // 2], "truncated or damaged: "),
-    **{f"JPEG of {n} bytes": (JPEG[:n], r": cannot be decoded \(.*[a-z]{3}") for n in range(3, 600, 20)},
+    **{f"JPEG of {n} bytes": (JPEG[:n], r": cannot be decoded \(.*[a-z]{3}") for n in range(3, 600, 40)},
     "half a PNG": (PNG[:3000], ": cannot be decoded"),
     "text that inflates": (text_that_inflates(), ": cannot be decoded"),
     "SVG": (SVG, DRAWN.format("SVG")),
@@ -91,20 +91,16 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("channels", ["rgb", "grey", "rgba", "grey of 16 bits"])
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_picture_is_one_line_with_its_path_and_the_reason(name: str, channels: str) -> None:
+def test_a_bad_picture_is_one_line_with_its_path_and_the_reason(name: str) -> None:
     data, reason = BAD[name]
-    if channels == "grey of 16 bits":
-        how = Rendering(size=8, channels="grey", dtype="uint16")
-        reason = reason.replace("truncated or damaged: ", "truncated")
-    else:
-        how = Rendering(size=8, channels=channels)
-    with pytest.raises(ImageError, match=reason) as caught:
-        images.render(data, "folder/x.jpg", how)
-    assert caught.value.path == "folder/x.jpg"
-    assert str(caught.value).startswith("folder/x.jpg: ")
-    assert str(caught.value).isprintable()
+    deep = Rendering(size=8, channels="grey", dtype="uint16")
+    for how in (Rendering(size=8), Rendering(size=8, channels="rgba"), deep):
+        said = reason.replace("truncated or damaged: ", "truncated") if how is deep else reason
+        with pytest.raises(ImageError, match=f"^folder/x.jpg{said}|^folder/x.jpg: .*{said}") as caught:
+            images.render(data, "folder/x.jpg", how)
+        assert caught.value.path == "folder/x.jpg"
+        assert str(caught.value).isprintable()
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -117,16 +113,16 @@ def test_a_bomb_is_refused_without_its_memory(name: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "TGA", "WEBP", "AVIF", "JPEG2000"]
 )
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK", "RGBA"])
-def test_a_picture_of_more_pixels_is_refused_by_size_and_option(kind: str, mode: str) -> None:
-    try:
-        data = encoded(Image.new(mode, (40, 50)), kind)
-    except (OSError, ValueError, KeyError):
-        pytest.skip(f"{kind} has no {mode}")
+def test_a_picture_of_more_pixels_is_refused_by_size_and_option(kind: str) -> None:
     name = "x.tga" if kind == "TGA" else "x"
-    assert images.render(data, name, Rendering(size=8, max_pixels=2000))[1] == (40, 50)
-    with pytest.raises(ImageError, match=r"is too large \(40x50 is 2,000 pixels, --max-pixels allows 1,999"):
-        images.render(data, name, Rendering(size=8, max_pixels=1999))
+    for mode in ("L", "RGB", "CMYK", "RGBA"):
+        try:
+            data = encoded(Image.new(mode, (40, 50)), kind)
+        except (OSError, ValueError, KeyError):
+            continue  # this Pillow writes no such picture
+        assert images.render(data, name, Rendering(size=8, max_pixels=2000))[1] == (40, 50)
+        with pytest.raises(ImageError, match=r"40x50 is 2,000 pixels, --max-pixels allows 1,999"):
+            images.render(data, name, Rendering(size=8, max_pixels=1999))
 
 
 @pytest.mark.parametrize("kind", ["PNG", *kinds.DECODER_PACKAGES])

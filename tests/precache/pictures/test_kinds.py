@@ -13,7 +13,7 @@ from precache.pictures import images, jpeg, kinds
 from precache.sources.tree import scan_tree
 from tests.command import run
 from tests.precache.pictures.drawing import encoded, in_process, load
-from tests.precache.pictures.test_bad_pictures import EPS, SVG
+from tests.precache.pictures.test_bad_pictures import EPS
 
 NAMES = {
     "JPEG": "jpg", "PNG": "png", "GIF": "gif", "BMP": "bmp", "TIFF": "tif", "PPM": "ppm", "TGA": "tga",
@@ -57,17 +57,6 @@ def test_whatever_an_installed_decoder_reads_is_a_picture(kind: str, folder: Pat
     assert found == {"whole.png", *names, *(["nameless"] if kind in WITH_SIGNATURE else [])}
 
 
-def test_the_names_and_signatures_are_pillows() -> None:
-    """Each extension that Pillow has for a kind that is read here is one of a picture."""
-    Image.init()
-    left_out = {".pfm", ".icb", ".vda", ".vst"}
-    known = {name for name in Image.EXTENSION if kinds.looks_like_picture(f"x{name}")} - left_out
-    theirs = {name for name, kind in Image.EXTENSION.items() if kind in (*kinds.KINDS, "MPO")}
-    shared = {".sgi", ".rgb", ".rgba", ".bw", ".ras", ".pcx", ".dib"}  # which stand for other things as well
-    assert theirs - left_out - shared <= known
-    assert {".heic", ".heif", ".avif"} <= kinds.IMAGE_EXTENSIONS, "with their plugins or without them"
-
-
 def test_notes_are_no_pictures(folder: Path) -> None:
     """Some of Pillow's signatures are two letters long."""
     for number, text in enumerate(
@@ -89,39 +78,25 @@ def test_a_picture_whose_plugin_is_missing_is_a_reject_and_keeps_its_id(
     recipe = Recipe(format="shards", size=8)
     manifest = convert(folder.parent, tmp_path / "out", recipe, workers=0, max_rejects=1).manifest
     assert [(bad.id, bad.path) for bad in manifest.rejected] == [(0, "a/a.heic"), (1, "a/nameless")]
+    code = "import sys; sys.modules['pillow_heif'] = None; from precache.pictures import kinds; print('fine')"
+    assert in_process(code) == "fine\n", "one that is broken"
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
 @pytest.mark.parametrize("kind", ["HEIF", "AVIF"])
 def test_workers_read_what_a_plugin_decodes_and_write_down_which(
-    kind: str, start: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (folder / f"x.{NAMES[kind]}").write_bytes(saved(kind))
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: start == "fork")
+    content = saved(kind)
+    (folder / f"x.{NAMES[kind]}").write_bytes(content)
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: False)
     recipe = Recipe(format="shards", size=8, shard_bytes=192)
-    manifest = convert(folder.parent, folder.parents[1] / "out", recipe, workers=2).manifest
+    manifest = convert(folder.parent, folder.parents[1] / "out", recipe, workers=1).manifest
     assert manifest.samples == 2, manifest.rejected
     assert set(kinds.loaded_packages) <= set(manifest.made_by)
-
-
-@pytest.mark.parametrize("kind", ["HEIF", "AVIF"])
-def test_every_cut_of_a_plugins_picture_is_rejected_in_one_line(kind: str) -> None:
-    content = saved(kind)
     for stop in range(1, len(content), max(1, len(content) // 40)):
         with pytest.raises(ImageError, match=r"^x: cannot be decoded") as error:
             images.decode(content[:stop], "x")
         assert "\n" not in str(error.value)
-
-
-def test_drawings_are_left_out_by_their_names(folder: Path) -> None:
-    for name, content in (("page.pdf", b"%PDF-1.4\n"), ("logo.SVG", SVG), ("logo.svgz", b"\x1f\x8b")):
-        (folder / name).write_bytes(content)
-    scan = scan_tree(folder.parent)
-    words = "a drawing, not a picture; render it first"
-    assert {found.path: found.reason for found in scan.ignored} == {
-        "a/logo.SVG": f"SVG: {words}", "a/logo.svgz": f"SVG: {words}", "a/page.pdf": f"PDF: {words}"
-    }  # fmt: skip
-    assert any("look like pictures are left out" in line and "page.pdf" in line for line in scan.warnings)
 
 
 def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,14 +110,7 @@ def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     options = ("--format", "webdataset", "--size", 8, "--max-rejects", 1)
     result = run("precache", "convert", "tree", "out", *options, cwd=tmp_path)
-    checked = run("precache", "check", "tree", cwd=tmp_path)
     assert not (tmp_path / "mark").exists()
     assert "rejected a/script.jpg: cannot be decoded (not a known image format)" in result.stderr
-    assert checked.returncode == 1
     with pytest.raises(Exception, match="cannot identify"):
         jpeg.orientation(EPS + b"Exif\0\0")
-
-
-def test_a_plugin_that_cannot_be_imported_does_no_harm() -> None:
-    code = "import sys; sys.modules['pillow_heif'] = None; from precache.pictures import kinds; print('fine')"
-    assert in_process(code) == "fine\n"

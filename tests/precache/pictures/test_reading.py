@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+import resource
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
@@ -12,100 +13,53 @@ from PIL import Image
 import precache
 from precache.errors import ImageError, SourceError
 from precache.pictures import reading
-from precache.sources.rejected_list import default_list, read_list
+from precache.sources.rejected_list import read_list
 from precache.sources.tree import scan_tree
 from tests.building import build_loader
-from tests.command import check_bad_input, run_here
 from tests.conftest import small_recipe
-from tests.precache.pictures.drawing import in_process, rendered_within
+from tests.precache.pictures.drawing import rendered_within
 
 TRANSIENT = [
     errno.ESTALE, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ETIMEDOUT, errno.EACCES,
     errno.EPERM, errno.EAGAIN, errno.ENETDOWN, errno.EREMOTEIO,
 ]  # fmt: skip
 
-Fail = Callable[[str, int, int], list[str]]
 
+@pytest.mark.parametrize("number", TRANSIENT, ids=errno.errorcode.get)
+def test_an_error_that_passes_costs_no_picture(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that stays is named with its path and a remedy."""
+    path, real, fails = tmp_path / "x.jpg", reading.open_regular, [True, True, False]
 
-@pytest.fixture
-def fail(monkeypatch: pytest.MonkeyPatch) -> Iterator[Fail]:
-    """`fail(suffix, number, times)`: opening a file whose path ends so fails; the paths that were tried."""
+    def open_regular(name: str) -> FileIO:
+        if fails.pop(0):
+            raise OSError(number, os.strerror(number), name)
+        return real(name)
+
+    path.write_bytes(b"content")
+    monkeypatch.setattr(reading, "open_regular", open_regular)
     monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
-
-    def failing(suffix: str, number: int, times: int) -> list[str]:
-        tried: list[str] = []
-        real = reading.open_regular
-
-        def open_regular(path: str) -> FileIO:
-            if str(path).endswith(suffix):
-                tried.append(str(path))
-                if len(tried) <= times:
-                    raise OSError(number, os.strerror(number), path)
-            return real(path)
-
-        monkeypatch.setattr(reading, "open_regular", open_regular)
-        return tried
-
-    yield failing
-    monkeypatch.undo()
-
-
-@pytest.mark.parametrize("number", TRANSIENT, ids=errno.errorcode.get)
-def test_an_error_that_passes_costs_no_picture(number: int, tmp_path: Path, fail: Fail) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(b"content")
-    tried = fail("x.jpg", number, 2)
     assert reading.read_picture(str(path)) == b"content"
-    assert len(tried) == 3
-
-
-@pytest.mark.parametrize("number", TRANSIENT, ids=errno.errorcode.get)
-def test_an_error_that_stays_names_path_reason_and_remedy(number: int, tmp_path: Path, fail: Fail) -> None:
-    path = tmp_path / "x.jpg"
-    path.write_bytes(b"content")
-    fail("x.jpg", number, 99)
+    assert fails == []
+    fails.extend([True] * 99)
     with pytest.raises(SourceError, match="run the same command again") as caught:
         reading.read_picture(str(path))
     assert str(caught.value).startswith(f"{path}: cannot be read ({os.strerror(number)}); ")
     assert not isinstance(caught.value, ImageError)
 
 
-def test_an_error_ends_the_conversion_and_the_same_command_goes_on(
-    raw_tree: Path, tmp_path: Path, fail: Fail, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    recipe = small_recipe("shards", size=8, shard_bytes=10 * 8 * 8 * 3)
-    precache.convert(raw_tree, tmp_path / "undisturbed", recipe, workers=0)
-    fail(scan_tree(raw_tree).samples[40].path, errno.ESTALE, 99)
-    with pytest.raises(SourceError, match=os.strerror(errno.ESTALE)):
-        precache.convert(raw_tree, tmp_path / "out", recipe, workers=0)
-    with pytest.raises(SourceError, match=os.strerror(errno.ESTALE)):
-        precache.check(raw_tree, list_file=tmp_path / "list.csv", workers=0)
-    assert not (tmp_path / "list.csv").exists()
-    assert not default_list(raw_tree).exists()
-    shards = len(list((tmp_path / "out").glob("train-*.safetensors")))
-    monkeypatch.undo()
-    again = precache.convert(raw_tree, tmp_path / "out", recipe, workers=0)
-    assert again.manifest.rejected == ()
-    assert again.converted == 70 - 10 * shards < 70, "finished shards were kept"
-    for file in (tmp_path / "undisturbed").iterdir():
-        assert (tmp_path / "out" / file.name).read_bytes() == file.read_bytes()
-
-
 def test_a_process_without_free_descriptors_rejects_nothing(tmp_path: Path) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "x.jpg")
-    code = (
-        "import os, resource, sys; from precache.pictures import images; import precache.conversion.convert\n"
-        "path = sys.argv[1]\n"
-        "images.read_bytes(path)\n"
-        "low = os.open(path, os.O_RDONLY); os.close(low)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (low, low))\n"
-        "try: images.read_bytes(path)\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    answer = in_process(code, tmp_path / "x.jpg")
-    assert answer.startswith("SourceError")
-    assert "Too many open files" in answer
-    assert "ulimit -n" in answer
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.open(tmp_path, os.O_RDONLY)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, before[1]))
+    try:
+        with pytest.raises(SourceError, match=r"Too many open files.*ulimit -n"):
+            reading.read_picture(str(tmp_path / "x.jpg"))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def pipe_instead(path: Path) -> None:
@@ -113,34 +67,29 @@ def pipe_instead(path: Path) -> None:
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
-    workers: int, tree: Path, tmp_path: Path
-) -> None:
-    victim = tree / scan_tree(tree).samples[5].path
-    with pytest.raises(SourceError, match=f"{victim}: is not a regular file any more"):
-        precache.convert(
-            tree,
-            tmp_path / "out",
-            small_recipe("shards", size=8),
-            workers=workers,
-            on_start=lambda predicted, free: pipe_instead(victim),
-        )
-
-
-@pytest.mark.parametrize(("backend", "workers"), [("pytorch", 0), ("pytorch", 1), ("dali", 1)])
-@pytest.mark.parametrize(
+BECOMES = pytest.mark.parametrize(
     ("spoil", "reason"), [(pipe_instead, "is not a regular file any more"), (os.unlink, "disappeared")]
 )
+
+
+@BECOMES
+def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
+    spoil: Callable[[Path], None], reason: str, tree: Path, tmp_path: Path
+) -> None:
+    victim, recipe = tree / scan_tree(tree).samples[5].path, small_recipe("shards", size=8)
+    with pytest.raises(SourceError, match=f"{victim}: {reason}"):
+        precache.convert(tree, tmp_path / "out", recipe, workers=1, on_start=lambda *sizes: spoil(victim))
+
+
+@BECOMES
+@pytest.mark.parametrize("backend", ["pytorch", "dali"])
 def test_loaders_skip_no_picture_that_cannot_be_read(
-    backend: str, workers: int, spoil: Callable[[Path], None], reason: str, tree: Path
+    backend: str, spoil: Callable[[Path], None], reason: str, tree: Path
 ) -> None:
     if backend == "dali":
         pytest.importorskip("nvidia.dali")
     victim = tree / scan_tree(tree).samples[5].path
-    with build_loader(
-        tree, backend=backend, workers=workers, size=8, batch_size=16, on_error="skip"
-    ) as loader:
+    with build_loader(tree, backend=backend, workers=1, size=8, batch_size=16, on_error="skip") as loader:
         spoil(victim)
         with pytest.raises(SourceError, match=f"{victim}: {reason}") as caught:
             list(loader)
@@ -156,12 +105,10 @@ def test_a_sparse_file_is_refused_by_its_size_without_reading_it(tmp_path: Path)
     except OSError:
         pytest.skip("this file system has no files of 200 GiB")
     report = precache.check(tmp_path / "tree", list_file=tmp_path / "list.csv", workers=0)
-    recipe = small_recipe("webdataset", size=8)
-    done = precache.convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0, max_rejects=1)
-    for (rejected,) in (report.rejected, done.manifest.rejected):
-        assert rejected.path == "a/1.jpg"
-        assert rejected.reason.startswith("is too large (214,748,364,800 bytes; ")
-        assert "--max-pixels" in rejected.reason
+    (rejected,) = report.rejected
+    assert rejected.path == "a/1.jpg"
+    assert rejected.reason.startswith("is too large (214,748,364,800 bytes; ")
+    assert "--max-pixels" in rejected.reason
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
@@ -173,37 +120,26 @@ def test_want_of_memory_is_no_fault_of_the_picture(kind: str, tmp_path: Path) ->
 
 
 HEAD = b"path,reason,bytes,modified_ns\na/b.jpg,why,"
-NO_LISTS = {
-    "pipe": (None, "is not a regular file"),
-    "nothing": (b"", "not a list"),
-    "the list of a dataset": (b"id,path,reason\n", "not a list"),
-    "a short line": (b"path,reason,bytes,modified_ns\na,b\n", "not a list"),
-    "no numbers": (b"path,reason,bytes,modified_ns\na,b,c,d\n", "not a list"),
-    "another table": (b"a,b\n1,2\n", "not a list"),
-    "a size that no file has": (HEAD + b"1" * 30 + b",5\n", "not a list"),
-    "a time that no file has": (HEAD + b"5,-" + b"1" * 30 + b"\n", "not a list"),
-    "a long line": (HEAD + b"a" * 200_000, "not a list"),
-    "a zero": (HEAD + b"\0", "not a list"),
-}
+NO_LISTS = [
+    None,  # a pipe
+    b"",
+    b"id,path,reason\n",  # the list of a dataset
+    b"path,reason,bytes,modified_ns\na,b\n",
+    b"path,reason,bytes,modified_ns\na,b,c,d\n",
+    HEAD + b"1" * 30 + b",5\n",  # a size that no file has
+    HEAD + b"5,-" + b"1" * 30 + b"\n",  # a time that no file has
+    HEAD + b"a" * 200_000,
+    HEAD + b"\0",
+]
 
 
-@pytest.mark.parametrize("name", NO_LISTS)
-def test_what_is_no_list_of_rejects_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    content, said = NO_LISTS[name]
-    path = tmp_path / "list.csv"
+@pytest.mark.parametrize("number", range(len(NO_LISTS)))
+def test_what_is_no_list_of_rejects_is_refused_by_name(number: int, tmp_path: Path) -> None:
+    content, path = NO_LISTS[number], tmp_path / "list.csv"
     os.mkfifo(path) if content is None else path.write_bytes(content)
+    said = "is not a regular file" if content is None else "not a list"
     with pytest.raises(SourceError, match=f"{path}: .*{said}.*'precache check'"):
         read_list(path)
     path.unlink()
     with pytest.raises(SourceError, match=f"{path}: .*cannot be read .*'precache check'"):
         read_list(path)
-
-
-@pytest.mark.parametrize("content", [b"a" * 200_000 + b",x\n", b'"a,x\n' + b"b" * 200_000, b"a\0,x\n", None])
-def test_what_is_no_list_of_splits_is_refused_by_name(
-    content: bytes | None, raw_tree: Path, tmp_path: Path
-) -> None:
-    path = tmp_path / "list.csv"
-    os.mkfifo(path) if content is None else path.write_bytes(content)
-    arguments = ("convert", raw_tree, "out", "--format", "shards", "--splits", "list.csv")
-    check_bad_input(run_here("precache", *arguments, cwd=tmp_path), "list.csv")

@@ -3,22 +3,22 @@
 Its own transfer of chunks (Xet) has no stand-in, and is switched off.
 """
 
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, StorageError
-from precache.sharing.push_pull import push
+from precache.sharing.push_pull import pull, push
 from tests.cloud.hub import Hub, hub_serving
 from tests.command import check_bad_input, interrupted, run_here
 from tests.precache.destinations import contents
 
 constants = pytest.importorskip("huggingface_hub.constants")
+PLACE, NAME = "hf://datasets/me/photos", "me/photos"
 
 
 @pytest.fixture
@@ -36,69 +36,70 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         yield hub
 
 
+@pytest.fixture
+def pushed(hub: Hub, tmp_path: Path) -> Callable[..., Any]:
+    """Pushes a folder."""
+    return lambda folder, *flags: run_here("precache", "push", folder, PLACE, *flags, cwd=tmp_path)
+
+
 def test_a_dataset_goes_to_the_hub_in_one_commit_and_comes_back(
     converted: dict[str, Path], hub: Hub, tmp_path: Path
 ) -> None:
-    place = "hf://datasets/me/photos/small"
-    sent = run_here("precache", "push", converted["shards"], place, cwd=tmp_path)
-    assert sent.returncode == 0, sent.stderr
-    assert hub.commits == 1
+    push(converted["shards"], f"{PLACE}/small")
     here = contents(converted["shards"])
-    assert hub.repositories["me/photos"] == {f"small/{name}": content for name, content in here.items()}
-    fetched = run_here("precache", "pull", place, "copy", cwd=tmp_path)
-    assert fetched.returncode == 0, fetched.stderr
+    assert hub.commits == 1
+    assert hub.repositories[NAME] == {f"small/{name}": content for name, content in here.items()}
+    pull(f"{PLACE}/small", tmp_path / "copy")
     assert contents(tmp_path / "copy") == here
 
 
 @pytest.mark.parametrize("flags", [(), ("--public",)])
-def test_a_repository_that_is_made_is_private_unless_asked(
-    flags: tuple[str, ...], converted: dict[str, Path], hub: Hub, tmp_path: Path
+def test_a_repository_is_private_and_its_dataset_stays_unless_asked(
+    flags: tuple[str, ...],
+    pushed: Callable[..., Any],
+    converted: dict[str, Path],
+    grey: dict[str, Path],
+    hub: Hub,
 ) -> None:
-    for more in (flags, ()):  # and one that is there stays as it is
-        sent = run_here(
-            "precache", "push", converted["shards"], "hf://datasets/me/photos", *more, cwd=tmp_path
-        )
-        assert sent.returncode == 0, sent.stderr
-        assert hub.private == {"me/photos": not flags}
+    assert pushed(converted["shards"], *flags).returncode == 0
+    check_bad_input(pushed(grey["shards"]), PLACE, "another dataset", "--overwrite")
+    assert pushed(grey["shards"], "--overwrite").returncode == 0
+    assert hub.repositories[NAME] == contents(grey["shards"])
+    assert hub.private == {NAME: not flags}
 
 
-def test_no_repository_is_made_for_a_dataset_that_is_not_whole(
-    converted: dict[str, Path], hub: Hub, tmp_path: Path
+def test_files_of_somebody_else_stay(
+    pushed: Callable[..., Any], converted: dict[str, Path], hub: Hub, tmp_path: Path
 ) -> None:
-    shutil.copytree(converted["shards"], tmp_path / "lacking")
-    lost = next((tmp_path / "lacking").glob("train-*"))
+    """And no repository is made for a dataset that is not whole."""
+    lacking = Path(shutil.copytree(converted["shards"], tmp_path / "lacking"))
+    lost = next(lacking.glob("train-*"))
     lost.unlink()
-    refused = run_here("precache", "push", tmp_path / "lacking", "hf://datasets/me/photos", cwd=tmp_path)
-    check_bad_input(refused, lost.name, "precache verify")
-    assert hub.repositories == hub.private == {}
-
-
-def test_files_of_somebody_else_stay(converted: dict[str, Path], hub: Hub, tmp_path: Path) -> None:
-    name = next(path.name for path in converted["shards"].glob("train-*"))
-    hub.repositories["me/photos"] = {name: b"mine" * 500, "README.md": b"mine"}
+    check_bad_input(pushed(lacking), lost.name, "precache verify")
+    assert hub.repositories == {}
+    hub.repositories[NAME] = mine = {lost.name: b"mine" * 500, "README.md": b"mine"}
     for flags in ((), ("--overwrite",)):
-        refused = run_here(
-            "precache", "push", converted["shards"], "hf://datasets/me/photos", *flags, cwd=tmp_path
-        )
-        check_bad_input(refused, name, "are not part of a dataset", "move them elsewhere")
-    assert hub.repositories["me/photos"] == {name: b"mine" * 500, "README.md": b"mine"}
-    del hub.repositories["me/photos"][name]
-    assert (
-        run_here("precache", "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path).returncode
-        == 0
-    )
-    assert hub.repositories["me/photos"] == {"README.md": b"mine", **contents(converted["shards"])}
+        check_bad_input(pushed(converted["shards"], *flags), lost.name, "move them elsewhere")
+        assert hub.repositories[NAME] == {lost.name: b"mine" * 500, "README.md": b"mine"}
+    del mine[lost.name]
+    assert pushed(converted["shards"]).returncode == 0
+    assert hub.repositories[NAME] == {"README.md": b"mine", **contents(converted["shards"])}
 
 
 def test_a_push_ends_where_another_one_ended_first(
-    converted: dict[str, Path], grey: dict[str, Path], hub: Hub, monkeypatch: pytest.MonkeyPatch
+    converted: dict[str, Path], grey: dict[str, Path], hub: Hub
 ) -> None:
-    place = "hf://datasets/me/photos"
+    others = iter([grey["shards"]])
+
+    def intrude(done: int, total: int) -> None:
+        for other in others:
+            push(other, PLACE)
+
     with pytest.raises(StorageError, match="another commit was made meanwhile; run the same command again"):
-        push(converted["shards"], place, on_progress=_once(lambda: push(grey["shards"], place)))
-    assert hub.repositories["me/photos"] == contents(grey["shards"])
+        push(converted["shards"], PLACE, on_progress=intrude)
+    assert hub.repositories[NAME] == contents(grey["shards"])
     with pytest.raises(DatasetError, match="holds another dataset"):
-        push(converted["shards"], place)
+        push(converted["shards"], PLACE)
 
 
 def test_ctrl_c_does_not_wait_for_a_silent_service(
@@ -107,7 +108,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_service(
     hub.silent = threading.Event()
     try:
         stopped, took_s = interrupted(
-            lambda: hub.uploads > 0, "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path
+            lambda: hub.uploads > 0, "push", converted["shards"], PLACE, cwd=tmp_path
         )
     finally:
         hub.silent.set()
@@ -115,50 +116,25 @@ def test_ctrl_c_does_not_wait_for_a_silent_service(
     assert took_s < 6
 
 
-def _once(act: Callable[[], object]) -> Callable[[int, int], None]:
-    """A progress that does so at its first report."""
-    calls = iter((act,))
-    return lambda done, total: (next(calls, None) or (lambda: None))() and None
-
-
 def test_an_interrupted_push_shows_nothing_and_goes_on(
-    converted: dict[str, Path], hub: Hub, tmp_path: Path
+    pushed: Callable[..., Any], converted: dict[str, Path], hub: Hub
 ) -> None:
     hub.uploads_until_failure = 2
-    stopped = run_here("precache", "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path)
-    check_bad_input(stopped, "hf://datasets/me/photos", "check the network, and the login")
+    stopped = pushed(converted["shards"])
+    check_bad_input(stopped, PLACE, "check the network, and the login")
     assert "hf_secret" not in stopped.stderr
     assert hub.commits == 0
-    hub.uploads_until_failure, already = None, len(hub.blobs)
-    hub.uploads = 0
-    assert (
-        run_here("precache", "push", converted["shards"], "hf://datasets/me/photos", cwd=tmp_path).returncode
-        == 0
-    )
+    hub.uploads_until_failure, hub.uploads, already = None, 0, len(hub.blobs)
+    assert pushed(converted["shards"]).returncode == 0
     assert hub.uploads == len(hub.blobs) - already
-    assert hub.repositories["me/photos"] == contents(converted["shards"])
-
-
-def test_another_dataset_there_is_replaced_only_if_asked(
-    converted: dict[str, Path], grey: dict[str, Path], hub: Hub, tmp_path: Path
-) -> None:
-    place = "hf://datasets/me/photos"
-    assert run_here("precache", "push", converted["shards"], place, cwd=tmp_path).returncode == 0
-    check_bad_input(
-        run_here("precache", "push", grey["shards"], place, cwd=tmp_path), "holds another dataset"
-    )
-    again = run_here("precache", "push", grey["shards"], place, "--overwrite", cwd=tmp_path)
-    assert again.returncode == 0, again.stderr
-    manifest = json.loads(hub.repositories["me/photos"][MANIFEST_NAME])
-    assert manifest["recipe"]["channels"] == "grey"
-    assert hub.repositories["me/photos"] == contents(grey["shards"])
+    assert hub.repositories[NAME] == contents(converted["shards"])
 
 
 @pytest.mark.parametrize(
     ("place", "mention"),
     [
         ("hf://datasets/nobody/nothing", "not a converted dataset"),
-        ("hf://photos", "write hf://datasets/OWNER/NAME"),
+        ("hf://photos", "hf://datasets/OWNER/NAME"),
     ],
 )
 def test_what_is_not_there_is_one_line(place: str, mention: str, hub: Hub, tmp_path: Path) -> None:

@@ -1,7 +1,12 @@
 """Archives of files, as common programs make them."""
 
+import bz2
+import contextlib
+import gzip
 import io
 import json
+import lzma
+import random
 import tarfile
 import zipfile
 from collections.abc import Iterable
@@ -11,14 +16,16 @@ from typing import Any
 from precache import SourceOptions, open_source
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from tests.faults.mutations import spoil
 
 Files = dict[str, bytes]
 """The content of each, by its path with slashes."""
 JPEG = b"\xff\xd8\xff"
+_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7z": lzma}
 
 
-def scan_of(path: Path, **options: Any) -> Scan:
-    return open_source(path, SourceOptions(**options)).scan()
+def scan_of(source: Any, **options: Any) -> Scan:
+    return open_source(source, SourceOptions(**options)).scan()
 
 
 def files_of(tree: Path, prefix: str = "") -> Files:
@@ -83,3 +90,36 @@ def make_webdataset(folder: Path, tree: Path, per_tar: int = 20, prefix: str = "
             files[f"{key}.json"] = json.dumps({"caption": scan.classes[ref.label], "rank": row}).encode()
         make_tar(folder / f"{prefix}-{start:05d}.tar", files)
     return folder
+
+
+def members_of(path: Path) -> Files:
+    """The files of an archive as Python's own modules read them, as far as they can."""
+    found: Files = {}
+    with contextlib.suppress(Exception):
+        if path.suffix == ".zip":
+            with zipfile.ZipFile(path) as packed:
+                for member in packed.infolist():
+                    found[_plain(member.filename)] = packed.read(member)
+        else:
+            with tarfile.open(path) as tar:
+                for entry in tar:
+                    if entry.isreg() and (file := tar.extractfile(entry)) is not None:
+                        found[_plain(entry.name)] = file.read()
+    return found
+
+
+def _plain(name: str) -> str:
+    return "/".join(part for part in name.split("/") if part not in ("", "."))
+
+
+def spoil_archive(content: bytes, draw: random.Random) -> bytes:
+    """Damage that is not found at once: within what is compressed, and under sums of headers that fit."""
+    packed = next((packed for mark, packed in _PACKED.items() if content.startswith(mark)), None)
+    if packed is not None and draw.random() < 0.8:
+        return bytes(packed.compress(spoil_archive(packed.decompress(content), draw)))
+    data = bytearray(spoil(content, draw))
+    for at in range(0, len(data) - 511 if draw.random() < 0.8 else 0, 512):
+        if data[at + 257 : at + 262] == b"ustar":
+            data[at + 148 : at + 156] = b" " * 8
+            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    return bytes(data)

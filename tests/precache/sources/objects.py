@@ -1,15 +1,10 @@
 """Datasets as people write them, of a tree's pictures; importable, for worker processes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
-
-from precache import SourceOptions
-from precache.sources import open_source
-from precache.sources.base import Scan
-from precache.sources.tree import scan_tree
 
 
 class Items:
@@ -51,19 +46,10 @@ class Tensor:
         return self.array.tolist()
 
 
-def pairs(tree: Path, make: Callable[[Path], Any] = Path) -> list[tuple[Any, int]]:
-    """(picture, label) of each sample of the tree, in the order of the scan."""
-    return [(make(tree / sample.path), sample.label) for sample in scan_tree(tree).samples]
-
-
 def opened(path: Path) -> Image.Image:
     with Image.open(path) as image:
         image.load()
         return image
-
-
-def scanned(dataset: Any, **options: Any) -> Scan:
-    return open_source(dataset, SourceOptions(**options)).scan()
 
 
 def picture(shade: int) -> Image.Image:

@@ -1,4 +1,10 @@
+"""What is peculiar to datasets: what is a picture, what labels say, and samples that cannot be read."""
+
+import functools
+import io
+import math
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +14,13 @@ from PIL import Image
 
 from precache import convert, open_dataset
 from precache.engines import processes
-from precache.errors import DatasetError, ImageError, SettingError, SourceError
+from precache.errors import ImageError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
 from precache.sources.dataset import picture_of
 from precache.sources.tree import scan_tree
 from tests.conftest import small_recipe
-from tests.precache.sources.objects import Items, Tensor, numbered, pairs, picture, scanned
+from tests.precache.sources.archives import scan_of
+from tests.precache.sources.objects import Items, Tensor, numbered, picture
 
 GREY = np.arange(40, dtype=np.uint8).reshape(5, 8)
 COLOUR = np.stack([GREY, GREY + 50, GREY + 100], axis=-1)
@@ -29,12 +36,10 @@ def test_a_folder_dataset_gives_the_files_of_its_tree_undecoded(
 ) -> None:
     torchvision = pytest.importorskip("torchvision", reason="the extra 'loaders' is not installed")
     folder = torchvision.datasets.ImageFolder(raw_tree)
-    source = open_source(folder)
-    scan = source.scan()
+    scan = scan_of(folder)
     assert [sample.path for sample in scan.samples] == [sample.path for sample in scan_tree(raw_tree).samples]
     first = scan.samples[0]
-    assert scan.source.read(first, MAX_PIXELS**2) == (raw_tree / first.path).read_bytes()
-    assert source.paths == (raw_tree,)
+    assert scan.source.read(first, 10**9) == (raw_tree / first.path).read_bytes()
     with pytest.raises(SettingError, match="overlap"):
         convert(folder, raw_tree / "out", small_recipe("shards"), workers=0)
     convert(folder, tmp_path / "out", small_recipe("shards"), workers=1)
@@ -42,22 +47,11 @@ def test_a_folder_dataset_gives_the_files_of_its_tree_undecoded(
     assert len(pickle.dumps(scan.source)) < 2000, "workers get no list of a million files"
 
 
-def test_a_folder_dataset_with_a_transform_is_asked_for_its_samples(raw_tree: Path) -> None:
-    torchvision = pytest.importorskip("torchvision", reason="the extra 'loaders' is not installed")
-    folder = torchvision.datasets.ImageFolder(raw_tree, transform=torchvision.transforms.Grayscale())
-    scan = scanned(folder)
-    picture = scan.source.read(scan.samples[0], 10**9)
-    assert isinstance(picture, Image.Image)
-    assert picture.mode == "L"
-
-
-@pytest.mark.parametrize("unpacked", [False, True])
 def test_a_dataset_that_cannot_be_sent_to_workers_says_workers_0(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpacked: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As of a notebook's class: packed by its name, it is not found by a new process."""
-    hindrance = _Unpacked() if unpacked else lambda: None
-    dataset = Items(pairs(raw_tree), hindrance=hindrance)
+    dataset = numbered([0, 1] * 4, hindrance=_Unpacked())
     monkeypatch.setattr(processes, "_may_fork", lambda: False)
     with pytest.raises(SettingError, match=r"cannot be sent to worker processes .*workers=0"):
         convert(dataset, tmp_path / "out", small_recipe("shards"), workers=1)
@@ -72,54 +66,41 @@ def _refuse() -> None:
     raise AttributeError("Can't get attribute 'Mine' on <module '__main__'>")
 
 
-VALUES = {
-    "grey": (GREY, GREY),
-    "grey with a channel": (GREY[:, :, None], GREY),
-    "colour": (COLOUR, COLOUR),
-    "tensor, channels first": (Tensor(np.moveaxis(COLOUR, -1, 0)), COLOUR),
-    "tensor, channels last": (Tensor(COLOUR[:, :, :]), COLOUR),
-    "grey tensor": (Tensor(GREY[None]), GREY),
-    "flat tensor": (Tensor(GREY), GREY),
-    "not contiguous": (COLOUR[:, ::-1], COLOUR[:, ::-1]),
-}
+PICTURES: list[tuple[Any, Any]] = [
+    (GREY, GREY),
+    (GREY[:, :, None], GREY),
+    (COLOUR, COLOUR),
+    (COLOUR[:, ::-1], COLOUR[:, ::-1]),
+    (Tensor(np.moveaxis(COLOUR, -1, 0)), COLOUR),
+    (Tensor(COLOUR), COLOUR),
+    (Tensor(GREY[None]), GREY),
+    (Tensor(GREY), GREY),
+    (COLOUR / 255, "is float64 [5, 8, 3]; expected uint8"),
+    (np.moveaxis(COLOUR, -1, 0), "is uint8 [3, 5, 8]; expected uint8 [h, w]"),
+    (COLOUR[None], "expected uint8"),
+    (GREY[:0], "expected uint8"),
+    (Tensor(COLOUR / 255), "leave out the transform"),
+    (None, "has no picture; expected"),
+    (7, "int 7, not a picture"),
+    ("nowhere.jpg", "'nowhere.jpg' is not a file"),
+    ("a\0b", "is not a file"),
+    (".", "is not a file"),
+    ("https://example.org/a.jpg", "is not a file"),
+    ({"bytes": None, "path": None}, "has no picture; expected"),
+    (Image.new("L", (101, 100)), "is too large"),
+]
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_arrays_and_tensors_are_pictures(name: str) -> None:
-    value, expected = VALUES[name]
-    picture = picture_of(value, "row 0", MAX_PIXELS)
-    assert isinstance(picture, Image.Image)
-    assert np.array_equal(np.asarray(picture), expected)
-
-
-NO_PICTURES = {
-    "floats": (COLOUR / 255, r"is float64 \[5, 8, 3\]; expected uint8"),
-    "channels first": (np.moveaxis(COLOUR, -1, 0), r"is uint8 \[3, 5, 8\]; expected uint8 \[h, w\]"),
-    "four axes": (COLOUR[None], "expected uint8"),
-    "no pixels": (GREY[:0], "expected uint8"),
-    "float tensor": (Tensor(COLOUR / 255), "leave out the transform"),
-    "nothing": (None, "has no picture; expected"),
-    "a number": (7, "has int 7, not a picture"),
-    "no file": ("nowhere.jpg", "its picture 'nowhere.jpg' is not a file"),
-    "NUL": ("a\0b", "is not a file"),
-    "a folder": (".", "is not a file"),
-    "a URL": ("https://example.org/a.jpg", "is not a file"),
-    "empty mapping": ({"bytes": None, "path": None}, "has no picture; expected"),
-    "too large": (Image.new("L", (101, 100)), "is too large"),
-}
-
-
-@pytest.mark.parametrize("name", NO_PICTURES)
-def test_what_is_no_picture_is_said(name: str) -> None:
-    value, says = NO_PICTURES[name]
-    with pytest.raises(ImageError, match=says) as caught:
-        picture_of(value, "row 0", MAX_PIXELS)
-    assert str(caught.value).startswith("row 0: ")
-
-
-def test_pictures_alone_have_no_labels() -> None:
-    scan = scanned(Items([picture(1), picture(2)]))
-    assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("none", (), [-1, -1])
+@pytest.mark.parametrize("number", range(len(PICTURES)))
+def test_arrays_and_tensors_are_pictures_and_what_is_none_is_said(number: int) -> None:
+    value, expected = PICTURES[number]
+    if isinstance(expected, str):
+        with pytest.raises(ImageError, match=f"^row 0: .*{re.escape(expected)}"):
+            picture_of(value, "row 0", MAX_PIXELS)
+    else:
+        found = picture_of(value, "row 0", MAX_PIXELS)
+        assert isinstance(found, Image.Image)
+        assert np.array_equal(np.asarray(found), expected)
 
 
 def test_a_sample_that_cannot_be_read_is_a_reject_named_by_its_row(tmp_path: Path) -> None:
@@ -135,28 +116,15 @@ def test_a_sample_that_cannot_be_read_is_a_reject_named_by_its_row(tmp_path: Pat
     assert sorted(open_dataset(tmp_path / "out").read_index().ids.tolist()) == [1, 2, 3]
 
 
-def test_a_sample_that_could_not_be_listed_is_not_stored_with_another_label() -> None:
-    items: list[Any] = [(picture(row), row) for row in range(3)]
+def test_what_failed_once_is_not_stored_with_another_label_and_a_disk_rejects_nothing() -> None:
+    items: list[Any] = [(picture(row), row) for row in range(20)]
     items[1] = OSError("a moment ago")
-    dataset = Items(items)
-    scan = scanned(dataset)
-    items[1] = (picture(1), 1)
+    scan = scan_of(Items(items))
+    items[1], items[9] = (picture(1), 1), OSError(5, "Input/output error")
     with pytest.raises(ImageError, match="could not be read when the dataset was listed"):
         scan.source.read(scan.samples[1], MAX_PIXELS)
-
-
-def test_a_disk_that_fails_does_not_reject_a_picture() -> None:
-    items: list[Any] = [(picture(row), row) for row in range(20)]
-    scan = scanned(Items(items))
-    items[9] = OSError(5, "Input/output error")
     with pytest.raises(SourceError, match=r"row 9: cannot be read \(Input/output error\)"):
         scan.source.read(scan.samples[9], MAX_PIXELS)
-
-
-def test_the_same_fault_in_all_samples_stops_at_max_rejects(tmp_path: Path) -> None:
-    floats = Items([(COLOUR / 255, 0)] * 300)
-    with pytest.raises(DatasetError, match=r"stopped, .* rejected and at most 3 may be.*is float64"):
-        convert(floats, tmp_path / "out", small_recipe("shards"), workers=0)
 
 
 class _Random(Items):
@@ -165,61 +133,214 @@ class _Random(Items):
         return picture(len(self.asked) % 256), row % 2
 
 
-def test_a_random_transform_is_refused() -> None:
+def test_a_random_transform_is_refused_and_other_pictures_are_told_apart() -> None:
     with pytest.raises(SourceError, match="changes each time it is read"):
-        scanned(_Random([0] * 20))
-
-
-def test_datasets_of_other_pictures_are_told_apart() -> None:
+        scan_of(_Random([0] * 20))
     one, other = numbered([0, 1] * 20), Items([(picture(row + 1), row % 2) for row in range(40)])
-    assert scanned(one).digest != scanned(other).digest
-    assert scanned(one).digest == scanned(numbered([0, 1] * 20)).digest
+    assert scan_of(one).digest == scan_of(numbered([0, 1] * 20)).digest != scan_of(other).digest
 
 
 TWO = ["a", "b"]
-BAD = {
-    "empty": (lambda: Items([]), {}, "has no samples"),
-    "nothing readable": (
-        lambda: Items([ValueError("broken")] * 30),
-        {},
-        "row 0: .*broken.*nor can the 15 after",
+BAD: list[tuple[Any, dict[str, Any], list[str]]] = [
+    (Items([]), {}, ["has no samples"]),
+    (Items([ValueError("broken")] * 30), {}, ["row 0: ", "broken", "nor can the 15 after"]),
+    (7, {}, ["int is not a source", "a path, or a dataset"]),
+    (Items, {}, ["is not a source"]),
+    ({}, {}, ["a mapping without splits"]),
+    (Items([{"image": picture(0)}]), {"label": "species"}, ["no column 'species'", "has 'image'"]),
+    (Items([{"foto": picture(0)}]), {}, ["'foto'", "--image"]),
+    (Items([{"image": picture(0), "class": 0, "target": 1}]), {}, ["'class', 'target'", "--label"]),
+    (numbered([0]), {"label": "species"}, ["(picture, label)", "'species'"]),
+    (numbered([0, 7, 1], classes=TWO), {}, ["row 1: 'label': 7 is not a class"]),
+    (numbered([-1, -1], classes=TWO), {}, ["row 0: 'label': -1 is not a class", "none"]),
+    (numbered(["a", "c"], classes=TWO), {}, ["row 1: 'label': c is not a class"]),
+    (numbered([0, "a", 1]), {}, ["row 1: 'label': 'a' is text", "a number"]),
+    (numbered(["a", None]), {}, ["row 1: 'label': is empty"]),
+    (Items([(picture(0), 1), (picture(1),)]), {}, ["row 1: is not a pair"]),
+    ({"train": numbered([0], classes=TWO), "val": numbered([0], classes=["b", "a"])}, {}, ["split 'val'"]),
+    ({"my val": numbered([0])}, {}, ["'my val' is not a valid split name"]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_bad_input_is_said_in_one_line(number: int) -> None:
+    dataset, options, mentions = BAD[number]
+    with pytest.raises((SettingError, SourceError)) as caught:
+        scan_of(dataset, **options)
+    assert "\n" not in str(caught.value)
+    assert [mention for mention in mentions if mention not in str(caught.value)] == []
+
+
+STRANGE: list[Any] = [
+    *(-1, 2**70, math.nan, math.inf, True, None, "", "\ud800", "a\nb", b"a", object(), {}, {"path": 5}),
+    *([1, 2], [], ["a"], [[1]], (0, 1), np.int64(1), np.array([1, 2]), np.array(3), np.array(["x"])),
+    *(Tensor(np.array(1)), ValueError("a\nb"), KeyError(), RecursionError(), StopIteration()),
+]
+
+
+@pytest.mark.parametrize("usual", [0, "a", [0, 1], 1.5])
+@pytest.mark.parametrize("options", [{}, {"target": "class"}, {"target": "number"}, {"fields": ("field",)}])
+def test_anything_among_samples_ends_in_one_line_or_in_pictures(usual: Any, options: dict[str, Any]) -> None:
+    """As a label and a field; as a picture; and in the place of a sample."""
+    for strange in STRANGE:
+        whole = {"image": COLOUR, "label": usual, "field": usual}
+        for other in ({**whole, "label": strange, "field": strange}, {**whole, "image": strange}, strange):
+            for classes in ({}, {"classes": ["a", "b", "c"]}, {"classes": [1, 2]}):
+                says = ""
+                try:
+                    scan = scan_of(Items([whole, other, whole], **classes), **options)
+                    assert len(scan.samples) == 3
+                    assert scan.samples.labels.max() < max(1, len(scan.classes))
+                    for ref in scan.samples:
+                        scan.source.read(ref, MAX_PIXELS)
+                except PrecacheError as error:
+                    says = str(error)
+                assert "\n" not in says
+
+
+# Labels, fields and splits.
+
+
+@pytest.mark.parametrize(
+    ("values", "classes", "names", "expected"),
+    [
+        ([1, 0, 1], ["zebra", "ant"], ("zebra", "ant"), [1, 0, 1]),  # the order of the dataset
+        (["ant", "zebra", "ant"], ["zebra", "ant"], ("zebra", "ant"), [1, 0, 1]),
+        ([2, 0, 2], ["a", "b", "c"], ("a", "b", "c"), [2, 0, 2]),  # a class without samples stays one
+        ([10, 9, 10], None, ("9", "10"), [1, 0, 1]),  # whole numbers by their size
+        # as in torchvision's ImageNet: synonyms, and two cranes
+        ([0, 1, 2], [("crane",), ("tench", "T"), ("crane",)], ("crane 0", "tench, T", "crane 2"), [0, 1, 2]),
+        ([[0, 2], [], [1]], ["a", "b", "c"], ("a", "b", "c"), [[0, 2], [], [1]]),
+        ([[], ["0"], ["1"]], ["1", "0"], ("1", "0"), [[], [1], [0]]),  # digits for names
+    ],
+)
+def test_labels_index_the_classes_that_the_dataset_has(
+    values: list[Any], classes: list[Any] | None, names: tuple[str, ...], expected: list[Any]
+) -> None:
+    scan = scan_of(numbered(values, **({} if classes is None else {"classes": classes})))
+    several = isinstance(expected[0], list)
+    assert (scan.target, scan.classes) == ("classes" if several else "class", names)
+    assert [ref.target if several else ref.label for ref in scan.samples] == expected
+
+
+def test_numbers_with_fractions_are_numbers_and_pictures_alone_have_no_labels() -> None:
+    assert scan_of(numbered([0.5, 2.0, 1.0])).target == "number"
+    assert scan_of(numbered([1, 2, 3]), target="number").target == "number"
+    assert scan_of(numbered([1, 2, 3]), target="none").classes == ()
+    scan = scan_of(Items([picture(1), picture(2)]))
+    assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("none", (), [-1, -1])
+
+
+CHANGED = 7
+"""The row whose label the datasets below change, among 12 pictures in 3 classes."""
+
+
+def _folder(tree: Path, *, own: Any = None, length: int | None = None, **named: Any) -> Any:
+    """An ImageFolder, or of a subclass: `own` makes its `__getitem__` of the inherited one."""
+    folder = pytest.importorskip("torchvision", reason="the extra 'loaders' is not installed").datasets
+    methods: dict[str, Any] = {}
+    if own is not None:
+        methods["__getitem__"] = own(folder.ImageFolder.__getitem__)
+    if length is not None:
+        methods["__len__"] = lambda self: length
+    return (
+        type("Own", (folder.ImageFolder,), methods)(tree, **named)
+        if methods
+        else folder.ImageFolder(tree, **named)
+    )
+
+
+def _relabelled(inherited: Any) -> Any:
+    @functools.wraps(inherited)
+    def getter(self: Any, index: int) -> Any:
+        image, label = inherited(self, index)
+        return image, 0 if index == CHANGED else label
+
+    return getter
+
+
+def _subset(whole: Any, indices: Any, own: Any = None) -> Any:
+    data = pytest.importorskip("torch.utils.data", reason="the extra 'loaders' is not installed")
+    if own is None:
+        return data.Subset(whole, indices)
+    methods = {"__getitem__": own(data.Subset.__getitem__), "__getitems__": None}
+    return type("Own", (data.Subset,), methods)(whole, indices)
+
+
+def _edited(whole: Any, **attributes: Any) -> Any:
+    for name, value in attributes.items():
+        setattr(whole, name, value)
+    return whole
+
+
+def _at_most_1(label: int) -> int:
+    return min(label, 1)
+
+
+SHUFFLED = [9, 2, 7, 0, 11, 4]
+DATASETS: dict[str, Any] = {
+    "as it is": _folder,
+    "its own __getitem__": lambda tree: _folder(tree, own=_relabelled),
+    "its own __len__": lambda tree: _folder(tree, length=5),
+    "a transform": lambda tree: _folder(tree, transform=lambda image: image.convert("L")),
+    "a target_transform": lambda tree: _folder(tree, target_transform=_at_most_1),
+    "targets that nobody reads": lambda tree: _edited(_folder(tree), targets=[0] * 12),
+    "a subset": lambda tree: _subset(_folder(tree), np.array(SHUFFLED)),
+    "a subset of a subset": lambda tree: _subset(_subset(_folder(tree), SHUFFLED), [5, 0, 0]),
+    "a subset of another __getitem__": lambda tree: _subset(_folder(tree, own=_relabelled), SHUFFLED),
+    "a subset with its own": lambda tree: _subset(_folder(tree), range(12), own=_relabelled),
+    "a subset of a target_transform": lambda tree: _subset(
+        _folder(tree, target_transform=_at_most_1), [0, CHANGED + 2, 2, 4, 5, CHANGED]
     ),
-    "no dataset": (lambda: 7, {}, "int is not a source; expected a path, or a dataset"),
-    "a class": (lambda: Items, {}, "is not a source"),
-    "no splits": (dict, {}, "a mapping without splits"),
-    "unknown key": (
-        lambda: Items([{"image": picture(0)}]),
-        {"label": "species"},
-        "no column 'species'.*has 'image'",
+    "a subset with other classes": lambda tree: _edited(
+        _subset(_folder(tree), range(12), own=_relabelled), classes=["x", "y", "z"]
     ),
-    "no image": (
-        lambda: Items([{"foto": picture(0)}]),
-        {},
-        "no column may be the pictures.*'foto'",
-    ),
-    "named tuples": (lambda: numbered([0]), {"label": "species"}, r"tuples \(picture, label\).*'species'"),
-    "option of a tree": (lambda: numbered([0]), {"class_depth": 2}, "--class-depth is not for a dataset"),
-    "no class": (
-        lambda: numbered([0, 7, 1], classes=TWO),
-        {},
-        "row 1: 'label': 7 is not a class; expected 0 to",
-    ),
-    "without labels": (
-        lambda: numbered([-1, -1], classes=TWO),
-        {},
-        "row 0: 'label': -1 is not a class.*'none'",
-    ),
-    "no such name": (lambda: numbered(["a", "c"], classes=TWO), {}, "row 1: 'label': c is not a class"),
-    "mixed": (lambda: numbered([0, "a", 1]), {}, "row 1: 'label': 'a' is text, other rows have a number"),
-    "empty label": (lambda: numbered(["a", None]), {}, "row 1: 'label': is empty"),
-    "of other shapes": (lambda: Items([(picture(0), 1), (picture(1),)]), {}, "row 1: is not a pair"),
+    "any other": lambda tree: numbered([2, 1, 0, 1], classes=["a", "b", "c"], targets=[2, 1, 1, 1]),
+    "targets of another length": lambda tree: numbered([2, 1, 0], classes=["a", "b", "c"], targets=[2, 1]),
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_said_in_one_line(name: str, tmp_path: Path) -> None:
-    make, options, says = BAD[name]
-    with pytest.raises((SettingError, SourceError), match=says) as caught:
-        convert(make(), tmp_path / "out", small_recipe("shards"), workers=0, **options)
-    assert "\n" not in str(caught.value)
-    assert not (tmp_path / "out").exists()
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_label_is_what_the_sample_says_and_its_name_that_of_classes(name: str, tmp_path: Path) -> None:
+    for row in range(12):
+        (tmp_path / "abc"[row // 4]).mkdir(exist_ok=True)
+        picture(row).save(tmp_path / "abc"[row // 4] / f"{row:02}.png")
+    dataset = DATASETS[name](tmp_path)
+    scan, samples = scan_of(dataset), [dataset[row] for row in range(len(dataset))]
+    assert scan.samples.labels.tolist() == [label for _, label in samples]
+    whole = dataset
+    while not hasattr(whole, "classes"):
+        whole = whole.dataset
+    assert list(scan.classes) == whole.classes
+    for ref, (image, _) in zip(scan.samples, samples, strict=True):
+        read = scan.source.read(ref, 1000)
+        read = Image.open(io.BytesIO(read)) if isinstance(read, bytes) else read
+        assert (read.mode, read.getpixel((0, 0))) == (image.mode, image.getpixel((0, 0)))
+
+
+def test_a_key_of_labels_is_guessed_or_missed_aloud() -> None:
+    def warned(*keys: str, **options: Any) -> str:
+        items = [{"image": picture(row)} | dict.fromkeys(keys, row) for row in range(2)]
+        return " ".join(scan_of(Items(items), **options).warnings)
+
+    assert "taken from" not in warned("label")
+    assert "taken from 'class'" in warned("class")
+    assert "pictures get no labels" in warned("species")
+    assert warned("species", target="none") == warned() == ""
+
+
+def test_mappings_have_fields_and_splits() -> None:
+    rows = enumerate(["train", "val", "train"])
+    items = [
+        {"img": picture(row), "label": row % 2, "caption": f"n° {row}", "part": part} for row, part in rows
+    ]
+    scan = scan_of(Items(items), label="label", split="part", fields=("caption",))
+    assert [ref.split for ref in scan.samples] == ["train", "val", "train"]
+    assert [ref.fields for ref in scan.samples] == [{"caption": f"n° {row}"} for row in range(3)]
+
+
+def test_datasets_by_split_are_splits() -> None:
+    scan = open_source({"train": numbered([0, 1], classes=TWO), "val": numbered([1], classes=TWO)}).scan()
+    assert [(ref.id, ref.split, ref.label) for ref in scan.samples] == [
+        (0, "train", 0), (1, "train", 1), (2, "val", 1)
+    ]  # fmt: skip

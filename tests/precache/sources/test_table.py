@@ -1,21 +1,39 @@
+"""What is peculiar to tables: how cells become paths, classes, numbers and fields, and what is refused."""
+
 import itertools
-import tracemalloc
+import os
+import shutil
+import sys
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from precache.errors import SourceError
-from precache.sources.base import Scan
-from tests.precache.sources.tables import WRITERS, scan_table, scan_text
+from precache import SettingError, SourceError, convert, verify_deep
+from precache.errors import MissingDependencyError
+from precache.sources.base import Scan, check_apart
+from tests.command import run_here
+from tests.conftest import small_recipe
+from tests.precache.sources.archives import put, scan_of
+from tests.precache.sources.tables import WRITERS, scan_text
 
 KINDS = list(WRITERS)
 
 
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """Files that a scan takes for pictures, and nobody decodes."""
+    return put(tmp_path, {f"{number}.jpg": b"\xff\xd8\xff" + b"x" * number for number in range(4)})
+
+
 def names_of(scan: Scan) -> list[str]:
     return [scan.classes[sample.label] for sample in scan.samples]
+
+
+def scan_labels(folder: Path, cells: list[str], **options: Any) -> Scan:
+    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
+    return scan_text(folder, f"path,y\n{rows}", **{"label": "y", **options})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -33,67 +51,56 @@ def test_each_kind_of_table_says_the_same(kind: str, photos: Path) -> None:
     }
     WRITERS[kind](photos / f"t.{kind}", columns)
     fields = ("width", "score", "caption", "box", "vector")
-    scan = scan_table(photos / f"t.{kind}", label="species", split="fold", fields=fields)
+    scan = scan_of(photos / f"t.{kind}", label="species", split="fold", fields=fields)
     assert names_of(scan) == columns["species"]
-    assert list(scan.classes) == sorted(set(columns["species"]))
     assert [sample.split for sample in scan.samples] == columns["fold"]
     assert scan.samples.split_names == ("test", "train", "valid")
-    assert [sample.id for sample in scan.samples] == [0, 1, 2, 3]
-    assert [sample.bytes for sample in scan.samples] == [3, 4, 5, 6]
+    assert [(sample.id, sample.bytes) for sample in scan.samples] == [(0, 3), (1, 4), (2, 5), (3, 6)]
     found = {name: [column.value(row) for row in range(4)] for name, column in scan.samples.fields.items()}
     assert found == {name: columns[name] for name in fields}
-    kinds = {name: column.kind for name, column in scan.samples.fields.items()}
-    assert kinds == {"width": "int", "score": "float", "caption": "text", "box": "ragged", "vector": "vector"}
+    kinds = [column.kind for column in scan.samples.fields.values()]
+    assert kinds == ["int", "float", "text", "ragged", "vector"]
 
 
-@pytest.mark.parametrize("name", ["image", "path", "file", "filename", "file_name"])
-def test_the_usual_names_of_a_column_of_pictures_are_known(name: str, photos: Path) -> None:
-    scan = scan_text(photos, f"id,{name}\n7,3.jpg\n8,./1.jpg\n")
-    assert [(sample.id, sample.path) for sample in scan.samples] == [(0, "3.jpg"), (1, "1.jpg")]
-    assert (scan.target, scan.classes) == ("none", ())
-    assert scan.samples.labels.tolist() == [-1, -1]
-
-
-@pytest.mark.parametrize(
-    ("cells", "classes", "labels"),
-    [
-        (["b", "a", "b", "c"], ("a", "b", "c"), [1, 0, 1, 2]),
-        (["10", "9", "9", "-1"], ("-1", "9", "10"), [2, 1, 1, 0]),
-        (["010", "9", "9", "1"], ("010", "1", "9"), [0, 2, 2, 1]),  # 010 is a name
-        (["1.0", "2.0", "10.0", "1.0"], ("1.0", "2.0", "10.0"), [0, 1, 2, 0]),  # as pandas writes integers
-    ],
-)
-def test_classes_are_sorted_as_text_and_whole_numbers_by_their_size(
-    cells: list[str], classes: tuple[str, ...], labels: list[int], photos: Path
-) -> None:
-    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
-    scan = scan_text(photos, f"path,label\n{rows}", label="label")
-    assert (scan.target, scan.classes, scan.samples.labels.tolist()) == ("class", classes, labels)
-
-
-NUMBERS = [
-    "2",
-    "2.0",
-    "1.1",
-    "1.10",
-    "1e5",
-    "100000",
-    "0",
-    "-0",
-    "+1",
-    "007",
-    "123456789012345678",
-    "x",
-    "10",
+LISTS = ['"[0.5, 1]"', '"[1, 2]"', '"[3, 4]"']
+LABELS: list[tuple[list[str], dict[str, Any], str, tuple[str, ...], list[Any]]] = [
+    (["b", "a", "b", "c"], {}, "class", ("a", "b", "c"), [1, 0, 1, 2]),
+    (["10", "9", "9", "-1"], {}, "class", ("-1", "9", "10"), [2, 1, 1, 0]),  # by their size
+    (["010", "9", "9", "1"], {}, "class", ("010", "1", "9"), [0, 2, 2, 1]),  # 010 is a name
+    (["1.0", "2.0", "10.0"], {}, "class", ("1.0", "2.0", "10.0"), [0, 1, 2]),  # as pandas writes integers
+    (["a|b", "", "b | a|b"], {"separator": "|"}, "classes", ("a", "b"), [[0, 1], [], [0, 1]]),
+    (['"[""a"", ""b""]"', "[]", '"[""b""]"'], {}, "classes", ("a", "b"), [[0, 1], [], [1]]),
+    (["0.5", "1", "-2e-3"], {}, "number", (), [0.5, 1, -0.002]),
+    (["3", "1", "2"], {"target": "number"}, "number", (), [3, 1, 2]),
+    (LISTS, {}, "number", (), [[0.5, 1], [1, 2], [3, 4]]),
 ]
+
+
+@pytest.mark.parametrize(("cells", "options", "target", "classes", "labels"), LABELS)
+def test_cells_become_classes_or_numbers(
+    cells: list[str],
+    options: dict[str, Any],
+    target: str,
+    classes: tuple[str, ...],
+    labels: list[Any],
+    photos: Path,
+) -> None:
+    scan = scan_labels(photos, cells, **options)
+    assert (scan.target, scan.classes) == (target, classes)
+    found = [ref.label if target == "class" else ref.target for ref in scan.samples]
+    assert found == labels
+    assert target == "class" or scan.samples.labels.tolist() == [-1] * len(cells)
+
+
+NUMBERS = ["2", "2.0", "1.1", "1.10", "1e5", "100000", "0", "-0", "+1", "007", "123456789012345678", "x"]
 
 
 @pytest.mark.parametrize("target", ["class", "classes", None])
 def test_a_class_is_called_as_its_cell_is_written(target: str | None, photos: Path) -> None:
     """Every two of them; but numbers among which is a fraction, where nobody says that they are classes."""
-    for one, other in itertools.product(NUMBERS, repeat=2):
+    for one, other in itertools.combinations_with_replacement(NUMBERS, 2):
         with suppress(SourceError) if target is None else nullcontext():
-            scan = scan_text(photos, f"path,y\n0.jpg,{one}\n1.jpg,{other}\n", label="y", target=target)
+            scan = scan_labels(photos, [one, other], target=target)
             if scan.target == "class":
                 assert names_of(scan) == [one, other]
             elif scan.target == "classes":
@@ -103,81 +110,28 @@ def test_a_class_is_called_as_its_cell_is_written(target: str | None, photos: Pa
                 assert "1.1" in one + other
 
 
-IDS = ["1234567890123456789", "1234567890123456788", "123456789012345678", "123456789012345679"]
-
-
-@pytest.mark.parametrize("last", ["", "nan", "1.5", "7"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_stay_apart_whatever_stands_beside_them(kind: str, last: str, photos: Path) -> None:
-    """Each pair in a column with a last cell that is empty, no number, or a number of another kind."""
-    for pair in (IDS[:2], IDS[2:]):
-        cells: list[Any] = [*pair, last]
-        if kind not in ("csv", "tsv"):
-            cells = [int(pair[0]), int(pair[1]), float(last) if last else None]
-        if kind == "parquet":
-            pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
-            if last:
-                continue  # its column is of floats already
-        WRITERS[kind](photos / f"t.{kind}", {"path": ["0.jpg", "1.jpg", "2.jpg"], "id": cells})
+def test_whole_numbers_stay_apart_whatever_stands_beside_them(photos: Path) -> None:
+    """They are no floats, in which these two are one."""
+    for last in ("", "nan", "1.5", "7"):
+        rows = f"0.jpg,1234567890123456789\n1.jpg,1234567890123456788\n2.jpg,{last}\n"
         with suppress(SourceError):
-            column = scan_table(photos / f"t.{kind}", fields=("id",)).samples.fields["id"]
-            assert [str(column.value(row)) for row in range(2)] == pair
-
-
-@pytest.mark.parametrize(
-    ("text", "options"),
-    [
-        ("0.jpg,a|b\n1.jpg,\n2.jpg,b | a|b\n", {"separator": "|"}),
-        ('0.jpg,"[""a"", ""b""]"\n1.jpg,[]\n2.jpg,"[""b"", ""a""]"\n', {}),
-    ],
-)
-def test_several_classes_come_from_a_list_or_a_separator(
-    text: str, options: dict[str, Any], photos: Path
-) -> None:
-    scan = scan_text(photos, f"path,label\n{text}", label="label", **options)
-    assert (scan.target, scan.classes) == ("classes", ("a", "b"))
-    targets = scan.samples.targets
-    assert targets is not None
-    assert [targets.value(row) for row in range(3)] == [[0, 1], [], [0, 1]]
-    assert scan.samples.labels.tolist() == [-1, -1, -1]
-
-
-@pytest.mark.parametrize(
-    ("cells", "target", "expected"),
-    [
-        (["0.5", "1", "-2e-3"], None, [0.5, 1, -0.002]),
-        (["3", "1", "2"], "number", [3, 1, 2]),
-        (['"[0.5, 1]"', '"[1, 2]"', '"[3, 4]"'], None, [[0.5, 1], [1, 2], [3, 4]]),
-    ],
-)
-def test_numbers_are_targets_where_they_are_fractions_or_asked_for(
-    cells: list[str], target: str | None, expected: list[Any], photos: Path
-) -> None:
-    rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
-    scan = scan_text(photos, f"path,label\n{rows}", label="label", target=target)
-    targets = scan.samples.targets
-    assert targets is not None
-    assert targets.values.dtype == np.float64
-    assert (scan.target, scan.classes, targets.values.tolist()) == ("number", (), expected)
+            column = scan_text(photos, f"path,id\n{rows}", fields=("id",)).samples.fields["id"]
+            assert [str(column.value(row))[-2:] for row in range(2)] == ["89", "88"]
 
 
 def test_what_was_chosen_for_the_labels_is_said_where_there_is_a_choice(photos: Path) -> None:
-    def said(cells: str | list[str], **options: Any) -> str:
-        cells = cells.split() if isinstance(cells, str) else cells
-        rows = "".join(f"{row}.jpg,{cell}\n" for row, cell in enumerate(cells))
-        return " ".join(scan_text(photos, f"path,y\n{rows}", label="y", **options).warnings)
+    def said(cells: list[str], **options: Any) -> str:
+        return " ".join(scan_labels(photos, cells, **options).warnings)
 
-    assert (
-        "the labels in 'y' are read as 2 classes; to predict them as numbers, pass --target number"
-        in said("1 2 1")
-    )
-    assert "read as numbers to predict; to make each a class, pass --target class" in said("1 2.5 1")
-    assert "differ only in spaces or in case" in said("cat Cat cat")
+    assert "--target number" in said(["1", "2", "1"])
+    assert "--target class" in said(["1", "2.5", "1"])
+    assert "spaces or in case" in said(["cat", "Cat", "cat"])
     for one in (" 1", "+1", "01", "1.0"):
         assert "which are one number" in said([one, "2", "1", "2"], target="class")
-    assert "one number" not in said("1 x 2 x sNaN nan")
-    assert "differ in every row" in said("a b c")
-    assert said("1 2 1", target="class") == said("1 2 1", target="number") == said("a b a") == ""
+    assert "one number" not in said(["1", "x", "2", "x", "sNaN", "nan"])
+    assert "differ in every row" in said(["a", "b", "c"])
+    for cells, target in ((["1", "2", "1"], "class"), (["1", "2", "1"], "number"), (["a", "b", "a"], None)):
+        assert said(cells, target=target) == ""
 
 
 def test_a_byte_order_mark_and_windows_line_ends_change_nothing(photos: Path) -> None:
@@ -191,73 +145,46 @@ def test_the_digest_covers_what_is_used_of_the_table(photos: Path) -> None:
     text = "path,a,s,f,unused\n0.jpg,x,train,1,1\n1.jpg,y,val,2,2\n"
     first = scan_text(photos, text, **options).digest
     assert scan_text(photos, text.replace(",2,2", ",2,3"), **options).digest == first
-    for old, new in (("1.jpg", "2.jpg"), (",y,", ",z,"), ("val", "train"), (",2,2", ",3,2")):
+    for old, new in (("1.jpg", "2.jpg"), (",y,", ",x,"), ("val", "train"), (",2,2", ",3,2")):
         assert scan_text(photos, text.replace(old, new), **options).digest != first, new
 
 
-def test_paths_may_be_absolute_and_leave_the_folder(photos: Path) -> None:
-    (photos / "tables").mkdir()
-    (photos / "tables/labels.csv").write_text(f"path\n{photos}/0.jpg\n../1.jpg\n")
-    scan = scan_table(photos / "tables/labels.csv")
-    assert [scan.source.read(ref, 100) for ref in scan.samples] == [b"\xff\xd8\xff", b"\xff\xd8\xffx"]
-
-
-SPELLINGS = [
-    "pics/0.jpg",
-    "./pics/0.jpg",
-    ".//pics/0.jpg",
-    "pics//0.jpg",
-    "pics/./0.jpg",
-    "pics/../pics/0.jpg",
-]
-SPELLINGS += ["../{top}/pics/0.jpg", "{folder}/pics/0.jpg", "/{folder}//pics/0.jpg", "pics/gone/../0.jpg"]
+SPELLINGS = ["pics/0.jpg", ".//pics/0.jpg", "pics/./0.jpg", "pics/../pics/0.jpg", "../{top}/pics/0.jpg"]
+SPELLINGS += ["/{folder}//pics/0.jpg", "pics/gone/../0.jpg", "pics/link/../0.jpg"]
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_a_picture_is_found_and_known_however_its_path_is_written(spelling: str, photos: Path) -> None:
-    """But where the system finds none: behind a folder that is not there."""
-    (photos / "pics").mkdir()
-    (photos / "pics/0.jpg").write_bytes(b"\xff\xd8\xffpics")
+    """But where the system finds none: behind a folder that is not there, or a link to somewhere else."""
+    put(photos, {"pics/0.jpg": b"\xff\xd8\xffpics", "far/away/1.jpg": b""})
+    (photos / "pics/link").symlink_to("../far/away")
     path = spelling.format(folder=photos, top=photos.name)
     scan = scan_text(photos, f"path\n{path}\n1.jpg\n")
-    if "gone" in spelling:
+    if spelling in SPELLINGS[-2:]:
         assert "1 row of 2 without a picture" in scan.warnings[0]
         return
     assert scan.source.read(scan.samples[0], 100) == b"\xff\xd8\xffpics"
-    assert scan.samples[0].path in ("pics/0.jpg", f"../{photos.name}/pics/0.jpg", f"{photos}/pics/0.jpg")
-    for other in SPELLINGS[:-1]:
+    for other in SPELLINGS[:-2]:
         with pytest.raises(SourceError, match=r"is in line 2 \(id 0\), too"):
             scan_text(photos, f"path\n{path}\n{other.format(folder=photos, top=photos.name)}\n")
 
 
-def test_a_path_behind_a_link_leads_where_the_system_leads(photos: Path) -> None:
-    (photos / "far/away").mkdir(parents=True)
-    (photos / "far/0.jpg").write_bytes(b"\xff\xd8\xfffar")
-    (photos / "link").symlink_to("far/away")
-    scan = scan_text(photos, "path\nlink/../0.jpg\n0.jpg\n")
-    assert [scan.source.read(ref, 100) for ref in scan.samples] == [b"\xff\xd8\xfffar", b"\xff\xd8\xff"]
-
-
-@pytest.mark.parametrize("name", ["label", "labels", "class", "class_name", "target", "category"])
-def test_labels_that_nobody_named_are_guessed_and_that_is_said(name: str, photos: Path) -> None:
-    text = f"filename,{name}\n0.jpg,a\n1.jpg,b\n2.jpg,a\n"
-    scan = scan_text(photos, text)
-    assert (scan.target, names_of(scan)) == ("class", ["a", "b", "a"])
-    (warning,) = scan.warnings
-    assert f"labels are taken from {name!r}; --label names others, --target none takes none" in warning
-    assert (
-        scan_text(photos, text, label=name).warnings == scan_text(photos, text, target="none").warnings == ()
-    )
-    for options in ({"fields": (name,)}, {"split": name}):
-        assert scan_text(photos, text, **options).target == "none", "it is something else"
-
-
 def test_labels_are_not_left_out_in_silence(photos: Path) -> None:
+    for name in ("label", "labels", "class", "class_name", "target", "category"):
+        for image in ("image", "path", "file", "filename", "file_name"):
+            text = f"{image},{name}\n0.jpg,a\n1.jpg,b\n2.jpg,a\n"
+            scan = scan_text(photos, text)
+            assert (scan.target, names_of(scan)) == ("class", ["a", "b", "a"])
+            assert ["--label names others" in line and repr(name) in line for line in scan.warnings] == [True]
+        for options in ({"label": name}, {"target": "none"}):
+            assert scan_text(photos, text, **options).warnings == ()
+        for other in ({"fields": (name,)}, {"split": name}):
+            assert scan_text(photos, text, **other).target == "none", "it is something else"
     (warning,) = scan_text(photos, "filename,species\n0.jpg,a\n").warnings
-    assert "pictures get no labels, as no column is named label" in warning
-    assert "name theirs with --label" in warning
-    for text, options in (("path\n0.jpg\n", {}), ("path,a\n0.jpg,1\n", {"fields": ("a",)})):
-        assert scan_text(photos, text, **options).warnings == ()
+    assert "pictures get no labels" in warning
+    assert "--label" in warning
+    for text, asked in (("path\n0.jpg\n", {}), ("path,a\n0.jpg,1\n", {"fields": ("a",)})):
+        assert scan_text(photos, text, **asked).warnings == ()
 
 
 def test_numbers_of_folds_become_names_of_splits(photos: Path) -> None:
@@ -265,16 +192,104 @@ def test_numbers_of_folds_become_names_of_splits(photos: Path) -> None:
     assert [sample.split for sample in scan.samples] == ["fold1", "fold0", "fold1"]
 
 
-def test_a_long_table_takes_columns_not_objects(tmp_path: Path) -> None:
-    """Rows, of which a picture that is there many times over under other names is the first."""
-    rows = 20_000
-    (tmp_path / "a.jpg").write_bytes(b"\xff\xd8\xff")
-    lines = [f"d{row}/../a.jpg,{row % 1000}\n" for row in range(rows - 1)]
-    (tmp_path / "t.csv").write_text("".join(["path,label\n", *lines, "a.jpg,1\n"]))
-    tracemalloc.start()
-    try:
-        scan = scan_table(tmp_path / "t.csv", label="label")
-        assert tracemalloc.get_traced_memory()[1] / rows < 400
-    finally:
-        tracemalloc.stop()
-    assert (len(scan.samples), len(scan.classes)) == (rows, 1000)
+A = {"label": "a"}
+NUMBER = {"label": "a", "target": "number"}
+BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
+    ("path,a\n0.jpg,x\n", {"label": "b"}, ["no column 'b'", "--label", "'path', 'a'"]),
+    ("path,a\n0.jpg,x\n", {"fields": ("a", "w")}, ["no column 'w'", "--field"]),
+    ("photo,a\n0.jpg,x\n", {}, ["--image", "'photo', 'a'"]),
+    ("path,file\n0.jpg,x\n", {}, ["several columns", "--image"]),
+    ("path,class,label\n0.jpg,x,y\n", {}, ["'class', 'label'", "--label", "--target none"]),
+    ("path;label\n0.jpg;x\n", {}, ["separated by ';'"]),
+    ("", {}, ["labels.csv: is empty"]),
+    ("path,a\n", {}, ["labels.csv: has no rows"]),
+    ("path,a\n0.jpg,x\n1.jpg, \n", A, ["line 3 (id 1): 'a': is empty"]),
+    ("path,a\n0.jpg,1\n1.jpg,\n", {"fields": ("a",)}, ["line 3 (id 1): 'a': is empty", "'1'"]),
+    ("path,a\n0.jpg,1\n,2\n", {}, ["line 3 (id 1)", "is no path of a picture"]),
+    ("path,a\n0.jpg,0.5\n1.jpg,o.7\n", A, ["line 3", "'o.7' is not a number", "--target class"]),
+    ("path,a\n0.jpg,x\n", NUMBER, ["line 2 (id 0)", "'x' is not a number"]),
+    ("path,a\n0.jpg,1e999\n", NUMBER, ["line 2", "not finite"]),
+    ('path,a\n0.jpg,"[1,2]"\n1.jpg,[3]\n', NUMBER, ["line 3", "one length"]),
+    ("path,a\n0.jpg,[1]\n1.jpg,[x]\n", {"fields": ("a",)}, ["line 3", "'[x]' is not a JSON list"]),
+    ('path,a\n"x\ny",1\n0.jpg\n', {}, ["line 4 (id 1)", "expected 2 cells", "got 1"]),
+    ('path,a\n0.jpg,"x\n1.jpg,y\n', {}, ["line 2", "not CSV", "quote"]),
+    (f"path,a\n0.jpg,{'x' * 140_000}\n", {}, ["line 2", "131,072"]),
+    (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ["line 3", "byte 10 is not UTF-8"]),
+    ("path,a\n".encode("utf-16"), {}, ["UTF-16", "UTF-8"]),
+    (b"path,a\n0.jpg,\0\n", {}, ["line 2", "NUL"]),
+    (f"path\n{'x' * 5_000}\n", {}, ["line 2 (id 0)", "has 5,000 bytes"]),
+    ("path\nhttps://example.org/0.jpg\n", {}, ["line 2", "download the pictures"]),
+    ("path,s\n0.jpg,../x\n", {"split": "s"}, ["line 2 (id 0)", "'../x' is not a valid split name"]),
+    ("path\n0.jpg\n", {"target": "class"}, ["--target class needs", "--label"]),
+    ("path,a\n0.jpg,x\n", {"separator": ";"}, ["--separator needs", "--label"]),
+    ("path\n0.jpg\n", {"root": "nowhere"}, ["--root nowhere: no such folder"]),
+    ('{"path": 5}\n', {}, ["line 1 (id 0)", "5 is no path"]),
+    ('{"path": "0.jpg", "a": 1}\n\n{"path": "1.jpg", "a": "x"}\n', A, ["line 3 (id 1)", "'x' is text"]),
+    ('{"path": "0.jpg", "a": 1}\n{"path": "1.jpg"}\n', A, ["line 2 (id 1): 'a': is empty"]),
+    ('["0.jpg"]\n', {}, ["line 1", "not a JSON object"]),
+    ('{"path": ' + "[" * 100_000 + "\n", {}, ["line 1", "not JSON"]),
+    ('{"path": "\\ud800.jpg"}\n', {}, ["line 1 (id 0)", "not a valid file name"]),
+    ('{"path": "0.jpg", "a": {}}\n', A, ["line 1 (id 0)", "{} is dict"]),
+    ('{"path": "0.jpg", "a": ["x", 1]}\n', A, ["line 1 (id 0)", "not a list of classes"]),
+]
+
+
+@pytest.mark.parametrize("number", range(len(BAD)))
+def test_a_bad_table_is_one_line_that_names_the_row(number: int, photos: Path) -> None:
+    text, options, mentions = BAD[number]
+    name = "labels.jsonl" if str(text)[:1] in ("{", "[") else "labels.csv"
+    with pytest.raises((SourceError, SettingError)) as caught:
+        scan_text(photos, text, name, **options)
+    said = str(caught.value)
+    assert "\n" not in said
+    assert len(said) < 500
+    assert [mention for mention in mentions if mention not in said] == [], said
+
+
+NO_TABLES = {"labels.csv.gz": "unpack it", "labels.xlsx": "as CSV", "labels.json": "JSON lines"}
+
+
+@pytest.mark.parametrize("name", [*NO_TABLES, "pipe.csv", "nowhere.csv"])
+def test_what_is_no_table_is_refused_by_name_and_not_waited_for(name: str, photos: Path) -> None:
+    os.mkfifo(photos / "pipe.csv")
+    if name in NO_TABLES:
+        (photos / name).write_text("path\n0.jpg\n")
+    with pytest.raises(SourceError, match=f"{name}: .*{NO_TABLES.get(name, '')}"):
+        scan_of(photos / name)
+
+
+def test_a_missing_pyarrow_is_named_with_its_extra(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingDependencyError, match=r"t\.parquet: .*precache\[table\]"):
+        scan_text(photos, b"PAR1", "t.parquet")
+
+
+def test_rows_without_a_picture_are_rejects_named_by_row(raw_tree: Path, tmp_path: Path) -> None:
+    paths = [sample.path for sample in scan_of(raw_tree).samples]
+    paths[3], paths[40] = "nowhere.jpg", os.path.dirname(paths[40])
+    table, options = tmp_path / "labels.csv", {"root": str(raw_tree), "target": "none"}
+    WRITERS["csv"](table, {"path": paths})
+    assert "2 rows of 70 without a picture" in scan_of(table, **options).warnings[0]
+    recipe = small_recipe("shards", size=8)
+    done = convert(table, tmp_path / "out", recipe, workers=0, max_rejects=0.05, **options)
+    assert {sample.id: sample.reason for sample in done.manifest.rejected} == {
+        3: f"is not a file; named in {table}, line 5 (id 3)",
+        40: f"is a folder; named in {table}, line 42 (id 40)",
+    }
+    assert verify_deep(tmp_path / "out", table, workers=0).problems == ()
+
+
+def test_a_dataset_may_lie_beside_its_table_and_its_pictures_may_move(raw_tree: Path, tmp_path: Path) -> None:
+    for sample in list(scan_of(raw_tree).samples)[:3]:
+        shutil.copy(raw_tree / sample.path, tmp_path)
+    names = sorted(os.listdir(tmp_path))
+    WRITERS["csv"](tmp_path / "t.csv", {"path": names})
+    convert(tmp_path / "t.csv", tmp_path / "out", small_recipe("shards"), workers=0)
+    with pytest.raises(SettingError, match="overlap"):  # with a folder of pictures that is named
+        check_apart(scan_of(tmp_path / "t.csv", root=str(tmp_path)).source, tmp_path / "other")
+    (tmp_path / "moved").mkdir()
+    for name in names:
+        (tmp_path / name).rename(tmp_path / "moved" / name)
+    command = ("verify", "--deep", "out", "t.csv", "--root", "moved", "--workers", 0)
+    deep = run_here("precache", *command, cwd=tmp_path)
+    assert deep.returncode == 0, deep.stderr

@@ -34,16 +34,9 @@ def put(folder: Path, url: Url) -> Url:
     return url
 
 
-def test_an_object_that_marks_a_folder_is_no_file(bucket: Url, raw_tree: Path) -> None:
-    url = put(raw_tree, bucket / "photos")
-    before = open_source(str(url)).scan()
-    ObjectStore(url).put(next(path.name for path in sorted(raw_tree.iterdir()) if path.is_dir()), b"")
-    assert open_source(str(url)).scan().digest == before.digest
-
-
 def test_pictures_come_several_at_a_time(bucket: Url, proxy: Proxy, raw_tree: Path) -> None:
     scan = open_source(str(put(raw_tree, bucket / "photos"))).scan()
-    refs = [scan.samples[row] for row in range(len(scan.samples))]
+    refs = list(scan.samples)[:32]
     proxy.latency_s = 0.1
     begin_s = time.monotonic()
     pictures = [read() for read in reads_of(scan.source, refs, MAX_PIXELS)]
@@ -51,11 +44,16 @@ def test_pictures_come_several_at_a_time(bucket: Url, proxy: Proxy, raw_tree: Pa
     assert pictures == [(raw_tree / ref.path).read_bytes() for ref in refs]
 
 
-def test_a_picture_that_is_gone_is_named(bucket: Url, raw_tree: Path) -> None:
-    scan = open_source(str(put(raw_tree, bucket / "photos"))).scan()
-    name = scan.samples[0].path
-    ObjectStore(bucket / "photos").delete([name])
-    with pytest.raises(SourceError, match=f"{bucket}/photos/{name}: disappeared after the tree was listed"):
+def test_a_picture_that_is_gone_is_named_and_a_mark_of_a_folder_is_none(bucket: Url) -> None:
+    store, url = ObjectStore(bucket / "photos"), bucket / "photos"
+    for name in ("a/1.jpg", "b/2.jpg"):
+        store.put(name, b"\xff\xd8\xff")
+    before = open_source(str(url)).scan()
+    store.put("a", b"")
+    scan = open_source(str(url)).scan()
+    assert scan.digest == before.digest
+    store.delete(["a/1.jpg"])
+    with pytest.raises(SourceError, match=f"{url}/a/1.jpg: disappeared"):
         scan.source.read(scan.samples[0], MAX_PIXELS)
 
 
@@ -96,22 +94,17 @@ def test_verify_reads_what_the_storage_holds(bucket: Url, converted: dict[str, P
     store.put(index.name, bytes(content))
     store.put("train-00001.tfrecord", b"short")
     store.delete(["train-00000.idx"])
-    problems = verify(str(url))
-    assert [problem.partition(": ")[0] for problem in problems] == [
-        f"{url}/train-00000.idx",
-        f"{url}/train-00001.tfrecord",
-        f"{url}/{index.name}",
-    ]
+    names = ["train-00000.idx", "train-00001.tfrecord", index.name]
+    assert [problem.partition(": ")[0] for problem in verify(str(url))] == [f"{url}/{name}" for name in names]
 
 
-def test_check_decodes_a_tree_of_objects(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
-    url = put(raw_tree, bucket / "photos")
-    name = next(info.name for info in ObjectStore(url).list() if info.name.endswith(".jpg"))
+def test_check_decodes_a_tree_of_objects(bucket: Url, tmp_path: Path) -> None:
+    url, name = bucket / "photos", "a/1.jpg"
     ObjectStore(url).put(name, b"\xff\xd8 no picture")
     with pytest.raises(SettingError, match="--list"):
         check(str(url), workers=0)
     report = check(str(url), list_file=tmp_path / "list.csv", workers=0)
-    assert name in [bad.path for bad in report.rejected]
+    assert [bad.path for bad in report.rejected] == [name]
 
 
 def test_messages_name_what_is_fetched_by_its_url(

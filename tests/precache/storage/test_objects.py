@@ -1,104 +1,164 @@
-"""Objects of a real S3 endpoint, behind a proxy that breaks what it is told to break."""
+"""Objects of S3, Google Cloud Storage and Azure: to which bucket, which key, under which condition they go.
+
+And of a storage that breaks what it is told to break.
+"""
 
 import os
 import pickle
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from precache import open_dataset
 from precache.errors import StorageError
+from precache.sharing.push_pull import pull, push
+from precache.storage import objects
 from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import ObjectNotFoundError, Patience
-from precache.storage.urls import Url
-from tests.cloud.proxy import Proxy, Seen
+from precache.storage.urls import Url, locate
+from tests.cloud.storages import Seen, Storage, storing
 
+obstore = pytest.importorskip("obstore")
+
+PLACES = {"s3": "s3://bucket/", "gs": "gs://bucket/", "az": "az://account/bucket/"}
+SIGNED_BY = {"s3": "AWS4-HMAC-SHA256 Credential=somebody/", "gs": "Bearer secret", "az": "SharedKey account:"}
+PREFIX = "sets/a b/100%/ä+=&"
 QUICK = Patience(total_s=3, stall_s=0.5, connect_s=1)
 CONTENT = np.random.default_rng(5).bytes(300_000)
 
 
-def first(count: int, fault: str, method: str = "GET") -> Callable[[Seen], str | None]:
-    """That fault for the first so many requests of that method."""
-    left = [count]
-
-    def plan(seen: Seen) -> str | None:
-        if seen.method != method or left[0] == 0:
-            return None
-        left[0] -= 1
-        return fault
-
-    return plan
+@pytest.fixture(params=PLACES)
+def any_storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
+    with storing(request.param) as storage:
+        storage.buckets.add("bucket")
+        storage.page_objects = 2
+        for name, value in storage.environment().items():
+            monkeypatch.setenv(name, value)
+        yield storage
 
 
-def test_what_is_put_comes_back(bucket: Url, tmp_path: Path) -> None:
-    store = ObjectStore(bucket / "some/folder")
-    store.put("a.bin", CONTENT)
-    (tmp_path / "b").write_bytes(CONTENT[:10])
-    store.upload(tmp_path / "b", "sub/b.bin")
-    assert store.get("a.bin") == CONTENT
-    assert store.get_range("a.bin", 1000, 50) == CONTENT[1000:1050]
-    assert [(one.name, one.bytes) for one in store.list()] == [("a.bin", len(CONTENT)), ("sub/b.bin", 10)]
-    assert [one.name for one in ObjectStore(bucket / "some/folder/sub").list()] == ["b.bin"]
-    store.delete(["a.bin", "never-there"])
-    assert store.find("a.bin") is None
-    with pytest.raises(ObjectNotFoundError, match=r"s3://bucket-.*/some/folder/a\.bin"):
-        store.get("a.bin")
+@pytest.fixture
+def place(any_storage: Storage) -> Url:
+    """A folder in it, whose name has what needs quoting."""
+    found = locate(PLACES[any_storage.scheme] + PREFIX)
+    assert isinstance(found, Url)
+    return found
 
 
-def test_large_files_go_up_and_come_down_in_parts(bucket: Url, tmp_path: Path) -> None:
-    content = np.random.default_rng(6).bytes(9 * PART_BYTES + 7)  # more than one put takes
+def test_every_request_is_for_the_bucket_and_the_key_of_the_url(
+    any_storage: Storage, place: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects, "_SINGLE_PUT_BYTES", PART_BYTES)  # the rest goes up in parts
+    store = pickle.loads(pickle.dumps(ObjectStore(place)))
+    content = np.random.default_rng(3).bytes(2 * PART_BYTES + 5)
     (tmp_path / "large").write_bytes(content)
-    store = pickle.loads(pickle.dumps(ObjectStore(bucket)))
-    store.upload(tmp_path / "large", "large")
-    assert store.find("large").bytes == len(content)
+    store.upload(tmp_path / "large", "sub/large", crc32c="0badc0de")
+    store.put("empty", b"", crc32c="00000000")
+    store.put("c d", content[:10])
+    expected = {"c d": 10, "empty": 0, "sub/large": len(content)}
+    assert {key: len(stored.content) for key, stored in any_storage.objects.items()} == {
+        ("bucket", f"{PREFIX}/{name}"): size for name, size in expected.items()
+    }
+    assert [(one.name, one.bytes) for one in store.list()] == [*expected.items()]
+    kept = [store.crc32c_of(name) for name in ("sub/large", "empty", "c d", "none")]
+    assert kept == ["0badc0de", "00000000", None, None]
+    assert store.get("c d") == content[:10]
+    assert store.get_range("c d", 2, 3) == content[2:5]
     with open(tmp_path / "back", "wb") as file:
-        store.download("large", file.fileno(), len(content))
+        store.download("sub/large", file.fileno(), len(content))
+        with pytest.raises(StorageError, match="expected 5 bytes"):
+            store.download("sub/large", file.fileno(), 5)
     assert (tmp_path / "back").read_bytes() == content
-    with (
-        open(tmp_path / "back", "wb") as file,
-        pytest.raises(StorageError, match="expected 5 bytes, got 75,"),
-    ):
-        store.download("large", file.fileno(), 5)
+    store.delete(["c d", "never-there", "sub/large"])
+    assert [one.name for one in store.list()] == ["empty"]
+    assert store.find("c d") is None
+    with pytest.raises(ObjectNotFoundError):
+        store.get("c d")
+    for request in any_storage.seen:
+        assert request.container == "bucket", request
+        assert (request.key or request.query.get("prefix") or PREFIX).startswith(PREFIX), request
+        assert request.headers["authorization"].startswith(SIGNED_BY[any_storage.scheme]), request
 
 
-@pytest.mark.parametrize("fault", ["reset", "broken", "500", "503", "stall", "short"])
-def test_what_passes_is_asked_again(fault: str, bucket: Url, proxy: Proxy) -> None:
-    store = ObjectStore(bucket, QUICK)
-    store.put("a", CONTENT)
-    proxy.plan = first(2, fault)
-    assert store.get_range("a", 5, 100_000) == CONTENT[5:100_005]
-    assert proxy.faults[fault] == 2
-    if fault != "short":  # of all of an object nobody knows the length but the storage
-        proxy.plan = first(2, fault)
-        assert store.get("a") == CONTENT
+def test_without_an_endpoint_a_container_is_asked_for_at_its_account(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "c2VjcmV0")
+    store = ObjectStore(Url("az://account/container", "sets/a"))
+    signed = obstore.sign(store._store, "GET", "n", timedelta(seconds=5))
+    assert signed.startswith("https://account.blob.core.windows.net/container/sets/a/n?")
 
 
-@pytest.mark.parametrize("fault", ["reset", "500", "503"])
-def test_what_is_written_is_written_again(fault: str, bucket: Url, proxy: Proxy) -> None:
-    store = ObjectStore(bucket, QUICK)
-    proxy.plan = first(2, fault, "PUT")
-    store.put("a", CONTENT)
-    assert store.get("a") == CONTENT
+def test_an_object_is_written_only_in_the_place_of_the_one_that_was_seen(
+    any_storage: Storage, place: Url
+) -> None:
+    store = ObjectStore(place)
+    first = store.put_if("lock", b"first")
+    assert first is not None
+    assert store.put_if("lock", b"second") is None
+    second = store.put_if("lock", b"second", first)
+    assert second is not None
+    assert store.put_if("lock", b"third", first) is None
+    found = store.get_as_found("lock")
+    assert (found[0], store.put_if("lock", b"third", found[1]) is None) == (b"second", False)
+    store.delete(["lock"])
+    assert store.put_if("lock", b"fourth", second) is None
+    assert any_storage.objects == {}
+
+
+def test_a_dataset_goes_there_is_read_there_and_comes_back(
+    converted: dict[str, Path], place: Url, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path / "cache"))
+    push(converted["shards"], place)
+    assert open_dataset(place).manifest.samples == open_dataset(converted["shards"]).manifest.samples
+    pull(place, tmp_path / "copy")
+    for path in converted["shards"].iterdir():
+        assert (tmp_path / "copy" / path.name).read_bytes() == path.read_bytes()
+
+
+# Faults.
+
+
+def first(count: int, fault: str, method: str) -> Callable[[Seen], str | None]:
+    """That fault for the first so many requests of that method."""
+    left = iter(range(count))
+    return lambda seen: fault if seen.method == method and next(left, None) is not None else None
 
 
 @pytest.mark.parametrize(
-    ("fault", "mention"),
-    [
-        ("expired", "renew the credentials"),
-        ("skew", "set this machine's clock"),
-        ("gone", "check the URL"),
-    ],
-)
-def test_what_cannot_pass_is_an_error_at_once(fault: str, mention: str, bucket: Url, proxy: Proxy) -> None:
+    ("method", "fault"),
+    [*(("GET", fault) for fault in ("reset", "broken", "500", "503", "stall", "short")),
+     *(("PUT", fault) for fault in ("reset", "500", "503"))],
+)  # fmt: skip
+def test_what_passes_is_asked_again(method: str, fault: str, bucket: Url, storage: Storage) -> None:
     store = ObjectStore(bucket, QUICK)
-    proxy.plan = lambda seen: fault
-    with pytest.raises(StorageError) as caught:
-        store.get("a")
-    assert mention in str(caught.value)
-    assert str(bucket / "a") in str(caught.value)
-    assert len(proxy.seen) == 1
+    if method == "GET":
+        store.put("a", CONTENT)
+    storage.plan = first(2, fault, method)
+    if method == "PUT":
+        store.put("a", CONTENT)
+    assert store.get_range("a", 5, 100_000) == CONTENT[5:100_005]
+    assert storage.faults[fault] == 2
+    if fault != "short":  # of all of an object nobody knows the length but the storage
+        storage.plan = first(2, fault, method)
+        assert store.get("a") == CONTENT
+
+
+@pytest.mark.parametrize(
+    ("fault", "mention"), [("expired", "credentials"), ("skew", "clock"), ("gone", "check the URL")]
+)
+def test_what_cannot_pass_is_an_error_at_once(
+    fault: str, mention: str, bucket: Url, storage: Storage
+) -> None:
+    storage.plan = lambda seen: fault
+    with pytest.raises(StorageError, match=f"^{bucket}/a: .*{mention}"):
+        ObjectStore(bucket, QUICK).get("a")
+    assert len(storage.seen) == 1
 
 
 def test_a_bucket_that_is_not_there_is_named(bucket: Url) -> None:
@@ -109,11 +169,11 @@ def test_a_bucket_that_is_not_there_is_named(bucket: Url) -> None:
 
 
 @pytest.mark.parametrize("fault", ["503", "stall"])
-def test_a_storage_that_never_answers_is_given_up_in_time(fault: str, bucket: Url, proxy: Proxy) -> None:
+def test_a_storage_that_never_answers_is_given_up_in_time(fault: str, bucket: Url, storage: Storage) -> None:
     patience = Patience(total_s=1, stall_s=0.5, connect_s=1)
     store = ObjectStore(bucket, patience)
     store.put("a", CONTENT)
-    proxy.plan = lambda seen: fault
+    storage.plan = lambda seen: fault
     begin_s = time.monotonic()
     with pytest.raises(StorageError, match=r"s3://.*/a: .* for \d s; check the network"):
         store.get("a")

@@ -1,4 +1,4 @@
-"""The engine `ray`, on a cluster of several nodes on this machine."""
+"""The same of both engines: processes, and a Ray cluster of several nodes on this machine."""
 
 import os
 import shutil
@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 import simplejpeg
 
-from precache import Conversion, convert
+from precache import Conversion, check, convert
 from precache.conversion.journal import JOURNAL_NAME
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.engines import KILLED
-from precache.errors import SettingError, WorkerError
+from precache.errors import SettingError, SourceError, WorkerError
+from precache.pictures import images
 from precache.sources.tree import TreeSource
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
@@ -32,66 +34,82 @@ def slow(raw_tree: Path, tmp_path: Path) -> Slow:
     return Slow(TreeSource(raw_tree, 1), tmp_path / "marks")
 
 
+@pytest.fixture(params=["local", "ray"])
+def engine(request: pytest.FixtureRequest) -> str:
+    if request.param == "ray":
+        request.getfixturevalue("add_node")()
+    return str(request.param)
+
+
 def on_ray(source: Any, out: Path, **settings: Any) -> Conversion:
     return convert(source, out, RECIPE, engine="ray", **settings)
 
 
-def once(act: Callable[[], object]) -> Callable[[int, int], None]:
-    """As `on_progress`: does it after the first pictures."""
-    acts = [act]
-
-    def report(done: int, total: int) -> None:
-        if 0 < done < total and acts:
-            acts.pop()()
-
-    return report
-
-
-def test_a_cluster_writes_the_bytes_that_this_machine_writes(
-    cluster: Any,
-    add_node: Callable[..., Any],
-    tree: Path,
-    converted: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_error_names_its_file_and_the_same_command_ends_with_the_same_bytes(
+    engine: str, tree: Path, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From relative paths, too: they are those of the driver."""
-    add_node()
+    """From relative paths: they are those of the driver."""
     monkeypatch.chdir(tmp_path)
-    steps: list[tuple[int, int]] = []
-    result = on_ray(tree.name, Path("out"), on_progress=lambda *step: steps.append(step))
+    how: dict[str, Any] = {"engine": engine, "workers": 2}
+    victim, steps = sorted(tree.glob("*/*.jpg"))[20], []
+    with pytest.raises(SourceError, match=f"{victim.name}: disappeared"):
+        convert(tree.name, "out", RECIPE, on_start=lambda *_: victim.rename("victim") and None, **how)
+    assert not (tmp_path / "out" / MANIFEST_NAME).exists()
+    Path("victim").rename(victim)
+    result = convert(tree.name, "out", RECIPE, on_progress=lambda *step: steps.append(step), **how)
     assert contents(tmp_path / "out") == contents(converted["shards"])
-    assert result.converted == IMAGES
-    assert len(result.nodes) == 2
+    assert steps[-1] == (IMAGES, IMAGES)
+    assert (len(result.nodes) > 0) == (engine == "ray")
     assert all(name.startswith("node ") and rate > 0 for name, rate in result.nodes.items())
-    assert (steps[0], steps[-1]) == ((0, IMAGES), (IMAGES, IMAGES))
+
+
+def test_a_picture_over_which_workers_die_is_left_out_by_name(
+    engine: str, slow: Slow, raw_tree: Path, tmp_path: Path
+) -> None:
+    """As where the kernel kills who takes too much memory."""
+    shutil.copytree(raw_tree / "001.anchor", tmp_path / "few" / "001.anchor")
+    few = TreeSource(tmp_path / "few", 1)
+    source = Slow(few, slow.marks, deadly := few.scan().samples[5].path)
+    result = convert(source, tmp_path / "out", RECIPE, engine=engine, workers=1, max_rejects=0.1)
+    (rejected,) = result.manifest.rejected
+    assert (rejected.path, rejected.reason) == (deadly, KILLED)
+    assert result.manifest.samples == len(few.scan().samples) - 1
+
+
+def test_a_picture_over_which_workers_of_a_check_die_is_listed(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decode, here = images.decode_for, os.getpid()
+
+    def die_over_one(data: Any, path: str, *rest: Any) -> Any:
+        if path.endswith("0003.jpg") and os.getpid() != here:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return decode(data, path, *rest)
+
+    monkeypatch.setattr(images, "decode_for", die_over_one)
+    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
+    report = check(raw_tree, list_file=tmp_path / "list.csv", workers=1)
+    assert report.rejected
+    assert {(bad.path[-8:], bad.reason) for bad in report.rejected} == {("0003.jpg", KILLED)}
+
+
+# Of a cluster alone.
 
 
 def test_shards_of_a_node_that_dies_are_written_by_another(
     cluster: Any, add_node: Callable[..., Any], slow: Slow, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    node = add_node()
+    node, acts = add_node(), [1]
 
-    def remove() -> None:
-        until(lambda: node.node_id in readers(slow.marks).values())
-        cluster.remove_node(node, allow_graceful=False)
+    def remove(done: int, total: int) -> None:
+        if 0 < done < total and acts:
+            acts.pop()
+            until(lambda: node.node_id in readers(slow.marks).values())
+            cluster.remove_node(node, allow_graceful=False)
 
-    result = on_ray(slow, tmp_path / "out", on_progress=once(remove))
+    result = on_ray(slow, tmp_path / "out", on_progress=remove)
     assert contents(tmp_path / "out") == contents(converted["shards"])
-    assert result.converted == IMAGES
-
-
-def test_a_picture_over_which_workers_die_is_left_out_by_name_as_on_this_machine(
-    cluster: Any, slow: Slow, raw_tree: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(raw_tree / "001.anchor", tmp_path / "few" / "001.anchor")
-    few = TreeSource(tmp_path / "few", 1)
-    source = Slow(few, slow.marks, deadly := few.scan().samples[5].path)
-    result = on_ray(source, tmp_path / "out", max_rejects=0.1)
-    (rejected,) = result.manifest.rejected
-    assert (rejected.path, rejected.reason) == (deadly, KILLED)
-    convert(source, tmp_path / "local", RECIPE, workers=1, max_rejects=0.1)
-    assert contents(tmp_path / "out") == contents(tmp_path / "local")
+    assert (result.converted, acts) == (IMAGES, [])
 
 
 @pytest.mark.slow
@@ -124,18 +142,6 @@ def test_a_node_with_another_version_is_refused_before_the_first_shard(
     with pytest.raises(SettingError, match=said):
         on_ray(raw_tree, tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == [JOURNAL_NAME]
-
-
-@pytest.mark.slow
-def test_a_node_that_cannot_import_this_package_is_refused_by_name(
-    cluster: Any, add_node: Callable[..., Any], raw_tree: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "simplejpeg.py").write_text("raise ModuleNotFoundError('No simplejpeg')")
-    node = add_node(PYTHONPATH=str(tmp_path / "site"))
-    said = rf"^node [0-9.]+ \({node.node_id[:8]}\): cannot run precache's tasks \(.*No simplejpeg"
-    with pytest.raises(WorkerError, match=said):
-        on_ray(raw_tree, tmp_path / "out")
 
 
 def driver(cluster: Any, slow: Slow, out: Path) -> "subprocess.Popen[str]":

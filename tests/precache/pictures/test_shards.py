@@ -1,0 +1,142 @@
+"""Shards of other than RGB squares: with transparency, of 16 bits, of varying size; and grey JPEGs."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+from PIL import Image
+from safetensors.numpy import load_file
+
+from precache import Recipe, convert, open_dataset, verify, verify_deep
+from precache.errors import DatasetError
+from precache.formats import FORMATS
+from precache.formats.shards import DATA_START, ShardFile
+from tests import format_contract
+from tests.building import build_loader
+from tests.command import run_here
+from tests.precache.pictures.drawing import encoded, noise
+
+
+@pytest.fixture(scope="module")
+def alpha_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures with transparency, and of 16 bits in grey."""
+    path = tmp_path_factory.mktemp("alpha") / "tree"
+    for number in range(9):
+        picture = noise(30 + number, 40, dtype=np.uint16) if number % 3 == 0 else noise(30 + number, 40, 4)
+        (path / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
+        (path / "ab"[number % 2] / f"{number}.png").write_bytes(encoded(picture))
+    return path
+
+
+DEEP = {"channels": "grey", "dtype": "uint16"}
+
+
+@pytest.mark.parametrize("fit", ["crop", "keep", "keep-longer"])
+@pytest.mark.parametrize("channels", [{"channels": "rgba"}, DEEP], ids=str)
+def test_shards_hold_what_is_rendered_and_stock_readers_see_it(
+    channels: dict[str, Any], fit: Any, alpha_tree: Path, tmp_path: Path
+) -> None:
+    out, recipe = tmp_path / "out", Recipe(format="shards", size=24, fit=fit, shard_bytes=4000, **channels)
+    manifest = convert(alpha_tree, out, recipe, workers=0).manifest
+    assert fit != "crop" or len(manifest.shards) == (9 if recipe.channels == "rgba" else 3), "of 4,000 bytes"
+    format_contract.check_pixels_are_the_converters(open_dataset(out), alpha_tree, np.inf)
+    stored = []
+    for shard in manifest.shards:
+        tensors = load_file(out / shard.file_name)
+        assert tensors["images"].dtype == recipe.dtype
+        for row, sample in enumerate(FORMATS["shards"].read_shard(out / shard.file_name)):
+            pixels = sample.pixels("")
+            theirs = tensors["images"][row] if fit == "crop" else tensors["images"]
+            if fit != "crop":
+                start = int(tensors["offsets"][row])
+                theirs = theirs[start : start + pixels.size].reshape(tensors["shapes"][row])
+            assert np.array_equal(pixels, theirs)
+            stored.append(pixels.reshape(-1, pixels.shape[-1]))
+    values = np.concatenate(stored) / np.iinfo(recipe.dtype).max
+    found = manifest.statistics["train"]
+    assert found.mean == pytest.approx(tuple(values.mean(0)), abs=1e-12)
+    assert found.std == pytest.approx(tuple(values.std(0)), abs=1e-12)
+    assert verify(out) == []
+    assert verify_deep(out, alpha_tree, workers=0).problems == ()
+    assert run_here("precache", "inspect", out, "--html", "page.html", cwd=tmp_path).returncode == 0
+    assert f"{recipe.channels} pixels" in (tmp_path / "page.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["webdataset", "dali"])
+def test_jpegs_are_grey_to_every_decoder_and_grey_ones_alone_are_copied(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tree/a").mkdir(parents=True)
+    grey, colour = encoded(noise(16, 16), "JPEG"), encoded(noise(16, 16, 3), "JPEG")
+    (tmp_path / "tree/a/0.jpg").write_bytes(grey)
+    (tmp_path / "tree/a/1.jpg").write_bytes(colour)
+    recipe = Recipe(format=name, size=16, channels="grey")
+    (shard,) = convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0).manifest.shards
+    stored = {s.id: s.data for s in FORMATS[name].read_shard(tmp_path / "out" / shard.file_name)}
+    assert stored[0] == grey
+    assert simplejpeg.decode_jpeg_header(stored[1])[2] == "Gray"  # type: ignore[arg-type]
+    assert Image.open(io.BytesIO(stored[1])).mode == "L"  # type: ignore[arg-type]
+    assert verify_deep(tmp_path / "out", tmp_path / "tree", workers=0).problems == ()
+
+
+LIES = [(b'1],"data', field) for field in (b'4],"data', b'0],"data', b'-1],"data', b'true],"data')]
+LIES.append((b'"U8"', b'"U16"'))
+
+
+@pytest.mark.parametrize(("said", "changed"), LIES)
+def test_a_shard_whose_header_says_other_pixels_is_refused(
+    said: bytes, changed: bytes, grey: dict[str, Path], tmp_path: Path
+) -> None:
+    dataset = open_dataset(grey["shards"])
+    content = dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
+    header = content[:DATA_START]
+    assert said in header
+    header = header.replace(said, changed, 1).rstrip().ljust(DATA_START)[:DATA_START]
+    (tmp_path / "x.safetensors").write_bytes(header + content[DATA_START:])
+    with pytest.raises(DatasetError, match=r"x.safetensors: (not a shard|expected)"):
+        ShardFile(tmp_path / "x.safetensors")
+
+
+def flipped(place: int, bit: int) -> Callable[[bytearray], None]:
+    """A bit of what lies behind the offsets, or before their end."""
+
+    def change(shapes: bytearray) -> None:
+        shapes[place] ^= bit
+
+    return change
+
+
+def all_turned(shapes: bytearray) -> None:
+    """Height for width: offsets still fit."""
+    shapes[8:] = np.frombuffer(shapes[8:], "<i4").reshape(-1, 2)[:, ::-1].tobytes()
+
+
+@pytest.mark.parametrize(
+    "damage", [flipped(2, 1), flipped(8, 1), flipped(11, 0x80), flipped(12, 1), all_turned]
+)
+def test_damaged_offsets_are_found(
+    damage: Callable[[bytearray], None], shaped: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(shaped["keep-shards"], tmp_path / "copy"))
+    entry = open_dataset(path).manifest.shards[1]
+    shard = open_dataset(path).shard_path(entry)
+    content = bytearray(shard.read_bytes())
+    header = json.loads(content[8:DATA_START])
+    start = DATA_START + int(header["offsets"]["data_offsets"][0]) + 8 * (entry.samples - 1)
+    shapes = content[start:]
+    damage(shapes)
+    shard.write_bytes(content[:start] + shapes)
+    assert [str(shard) in problem for problem in verify(path)] == [True]
+    if damage is not all_turned:
+        with pytest.raises(DatasetError, match=f"{shard}: its offsets do not fit its pictures"):
+            list(FORMATS["shards"].read_shard(shard))
+    for check in ("first-read", "never"):
+        with (
+            build_loader(path, check=check, workers=1, shuffle=False) as loader,
+            pytest.raises(DatasetError, match=f"{shard}: .*'?precache verify"),
+        ):
+            list(loader)

@@ -258,7 +258,7 @@ def test_what_a_sample_costs_is_less_than_a_byte(tmp_path: Path, monkeypatch: py
 
 def test_what_a_shard_costs_is_a_few_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    data = make(tmp_path, 120_000, shards := 60_000)
+    data = make(tmp_path, 2_000_000, shards := 60_000)  # of a few the whole index would be read
     assert data.files[shards - 1].endswith("train-59999.safetensors")
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -92,8 +92,8 @@ def kept_starts(data: SplitData, crops: Crops) -> Starts:
 class HostPictures:
     """Pictures in main memory, of this process alone or shared.
 
-    Each is known to be there as soon as all of it is: who is killed midway leaves nothing that is served. Two
-    that decode one at a time put the same there.
+    Each is known to be there when all of it is: who is killed midway leaves nothing that is served. Processes
+    that decode the same picture at the same time write the same bytes.
 
     Attributes:
         device: where they are.

@@ -1,7 +1,5 @@
 """What the tests of bench share."""
 
-import os
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ import torch
 from bench.cli import main
 from bench.measure.trainers import MODELS, Model
 from precache.cli import commandline
+from tests.bench.squares import Squares, make
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -29,10 +28,15 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def compiler() -> None:
-    """What torch.compile needs on a CPU."""
-    if shutil.which(os.environ.get("CXX", "g++")) is None:
-        pytest.skip("torch.compile needs a C++ compiler: apt-get install g++")
+def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials run in this process: a process of its own imports torch for a second or two."""
+    for module in ("measure.comparison", "measure.watched", "lab.checks", "lab.object_storage"):
+        monkeypatch.setattr(f"bench.{module}.run_fresh", lambda function, *given: function(*given))
+
+
+@pytest.fixture(scope="session")
+def squares(tmp_path_factory: pytest.TempPathFactory) -> Squares:
+    return make(tmp_path_factory.mktemp("squares"))
 
 
 @pytest.fixture

@@ -26,15 +26,6 @@ def put(folder: Path, url: Url) -> None:
             ObjectStore(url).upload(path, str(path.relative_to(folder)))
 
 
-@pytest.mark.slow
-def test_loaders_are_measured_over_a_url(bucket: Url, converted: dict[str, Path], tmp_path: Path) -> None:
-    put(converted["shards"], bucket / "set")
-    flags = (*QUICK, "--backend", "shards", "--trainer", "none", "--device", "cpu")
-    done = run_here("bench", "loaders", f"{bucket}/set", *flags, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "shards" in done.stdout
-
-
 def test_of_a_raw_tree_at_a_url_a_sample_is_taken_and_no_more(
     bucket: Url, raw_tree: Path, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench.measure.squares import Squares, make
+from tests.bench.squares import Squares, make
 from tests.command import check_bad_input, run_here
 
 SMALL = ("--size", 16, "--epochs", 3, "--batch-size", 16, "--seeds", 1, "--workers", 1, "--device", "cpu")

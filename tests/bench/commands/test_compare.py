@@ -11,7 +11,6 @@ import pytest
 
 from bench.cli import main
 from bench.report.row import Row
-from bench.report.stats import Estimate
 from precache.cli import commandline
 from tests.bench.rich_result import altered, around, peer, plain, rich_result
 from tests.bench.rich_result import row as fed_row
@@ -59,69 +58,47 @@ def line(text: str, *words: str) -> str:
     return found.rstrip()
 
 
-def test_a_result_of_a_busy_machine_is_told(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    quiet, busy = write("a.json", SHARDS, TREE), write("b.json", SHARDS, TREE, other_cpu=0.31)
-    assert compare(quiet, busy) == 0
-    printed = capsys.readouterr().out
-    assert printed.startswith("0 of 4 rates fell by more than 5%"), "the answer comes first"
-    assert f"{busy}: Other processes took 31% of the CPUs" in " ".join(printed.split())
-    assert f"{quiet}: Other" not in printed
-
-
-@pytest.mark.parametrize(
-    ("loader", "options", "verdict", "code"),
-    [
+def test_a_rate_is_judged_by_the_whole_range_of_b_over_a(
+    write: Write, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = write("a.json", SHARDS)
+    for loader, options, verdict, code in (
         (around(44_000, 0.02), [], "2.00 (1.92-2.08)  faster", 0),
         (around(16_000, 0.02), [], "regression", 1),
         (around(16_000, 0.02), ["--tolerance", 0.3], "slower", 0),
         (around(20_240, 0.02), [], "slower", 0),  # -8%, +-2% on both sides: it may be as little as -4.3%
         (around(15_000, 0.6), [], "within noise", 0),
-    ],
-)
-def test_a_rate_is_judged_by_the_whole_range_of_b_over_a(
-    write: Write,
-    capsys: pytest.CaptureFixture[str],
-    loader: Estimate,
-    options: list[object],
-    verdict: str,
-    code: int,
-) -> None:
-    before, after = write("a.json", SHARDS), write("b.json", altered(SHARDS, loader=loader))
-    assert compare(before, after, *options) == code
-    found = line(capsys.readouterr().out, "shards", " loader ")
-    assert found.split("  ")[0] == "shards"
-    assert found.endswith(verdict)
-
-
-def test_a_single_repeat_and_what_ours_are_compared_with_are_no_regression(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare(write("a.json", SHARDS), write("b.json", SLOWER, repeats=1)) == 0
+    ):
+        assert compare(before, write("b.json", altered(SHARDS, loader=loader)), *options) == code
+        assert line(capsys.readouterr().out, "shards", " loader ").endswith(verdict)
+    assert compare(before, write("b.json", SLOWER, repeats=1)) == 0, "one repeat is no evidence"
     assert line(capsys.readouterr().out, "shards", "together").endswith("within noise")
     fast, slow = (peer("gather", "shards", rate) for rate in (40_000, 20_000))
-    assert compare(write("a.json", SHARDS, fast), write("b.json", SHARDS, slow)) == 0
+    assert compare(write("a.json", SHARDS, fast), write("b.json", SHARDS, slow)) == 0, "it is not ours"
     assert line(capsys.readouterr().out, "gather", " loader ").endswith("slower")
 
 
-@pytest.mark.parametrize(
-    ("changed", "mention"),
-    [
+def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
+    write: Write, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = write("a.json", SHARDS, TREE)
+    busy = write("b.json", SHARDS, TREE, other_cpu=0.31)
+    assert compare(before, busy) == 0
+    printed = capfd.readouterr().out
+    assert printed.startswith("0 of 4 rates fell by more than 5%"), "the answer comes first"
+    assert f"{busy}: Other processes took 31% of the CPUs" in " ".join(printed.split())
+    assert f"{before}: Other" not in printed
+    for changed, mention in (
         ({"cpu": "Xeon, 8 CPUs"}, "cpu EPYC, 2 CPUs and Xeon, 8 CPUs"),
         ({"batch_size": 32}, "batch_size 64 and 32"),
         ({"trainers": ["resnet50", "none"]}, "trainers emulated:4000 and resnet50, none"),
-        ({"compiled": True}, "compiled False and True"),
         ({"data": OTHER_DATA}, "9,145 pictures (digest 0123456789ab) and 9,144 pictures (digest fedcba"),
-    ],
-)
-def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
-    write: Write, capfd: pytest.CaptureFixture[str], changed: dict[str, Any], mention: str
-) -> None:
-    before, after = write("a.json", SHARDS), write("b.json", SHARDS, **changed)
-    code = compare(before, after)
-    refused = subprocess.CompletedProcess([], code, *capfd.readouterr())
-    check_bad_input(refused, mention, "--force", "a.json", "b.json")
-    assert compare(before, after, "--force") == 0
-    assert mention in capfd.readouterr().out
+    ):
+        after = write("b.json", SHARDS, TREE, **changed)
+        refused = subprocess.CompletedProcess([], compare(before, after), *capfd.readouterr())
+        check_bad_input(refused, mention, "--force", "a.json", "b.json")
+        assert compare(before, after, "--force") == 0
+        assert mention in capfd.readouterr().out
 
 
 def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
@@ -152,7 +129,6 @@ def test_the_json_has_each_ratio_with_its_interval_and_verdict(
     assert (together["row"], together["rate"], together["verdict"]) == (of_shards, "together", "regression")
     assert together["before"] == plain(SHARDS.together)
     assert together["ratio"]["low"] < together["ratio"]["median"] < together["ratio"]["high"] < 0.95
-    assert together["ratio"]["median"] == pytest.approx(3_000 / 3_900)
     missing = [key["backend"] for key in (*content["only_before"], *content["only_after"])]
     assert missing == ["pytorch", "dali"]
     assert (content["tolerance"], content["differences"]) == (0.05, [])

@@ -1,39 +1,26 @@
-"""`bench loaders` and `bench report`: what is printed, written and said of what could not be measured."""
+"""`bench loaders`, `report`, `quickstart` and `profile`: what is printed, written and said."""
 
 import json
+import re
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from bench.commands import loaders as command
-from bench.report.row import Result
+from bench.commands.profile import STEP, WAIT
+from bench.report.row import Result, read_result
 from tests.bench.conftest import Bench
 from tests.bench.rich_result import rich_result
-from tests.command import run
+from tests.command import check_bad_input
 
 QUICK = ("--batch-size", 8, "--batches", 2, "--warmup", 1, "--repeats", 1, "--size", 32, "--workers", 1)
 SHARDS = ("loaders", "data/shards", "--backend", "shards", "--trainer", "none", "--device", "cpu")
 
 
-@pytest.mark.slow
-def test_all_backends_are_compared_as_typed_beside_other_libraries(data: Path) -> None:
-    words = ("--trainer", "emulated:500", "--details", "--device", "cpu", "--against", "npy", *QUICK)
-    result = run("bench", "loaders", *words, "--json", "r.json", cwd=data)
-    assert result.returncode == 0, result.stderr
-    stored = json.loads((data / "r.json").read_text())
-    found = {found["backend"] for found in stored["rows"]}
-    assert found >= {"imagefolder", "pytorch", "shards", "synthetic", "webdataset", "npy", "gather"}
-    assert "of limit" in result.stdout
-    assert "skipped nvjpeg on data/raw: " in result.stdout
-    assert "\npytorch (ours, raw tree): " in result.stdout
-    assert (data / "data/peers/npy-48/images.npy").exists()
-    for each in stored["rows"]:
-        if not each["peer"]:
-            assert len(each["wait_s"]) == len(each["step_s"]) == 2
-            assert each["first_step_s"]["median"] >= 8 / 500
-
-
+@pytest.mark.usefixtures("trials_here")
 def test_a_report_says_what_was_said_when_it_was_measured(data: Path, bench: Bench) -> None:
     (data / "data/webdataset").unlink()
     words = ("--backend", "webdataset,shards", "--trainer", "none", "--device", "cpu", *QUICK)
@@ -49,44 +36,96 @@ def test_a_report_says_what_was_said_when_it_was_measured(data: Path, bench: Ben
     assert "<html" in (data / "r.html").read_text()
 
 
-@pytest.fixture
-def measured(monkeypatch: pytest.MonkeyPatch) -> Result:
-    """What 'bench loaders' has measured, without measuring."""
-    result = rich_result()
-    monkeypatch.setattr(command, "compare", lambda *_, **__: result)
-    return result
-
-
-@pytest.mark.parametrize(
-    ("flags", "printed", "told"),
-    [
+def test_what_is_printed_is_the_json_nothing_or_the_table_and_files_are_written(
+    data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = rich_result()
+    monkeypatch.setattr(command, "compare", lambda *_, **__: measured)
+    for flags, printed, told in (
         (("--json", "-"), True, False),
         (("--json", "-", "--quiet"), True, False),
         (("--json", "new/r.json", "--quiet"), False, False),
         (("--json", "new/r.json"), False, True),
-    ],
-)
-def test_what_is_printed_is_the_json_nothing_or_the_table_and_files_are_written(
-    data: Path, bench: Bench, measured: Result, flags: tuple[str, ...], printed: bool, told: bool
-) -> None:
-    ended = bench(*SHARDS, *flags, "--html", "r.html", "--gpu-price", 2.5)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert (data / "r.html").exists()
-    written = ended.stdout if printed else (data / "new/r.json").read_text()
-    assert Result.from_json(json.loads(written)) == measured
-    assert ("wrote new/r.json" in ended.stdout) == told
-    assert (ended.stdout == "") == (not printed and not told)
+    ):
+        ended = bench(*SHARDS, *flags, "--html", "r.html", "--gpu-price", 2.5)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        (data / "r.html").unlink()
+        written = ended.stdout if printed else (data / "new/r.json").read_text()
+        assert Result.from_json(json.loads(written)) == measured
+        assert ("wrote new/r.json" in ended.stdout) == told
+        assert (ended.stdout == "") == (not printed and not told)
     assert not (data / "-").exists()
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
 def test_a_comparison_that_is_stopped_says_what_is_lost(
-    data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, said: str
+    data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "compare", lambda *_: signal.raise_signal(number))
-    printed = bench(*SHARDS, "--json", "r.json")
-    assert printed.stderr.splitlines()[-1].startswith(
-        f"bench: error: {said} before all runs were done; nothing"
-    )
-    assert printed.returncode == 128 + number
+    for number, said in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")):
+        monkeypatch.setattr(command, "compare", lambda *_, number=number: signal.raise_signal(number))
+        ended = bench(*SHARDS, "--json", "r.json")
+        last = ended.stderr.splitlines()[-1]
+        assert last.startswith(f"bench: error: {said} before all runs were done; nothing")
+        assert ended.returncode == 128 + number
     assert not (data / "r.json").exists()
+
+
+@pytest.mark.usefixtures("trials_here")
+def test_quickstart_goes_the_whole_way_and_keeps_its_pictures(
+    tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    root = tmp_path / "new/data/quickstart"
+    done = bench("quickstart", "--images", 16, "--batches", 1, "--repeats", 1)
+    assert done.returncode == 0, done.stderr
+    assert "busy" in done.stdout.splitlines()[0], "the sentence is the first line"
+    assert done.stdout.splitlines()[-1] == "the page: data/quickstart/report.html"
+    result = read_result(root / "result.json")
+    assert result.settings["augment"] == "train"
+    rows = {row.data: row for row in result.rows}
+    times = json.loads((root / "conversions.json").read_text())
+    for name in ("shards", "webdataset"):
+        files = (file for file in (root / name).rglob("*") if file.is_file())
+        assert rows[name].size_bytes == sum(file.stat().st_size for file in files)
+        assert rows[name].convert_s == times[name] > 0
+    page = (root / "report.html").read_text()
+    for mention in ("pytorch", "shards", "webdataset", "h100"):
+        assert mention in done.stdout
+        assert mention in page
+    check_bad_input(
+        bench("quickstart", "--images", 60), "data/quickstart/raw", "16 pictures", "--images", "60", "remove"
+    )
+
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_profile_shows_stages_and_operators(data: Path, bench: Bench, device: str) -> None:
+    def spans(name: str) -> list[dict[str, Any]]:
+        events = json.loads((data / "deep/out/trace.json").read_text())["traceEvents"]
+        return [
+            event
+            for event in events
+            if event.get("name") == name and event.get("ph") == "X" and event["cat"] == "user_annotation"
+        ]
+
+    quick = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", 3)
+    done = bench("profile", "data/shards", "--device", device, "--out", "deep/out", *quick)
+    assert done.returncode == 0, done.stderr
+    assert len(spans(WAIT)) == len(spans(STEP)) == 3
+    summary = json.loads((data / "deep/out/profile.json").read_text())
+    assert summary["shares"].keys() == {WAIT, STEP}
+    assert sum(summary["shares"].values()) == pytest.approx(1)
+    times = [one["device_s" if device == "cuda" else "host_s"] for one in summary["operators"]]
+    assert times == sorted(times, reverse=True)
+    printed = done.stdout.splitlines()
+    assert re.match(r"Training waits \d+% of the time for batches: ", printed[0]), "the answer comes first"
+    assert any("conv" in line for line in printed), "torch's own table"
+    computes = "resnet18" if device == "cpu" else "resnet50"
+    assert f"trainer {computes}, batch 4 of 32x32, 1 worker, 3 steps after 1" in done.stdout

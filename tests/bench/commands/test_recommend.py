@@ -1,7 +1,5 @@
 """`bench recommend`: its turns, what it prints, and the command on a small tree. Never how fast."""
 
-import json
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,8 @@ from precache.conversion.shard_writer import predict_bytes
 from precache.errors import SettingError, WorkerError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
-from tests.bench.conftest import Bench
 from tests.bench.given import Machine
 from tests.bench.settings import quick
-from tests.conftest import IMAGES
 
 
 @pytest.fixture
@@ -110,37 +106,3 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
     with pytest.raises(SettingError, match="the smallest, webdataset of at most 110 px, JPEG quality 75"):
         choose(scan, 96, names, room, "the disk")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # several processes that import torch, each twice as long on a busy machine
-def test_the_command_predicts_for_real(
-    bench: Bench, data: Path, raw_tree: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(command, "QUICK", {"pictures": 30, "limit_s": 0.0})
-    monkeypatch.setattr(command, "QUICK_S", 0.1)
-    monkeypatch.setattr(tempfile, "tempdir", str(data))
-    fast = ("--stored-size", 48, "--size", 32)
-    what_if = ("--workers", 16, "--gpus", 2, "--accelerator", "a100", "--disk-mbps", 500)
-    paths = ("--json", "r.json")
-    done = bench("recommend", raw_tree, *fast, *what_if, "--format", "webdataset", *paths)
-    assert done.returncode == 0, done.stderr
-    for mention in (
-        "Predicted from a sample",
-        "What if: 70 pictures, 16 CPUs, accelerator 2 x 2,470",
-        "Rule: ",
-    ):
-        assert mention in done.stdout
-    assert sorted(path.name for path in data.iterdir()) == ["data", "r.json"], "the sample is gone"
-    stored = json.loads((data / "r.json").read_text())
-    today, raw, tars = stored["rows"]
-    names = [(row["backend"], row["data"]) for row in (today, raw, tars)]
-    assert names == [("imagefolder", "raw tree"), ("pytorch", "raw tree"), ("webdataset", "webdataset")]
-    assert 0 < tars["size_bytes"] < 70 * 48 * 48 * 3 * 2
-    assert (raw["convert_s"], tars["convert_s"] > 0) == (None, True)
-    for row in (today, raw, tars):
-        assert 0 < row["cold"]["median"] <= row["loader"]["median"]
-        assert 0 < row["together"]["median"] <= row["loader"]["median"]
-    assert stored["inputs"]["images"] == IMAGES
-    assert stored["settings"]["trainer"] == "emulated:h100"
-    assert stored["what_if"]["inputs"]["disk_bytes_per_s"] == 500e6

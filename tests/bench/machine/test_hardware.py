@@ -17,7 +17,7 @@ from bench.machine.hardware import describe_machine
 from bench.machine.measurements import Hardware, HardwareSpec, Measurement
 from bench.report.stats import Estimate
 from precache.sources.tree import scan_tree
-from tests.command import run
+from tests.command import run_here
 from tests.conftest import IMAGES
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -88,18 +88,15 @@ def of_disk(rate: float | None) -> Hardware:
     return Hardware({}, (reads,), 1e5, None, 1)
 
 
-def test_the_slowest_part_is_the_answer() -> None:
+def test_times_follow_from_the_rates_and_the_slowest_part_is_the_answer() -> None:
     slow = of_disk(100)
     decode = Measurement("JPEG decode, all cores", "simplejpeg", "images/s", 1, Estimate(500, 500, 500))
-    first = command.answer(slow)
-    assert (first.startswith("Reading from the disk is the slowest"), "1,000 ms" in first) == (True, True)
+    assert command.answer(slow).startswith("Reading from the disk is the slowest")
     both = command.answer(dataclasses.replace(slow, measurements=(*slow.measurements, decode)))
     assert both.startswith("Decoding on all cores is the slowest")
     assert both.index("2.00 s") < both.index("1,000 ms")
     assert "could be measured" in command.answer(of_disk(None))
 
-
-def test_times_follow_from_the_rates() -> None:
     def seconds(unit: str, per_picture: float | None) -> float | None:
         measured = Measurement("", "", unit, per_picture, Estimate(2, 1, 3))
         return measured.seconds_for(pictures=1e6, file_bytes=1e12)
@@ -114,7 +111,7 @@ def test_times_follow_from_the_rates() -> None:
 
 def test_the_command_prints_a_table_of_100_columns(raw_tree: Path, tmp_path: Path) -> None:
     quick = ("--repeats", 1, "--seconds", 0.01, "--scratch", ".", "--json", "out/h.json")
-    result = run("bench", "hardware", "--data", raw_tree, *quick, cwd=tmp_path)
+    result = run_here("bench", "hardware", "--data", raw_tree, *quick, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert all(len(line.rstrip()) <= 100 and "…" not in line for line in lines)

@@ -4,7 +4,6 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,23 +14,20 @@ from bench.report.accuracy import SAME, WORSE, compare
 from loaders.batch import Batch
 from precache.errors import DatasetError, SettingError
 from precache.reporting import unseen
-from tests.bench.measure.squares import TINY, TRAIN, VAL, Squares
+from tests.bench.squares import TINY, TRAIN, VAL, Squares
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("{shards}", ("shards", "shards", "shards", "auto")),
-        ("crop={shards}", ("crop", "shards", "shards", "auto")),
-        ("q75=shards:{shards}", ("q75", "shards", "shards", "auto")),
-        ("imagefolder", ("imagefolder", "imagefolder", "tree", "auto")),
-        ("raw=pytorch,augment=cpu", ("raw", "pytorch", "tree", "cpu")),
-        ("a=synthetic:{tree},augment=device", ("a", "synthetic", "tree", "device")),
-    ],
-)
-def test_a_source_is_written_in_one_word(text: str, told: tuple[str, ...], squares: Squares) -> None:
-    source = open_source(text.format(shards=squares.shards, tree=squares.tree), squares.tree)
-    assert (source.name, source.backend, source.path.name, source.augment) == told
+def test_a_source_is_written_in_one_word(squares: Squares) -> None:
+    for text, *told in (
+        ("{shards}", "shards", "shards", "shards", "auto"),
+        ("crop={shards}", "crop", "shards", "shards", "auto"),
+        ("q75=shards:{shards}", "q75", "shards", "shards", "auto"),
+        ("imagefolder", "imagefolder", "imagefolder", "tree", "auto"),
+        ("raw=pytorch,augment=cpu", "raw", "pytorch", "tree", "cpu"),
+        ("a=synthetic:{tree},augment=device", "a", "synthetic", "tree", "device"),
+    ):
+        source = open_source(text.format(shards=squares.shards, tree=squares.tree), squares.tree)
+        assert [source.name, source.backend, source.path.name, source.augment] == told
 
 
 def test_all_sources_serve_the_training_pictures_in_as_many_batches(squares: Squares) -> None:
@@ -51,64 +47,28 @@ def test_all_sources_serve_the_training_pictures_in_as_many_batches(squares: Squ
             assert {sample for batch in batches for sample in batch.ids.tolist()} == expected
 
 
-def test_an_epoch_of_imagefolder_follows_seed_and_epoch_whatever_was_served_before(squares: Squares) -> None:
-    sources = squares.sources("imagefolder", "ours=shards")
-    pictures = find_pictures(squares.tree, sources)
-
-    def served(seed: int, *epochs: int) -> torch.Tensor:
-        with sources[0].open(pictures, TINY, seed) as feed:
-            for epoch in epochs:
-                feed.set_epoch(epoch)
-                images = torch.cat([batch.images for batch in feed])
-        return images
-
-    assert torch.equal(served(0, 0, 1, 1), served(0, 1))
-    assert not torch.equal(served(0, 1), served(1, 1))
-    assert not torch.equal(served(0, 1), served(0, 0))
-
-
-def swap_first(squares: Squares, folder: Path) -> list[str]:
+def test_other_pictures_are_refused_and_those_that_the_tree_lacks_named(
+    squares: Squares, tmp_path: Path
+) -> None:
     rows = squares.listed.read_text().splitlines()
     path, split = rows[1].split(",")
-    rows[1] = f"{path},{'val' if split == 'train' else 'train'}"
-    (folder / "other.csv").write_text("\n".join(rows))
-    return ["ours=shards", str(squares.convert("other", folder / "other.csv"))]
-
-
-def without_val(squares: Squares, folder: Path) -> list[str]:
-    rows = [row for row in squares.listed.read_text().splitlines() if not row.endswith("val")]
-    (folder / "train.csv").write_text("\n".join(rows))
-    return [str(squares.convert("no_val", folder / "train.csv"))]
-
-
-@pytest.mark.parametrize(
-    ("sources", "error", "told"),
-    [
-        (
-            swap_first,
-            DatasetError,
-            r"blue/00\.png is in only one of them; convert both with the same --splits",
-        ),
-        (without_val, DatasetError, r"no_val: .*convert with --splits FILE"),
-        (["imagefolder", "pytorch"], SettingError, "add a folder that was converted with --splits"),
-        (["same=shards", "same=pytorch"], SettingError, "two sources are called 'same'"),
-    ],
-)
-def test_other_pictures_are_refused(
-    sources: Any, error: type[Exception], told: str, squares: Squares, tmp_path: Path
-) -> None:
-    texts = sources(squares, tmp_path) if callable(sources) else sources
-    with pytest.raises(error, match=told):
-        find_pictures(squares.tree, squares.sources(*texts))
-
-
-def test_pictures_that_the_tree_lacks_are_named(squares: Squares, tmp_path: Path) -> None:
+    swapped = [rows[0], f"{path},{'val' if split == 'train' else 'train'}", *rows[2:]]
+    for name, listed in {"other": swapped, "no_val": [row for row in rows if row[-3:] != "val"]}.items():
+        (tmp_path / name).write_text("\n".join(listed))
+        squares.convert(name, tmp_path / name)
     tree = shutil.copytree(squares.tree, tmp_path / "tree")
     (tree / "red/03.png").unlink()
-    with pytest.raises(DatasetError, match=r"has red/03\.png in class 'red', .*tree does not"):
-        find_pictures(tree, squares.sources("ours=shards"))
-    with pytest.raises(DatasetError, match="is another tree than"):
-        find_pictures(tree, squares.sources("imagefolder"))
+    other, no_val = (str(squares.folder / name) for name in ("other", "no_val"))
+    for root, sources, error, told in (
+        (squares.tree, ("ours=shards", other), DatasetError, rf"{path} .*with the same --splits"),
+        (squares.tree, (no_val,), DatasetError, r"no_val: .*convert with --splits FILE"),
+        (squares.tree, ("imagefolder", "pytorch"), SettingError, "--splits"),
+        (squares.tree, ("same=shards", "same=pytorch"), SettingError, "'same'"),
+        (tree, ("ours=shards",), DatasetError, r"has red/03\.png in class 'red', .*tree does not"),
+        (tree, ("imagefolder",), DatasetError, "is another tree than"),
+    ):
+        with pytest.raises(error, match=told):
+            find_pictures(root, squares.sources(*sources))
 
 
 class Shuffled(Source):

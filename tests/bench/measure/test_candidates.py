@@ -17,34 +17,29 @@ from bench.measure.comparison import compare
 from bench.report.result import conditions
 from loaders.dataset import open_split
 from precache.conversion.convert import convert
-from precache.errors import DatasetError, SettingError
+from precache.errors import DatasetError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 from tests.bench.settings import quick
 from tests.conftest import IMAGES
 
-PART = 40
 UNUSED = Path("unused")
 
 
-def test_without_folders_each_backend_gets_the_one_that_it_is_made_for() -> None:
+def test_folders_go_to_every_backend_that_reads_them_once(raw_tree: Path, converted: dict[str, Path]) -> None:
     found = [(one.backend, one.path) for one in choose_candidates([], ["all"], Path("data"))]
     assert found == [(name, Path("data") / READS[name][0]) for name in CHOICES]
     assert found[:2] == [("imagefolder", Path("data/raw")), ("pytorch", Path("data/raw"))], "today's first"
-    assert dict(found)["shards"] == Path("data/shards")
-
-
-def test_given_folders_go_to_every_backend_that_reads_them_once(
-    raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    folders = [raw_tree, converted["shards"], converted["shards"]]
-    found = choose_candidates(folders, ["shards", "imagefolder", "shards", "synthetic"], UNUSED)
-    assert found == [
-        Candidate("shards", converted["shards"]),
+    shards = converted["shards"]
+    backends = ["shards", "imagefolder", "shards", "synthetic"]
+    assert choose_candidates([raw_tree, shards, shards], backends, UNUSED) == [
+        Candidate("shards", shards),
         Candidate("imagefolder", raw_tree),
         Candidate("synthetic", raw_tree),
-        Candidate("synthetic", converted["shards"]),
+        Candidate("synthetic", shards),
     ]
+    with pytest.raises(DatasetError, match="holds shards: none of it is read by backend webdataset; use"):
+        choose_candidates([shards], ["webdataset"], UNUSED)
 
 
 def test_folders_of_one_kind_are_called_by_their_names_and_others_are_left_out(
@@ -60,31 +55,15 @@ def test_folders_of_one_kind_are_called_by_their_names_and_others_are_left_out(
     assert "does not exist" in failed[gone.label]
 
 
-def test_what_nothing_reads_or_knows_is_an_error(converted: dict[str, Path], tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="holds shards: none of it is read by backend webdataset; use"):
-        choose_candidates([converted["shards"]], ["webdataset"], UNUSED)
-    with pytest.raises(SettingError, match=r"unknown backend 'dalli'; choose from: all, dali, imagefolder"):
-        choose_candidates([], ["dalli"], UNUSED)
-    with pytest.raises(DatasetError, match="does not exist"):
-        choose_candidates([tmp_path / "gone"], ["all"], UNUSED)
-
-
-@pytest.fixture(scope="module")
-def part(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Shards of a split of 40 of the tree's pictures."""
-    folder = tmp_path_factory.mktemp("part")
+@pytest.mark.usefixtures("trials_here")
+def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
     paths = [sample.path for sample in scan_tree(raw_tree).samples]
     rows = [f"{path},{'train' if row % 7 < 4 else 'val'}\n" for row, path in enumerate(paths)]
-    (folder / "list.csv").write_text("".join(rows))
-    recipe = Recipe(format="shards", size=32, fit="crop")
-    convert(raw_tree, folder / "shards", recipe, workers=0, split_list=folder / "list.csv")
-    assert len(open_split(folder / "shards", "train").ids) == PART < IMAGES
-    return folder / "shards"
-
-
-def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
-    raw_tree: Path, converted: dict[str, Path], part: Path
-) -> None:
+    (tmp_path / "list.csv").write_text("".join(rows))
+    recipe, part = Recipe(format="shards", size=48, fit="crop"), tmp_path / "shards"
+    convert(raw_tree, part, recipe, workers=0, split_list=tmp_path / "list.csv")
     opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", converted["shards"])])
     with same_pictures(opened) as served:
         assert served == (opened, []), "all of it, as it is"
@@ -99,8 +78,6 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(
     assert isinstance(folder, Path)
     assert not folder.exists()
     result = compare(opened, quick(batches=3))
-    assert {data["samples"] for data in result.settings["data"].values()} == {PART}
-    assert (
-        f"of {raw_tree} only the {PART} of {IMAGES} pictures are served that the data set holds"
-        in conditions(result)
-    )
+    assert {data["samples"] for data in result.settings["data"].values()} == {40}
+    said = f"of {raw_tree} only the 40 of {IMAGES} pictures are served that the data set holds"
+    assert said in conditions(result)

@@ -10,12 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from bench.measure.fresh import (
-    DoesNotFit,
-    in_one_line,
-    out_of_memory,
-    run_fresh,
-)
+from bench.measure.fresh import DoesNotFit, in_one_line, out_of_memory, run_fresh
 from bench.measure.trainers import EmulatedTrainer, ModelTrainer
 from bench.measure.trial import measure_trainer
 from loaders.batch import Batch
@@ -47,13 +42,10 @@ def process() -> tuple[int, str]:
     return os.getpid(), multiprocessing.get_start_method()
 
 
-def test_each_trial_is_a_process_of_its_own_that_starts_others_as_a_training_does() -> None:
+def test_each_trial_is_a_process_of_its_own_and_one_that_dies_is_an_error_with_the_remedy() -> None:
     found = [run_fresh(process) for _ in range(2)]
     assert len({pid for pid, _ in found} | {os.getpid()}) == 3
-    assert {method for _, method in found} == {multiprocessing.get_start_method()}
-
-
-def test_a_trial_whose_process_dies_is_an_error_with_the_remedy() -> None:
+    assert {method for _, method in found} == {multiprocessing.get_start_method()}, "as a training has it"
     with pytest.raises(WorkerError, match=r"the process of a trial died; .*: use fewer workers or a smaller"):
         run_fresh(os._exit, 1)
 
@@ -69,19 +61,16 @@ def failing(error: Exception) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("error", TOO_LITTLE, ids=lambda error: str(error)[:50])
-def test_too_little_memory_is_one_line_with_the_batch_size_and_the_remedy(error: Exception) -> None:
-    with pytest.raises(DoesNotFit) as raised:
-        measure_trainer(quick(trainer="emulated:100", around=partial(failing, error)))
-    assert str(raised.value) == "batch_size 8 of 32x32 does not fit into memory; choose a smaller one"
-
-
-@pytest.mark.parametrize("error", OTHERS, ids=lambda error: str(error)[:50])
-def test_other_errors_stay_what_they_are(error: Exception) -> None:
-    assert not out_of_memory(error)
-    with pytest.raises(type(error)) as raised, in_one_line(8, 32):
-        raise error
-    assert raised.value is error
+def test_too_little_memory_is_one_line_with_the_remedy_and_other_errors_stay_what_they_are() -> None:
+    for error in TOO_LITTLE:
+        with pytest.raises(DoesNotFit) as raised:
+            measure_trainer(quick(trainer="emulated:100", around=partial(failing, error)))
+        assert str(raised.value) == "batch_size 8 of 32x32 does not fit into memory; choose a smaller one"
+    for error in OTHERS:
+        assert not out_of_memory(error)
+        with pytest.raises(type(error)) as other, in_one_line(8, 32):
+            raise error
+        assert other.value is error
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """One measured run, by real loaders: what the trainer gets, and what is counted of it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,13 +8,7 @@ from bench.cli import main
 from bench.measure import sweep
 from bench.measure.settings import LAST, Settings
 from bench.measure.trainers import EmulatedTrainer
-from bench.measure.trial import (
-    Trial,
-    endless,
-    measure,
-    measure_trainer,
-    measure_transfer,
-)
+from bench.measure.trial import endless, measure, measure_trainer, measure_transfer
 from precache.cli import commandline
 from precache.errors import SettingError
 from tests.bench.settings import quick
@@ -54,13 +47,12 @@ def test_waits_and_steps_are_told_apart_and_first_batches_of_epochs_named(conver
     assert trial.first_batch_s > 0
 
 
-@pytest.mark.parametrize("run", [measure_trainer, measure_transfer])
-def test_what_is_no_loader_serves_nothing(run: Callable[[Settings], Trial]) -> None:
-    trial = run(quick(trainer="emulated:2000"))
-    assert (trial.images, len(trial.batch_s)) == (4 * 8, 4)
-    assert (trial.served, trial.watched, trial.first_batch_s) == (None, None, 0.0)
-    if run is measure_trainer:
-        assert min(trial.step_s) >= 8 / 2000
+def test_what_is_no_loader_serves_nothing() -> None:
+    for run in (measure_trainer, measure_transfer):
+        trial = run(quick(trainer="emulated:2000"))
+        assert (trial.images, len(trial.batch_s)) == (4 * 8, 4)
+        assert (trial.served, trial.watched, trial.first_batch_s) == (None, None, 0.0)
+        assert run is measure_transfer or min(trial.step_s) >= 8 / 2000
 
 
 @pytest.mark.parametrize("cache", ["ram", "device"])
@@ -76,58 +68,33 @@ def test_a_cache_is_full_before_the_first_timed_batch(
     assert served == [first[0], *second[: 1 + 4]]
 
 
-@pytest.mark.parametrize(("amp", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16"), ("off", "float32")])
-def test_the_loader_serves_the_dtype_of_the_trainers_precision(
-    converted: dict[str, Path], tiny: str, amp: str, dtype: str
-) -> None:
-    served = measure(shards(converted, trainer=tiny, amp=amp)).served
-    assert served is not None
-    assert served.shapes == (f"3x32x32 torch.{dtype}",)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("compiler")
-def test_compiling_is_over_with_the_first_step(converted: dict[str, Path], tiny: str) -> None:
-    trial = measure(shards(converted, trainer=tiny, compiled=True))
-    assert trial.first_step_s > 10 * max(trial.step_s)
+def test_the_loader_serves_the_dtype_of_the_trainers_precision(converted: dict[str, Path], tiny: str) -> None:
+    for amp, dtype in (("bf16", "bfloat16"), ("fp16", "float16"), ("off", "float32")):
+        served = measure(shards(converted, trainer=tiny, amp=amp)).served
+        assert served is not None
+        assert served.shapes == (f"3x32x32 torch.{dtype}",)
 
 
 BATCH = 32
 BATCHES = 2 * IMAGES // BATCH  # over the end of an epoch
 
 
-def counted(settings: Settings, _: Path) -> None:
-    served = measure(settings).served
-    assert served is not None
-    assert served.ids == IMAGES // BATCH * BATCH, "an epoch serves no picture twice"
-
-
-def by_the_clock(settings: Settings, _: Path) -> None:
-    timed = quick(trainer=TRAINER, batch_size=BATCH, warmup=0, batches=1, warmup_s=0.1, seconds=0.3)
-    assert sum(measure(timed.of(settings.backend, settings.path, 5)).batch_s) > 0.2
-
-
-def swept(settings: Settings, _: Path) -> None:
-    assert sweep.both(settings)["together"] > 0
-
-
-def profiled(settings: Settings, out: Path) -> None:
-    sizes = ("--batch-size", BATCH, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", BATCHES)
-    words = ["profile", settings.path, "--trainer", TRAINER, "--device", "cpu", "--out", out, *sizes]
-    assert commandline.run(main, "bench", list(map(str, words))) == 0
-
-
-@pytest.mark.parametrize("run", [counted, by_the_clock, swept, profiled])
 def test_every_kind_of_run_feeds_full_batches_past_the_end_of_epochs(
-    converted: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    run: Callable[[Settings, Path], None],
+    converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     monkeypatch.setattr(EmulatedTrainer, "step", lambda _, batch: sizes.append(len(batch.labels)))
-    run(shards(converted, batch_size=BATCH, batches=BATCHES), tmp_path)
-    assert len(sizes) > BATCHES
+    counted = shards(converted, batch_size=BATCH, batches=BATCHES)
+    words = ["profile", counted.path, "--trainer", TRAINER, "--device", "cpu", "--out", tmp_path]
+    words += ["--batch-size", BATCH, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", BATCHES]
+    timed = quick(trainer=TRAINER, batch_size=BATCH, warmup=0, batches=1, warmup_s=0.1, seconds=0.3)
+    served = measure(counted).served
+    assert served is not None
+    assert served.ids == IMAGES // BATCH * BATCH, "an epoch serves no picture twice"
+    assert sum(measure(timed.of("shards", counted.path, 5)).batch_s) > 0.2
+    assert sweep.both(counted)["together"] > 0
+    assert commandline.run(main, "bench", list(map(str, words))) == 0
+    assert len(sizes) > 3 * BATCHES
     assert set(sizes) == {BATCH}
 
 

@@ -23,8 +23,7 @@ from bench.report.accuracy import (
     sentence,
     table,
 )
-
-HOSTILE = "<b></script><script>alert('x')</script>"
+from tests.bench.rich_result import HOSTILE
 
 
 def line(source: str, seed: int, top1: float, **more: Any) -> dict[str, Any]:
@@ -50,31 +49,24 @@ def lines(name: str = "crop", **more: Any) -> list[dict[str, Any]]:
     return [*baseline, *(line(name, seed, 60.2 - seed / 10, **more) for seed in range(3))]
 
 
-def beside(baseline: list[float], top1: list[float], margin: float = 1.0) -> Compared:
+def beside(baseline: list[float], top1: list[float]) -> Compared:
     both = {"imagefolder": baseline, "crop": top1}
-    (found,) = compare([line(name, seed, v) for name in both for seed, v in enumerate(both[name])], margin)
+    (found,) = compare([line(name, seed, v) for name in both for seed, v in enumerate(both[name])], 1.0)
     return found
 
 
-@pytest.mark.parametrize(
-    ("share", "degrees", "expected"),
-    [
-        # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
-        *((0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 4, 2.776), (0.975, 9, 2.262), (0.975, 30, 2.042)),
-        *((0.95, 3, 2.353), (0.95, 10, 1.812), (0.995, 4, 4.604), (0.999, 5, 5.893), (0.975, 100, 1.984)),
-    ],
-)
-def test_quantiles_are_those_of_the_tables(share: float, degrees: int, expected: float) -> None:
-    assert quantile(share, degrees) == pytest.approx(expected, abs=6e-4)
-    assert cdf(quantile(share, degrees), degrees) == pytest.approx(share, abs=1e-9)
-    assert cdf(-expected, degrees) == pytest.approx(1 - share, abs=1e-4)
-
-
-@pytest.mark.parametrize("seeds", [3, 5, 10])
-def test_the_interval_covers_what_is_true_in_95_of_100_runs(seeds: int) -> None:
-    runs = np.random.default_rng((17, seeds)).normal(0.3, 0.8, (4000, seeds))
-    covered = [low <= 0.3 <= high for low, high in (interval(run.tolist()) for run in runs)]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+def test_quantiles_are_those_of_the_tables_and_intervals_cover_what_is_true() -> None:
+    # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
+    for share, degrees, expected in (
+        *((0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 4, 2.776), (0.975, 30, 2.042)),
+        *((0.95, 3, 2.353), (0.995, 4, 4.604), (0.999, 5, 5.893), (0.975, 100, 1.984)),
+    ):
+        assert quantile(share, degrees) == pytest.approx(expected, abs=6e-4)
+        assert cdf(-expected, degrees) == pytest.approx(1 - share, abs=1e-4)
+    for seeds in (3, 10):
+        runs = np.random.default_rng((17, seeds)).normal(0.3, 0.8, (4000, seeds))
+        covered = [low <= 0.3 <= high for low, high in (interval(run.tolist()) for run in runs)]
+        assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
 
 
 def test_p_values_follow_the_interval_and_holm_multiplies_the_smallest_by_their_number() -> None:
@@ -86,26 +78,20 @@ def test_p_values_follow_the_interval_and_holm_multiplies_the_smallest_by_their_
     assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
 
 
-@pytest.mark.parametrize(
-    ("top1", "verdict"),
-    [
+def test_the_verdict_is_that_of_the_interval_of_differences_paired_by_seed() -> None:
+    for top1, verdict in (
         ([60.1, 61.0, 59.9, 60.4, 60.2], SAME),
         ([57.0, 58.4, 57.1, 57.0, 57.9], WORSE),
         ([63.0, 64.4, 63.1, 63.0, 63.9], BETTER),
         ([58.0, 63.0, 59.0, 61.5, 60.0], CANNOT_TELL),
-    ],
-)
-def test_the_verdict_is_that_of_the_interval(top1: list[float], verdict: str) -> None:
-    found = beside([60.0, 61.2, 59.8, 60.3, 60.4], top1)
-    assert found.verdict == verdict
-    assert found.low <= found.difference <= found.high
-    assert (found.low > 0, found.high < 0) == (verdict == BETTER, verdict == WORSE)
-
-
-def test_differences_are_paired_by_seed() -> None:
-    found = beside([50.0, 60.0, 70.0], [49.5, 59.51, 69.49])
-    assert found.verdict == WORSE  # though seeds differ by 10 points
-    assert found.high - found.low < 0.06
+    ):
+        found = beside([60.0, 61.2, 59.8, 60.3, 60.4], top1)
+        assert found.verdict == verdict
+        assert found.low <= found.difference <= found.high
+        assert (found.low > 0, found.high < 0) == (verdict == BETTER, verdict == WORSE)
+    paired = beside([50.0, 60.0, 70.0], [49.5, 59.51, 69.49])
+    assert paired.verdict == WORSE  # though seeds differ by 10 points
+    assert paired.high - paired.low < 0.06
 
 
 def test_as_many_seeds_as_would_do_do() -> None:
@@ -138,16 +124,14 @@ def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
 def test_models_that_learnt_nothing_and_times_beside_other_programs_are_not_relied_on() -> None:
     assert ["is as good as" in said for said in answers(lines(), 1.0)] == [True]
     (little,) = answers(lines(classes=3), 1.0)
-    assert little.startswith("Nothing can be told: models trained on imagefolder reach 60.1%, and guessing")
+    assert little.startswith("Nothing can be told")
     disturbed = answers(lines(other_cpu=0.4), 1.0)[-1]
     assert "Other processes took 40% of the CPUs" in disturbed
-    assert "accuracy does not depend on that" in disturbed
 
 
 def test_the_page_has_every_training_and_escapes_names() -> None:
     drawn = html(lines(HOSTILE), 1.0)
     assert HOSTILE not in drawn
-    assert "<h1>Does the model get worse?</h1>" in drawn
     assert drawn.count("60.20%") == 2
     assert drawn.count('"mode":"lines"') == 2 * (3 + 1)  # each seed and the mean
     assert "Cannot tell with 1 seed" in html([each for each in lines() if each["seed"] == 0], 1.0)

@@ -15,18 +15,11 @@ def steady(batches: int, wait_s: float = 0.0005) -> np.ndarray:
     return wait_s * (1 + 0.1 * np.random.default_rng((1, batches)).standard_normal(batches))
 
 
-def test_steady_and_short_series_have_no_spikes_and_nothing_to_explain() -> None:
-    assert analyse([], [], [], 2).explanation == ()
-    for wait_s in (0.00002, 0.0005, 0.02):
-        found = analyse(steady(400, wait_s), np.full(400, STEP_S), [], 4)
-        assert found.wait_spikes.batches == found.step_spikes.batches == found.explanation == ()
-
-
 @pytest.mark.parametrize(
     ("batches", "workers", "spikes", "added_s", "period", "said"),
     [
         *((120, count, range(count - 1, 120, count), 0.04, count, "as many as the loader has workers")
-            for count in (2, 3, 4, 8)),
+            for count in (2, 8)),
         (160, 4, range(0, 160, 16), 0.1, 16, "not the number of workers (4)"),
         (200, 4, (7, 11, 48, 90, 93, 151, 199), 0.05, None, "7 batches waited 50."),
         (400, 2, (10, 12, 14, 16, 18), 0.05, None, "5 batches waited 50."),  # no period: too few
@@ -36,6 +29,7 @@ def test_spikes_are_found_where_they_are_with_their_period_and_its_cause(
     batches: int, workers: int, spikes: Sequence[int], added_s: float, period: int | None, said: str
 ) -> None:
     waits = steady(batches)
+    assert analyse(waits, np.full(batches, STEP_S), [], workers).explanation == ()
     waits[list(spikes)] += added_s
     found = analyse(waits, np.full(batches, STEP_S), [], workers)
     assert found.wait_spikes.batches == tuple(spikes)
@@ -45,6 +39,7 @@ def test_spikes_are_found_where_they_are_with_their_period_and_its_cause(
 
 
 def test_an_excess_too_short_to_matter_is_no_spike_and_hides_none() -> None:
+    assert analyse([], [], [], 2).explanation == ()
     waits = np.full(100, 1e-6)
     waits[::4] = 200e-6  # 200 times as long, and 2% of a batch
     assert analyse(waits, np.full(100, STEP_S), [], 4).wait_spikes.batches == ()
@@ -56,15 +51,12 @@ def test_an_excess_too_short_to_matter_is_no_spike_and_hides_none() -> None:
     assert found.wait_spikes.period == 2
 
 
-def test_a_slow_step_is_not_the_loaders_doing() -> None:
+def test_a_slow_step_and_the_first_batch_of_an_epoch_are_no_spikes_of_the_loader() -> None:
     steps = np.full(100, STEP_S)
     steps[49::50] = 0.5
     found = analyse(steady(100), steps, [], 2)
     assert (found.wait_spikes.batches, found.step_spikes.batches) == ((), (49, 99))
     assert found.explanation[0].endswith("not the loader's doing.")
-
-
-def test_first_batches_are_gaps_and_never_spikes() -> None:
     waits = np.full(90, 0.001)
     waits[[0, 30, 60]] = 0.8, 0.201, 0.301
     found = analyse(waits, np.full(90, STEP_S), [60, 0, 30], 2)
@@ -78,5 +70,4 @@ def test_a_period_holds_over_epochs_whose_length_it_does_not_divide() -> None:
     starts = list(range(0, 100, 10))
     for start in starts:  # from the last spike of an epoch to the first of the next one it is 6
         waits[[start + 4, start + 8]] += 0.04
-    found = analyse(waits, np.full(100, STEP_S), starts, 4)
-    assert found.wait_spikes.period == 4
+    assert analyse(waits, np.full(100, STEP_S), starts, 4).wait_spikes.period == 4

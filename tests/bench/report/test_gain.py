@@ -10,13 +10,12 @@ from bench.report.row import Result, Row
 from bench.report.stats import Estimate, exceeds
 from bench.report.verdict import (
     answers,
-    best_rows,
     epochs_to_pay,
     find_gain,
     saved_share,
     sentences,
 )
-from tests.bench.rich_result import LIMIT, altered, around, peer, rich_result, row
+from tests.bench.rich_result import LIMIT, altered, peer, rich_result, row
 
 SAMPLES = 30_607
 ALONE: dict[str, Any] = {"trainer_name": "none", "trainer": None, "together": None, "ratio": None}
@@ -43,7 +42,10 @@ ALREADY = fed("imagefolder", "raw tree", 0.99)
 NOISE = fed("synthetic", "raw tree", 0.995)
 
 
-def said(*rows: Row, price: float | None = None, **settings: Any) -> str:
+PEER = altered(peer("imagefolder", "raw tree", 1_100), **ALONE)
+
+
+def one_answer(*rows: Row, price: float | None = None, **settings: Any) -> str:
     (text,) = sentences(result(*rows, **settings), price)
     return text
 
@@ -61,70 +63,52 @@ def said(*rows: Row, price: float | None = None, **settings: Any) -> str:
         ),
         ((TODAY, SHARDS, TARS), {}, "shards (24.2 s, 286 MiB) or webdataset (31.0 s, 47.7 MiB): it is busy"),
         ((TODAY, altered(SHARDS, convert_s=None)), {}, "Convert to shards (time not measured, 286 MiB)"),
-        ((TODAY, fed("pytorch", "raw tree", 0.987), SHARDS), {}, "than today. Converting gains no more."),
+        ((TODAY, fed("pytorch", "raw tree", 0.987), SHARDS), {}, "Converting gains no more."),
         ((TODAY, LINE, fed("dali", "raw tree", 0.98)), {}, "`loaders.build` with backend dali: it is busy"),
         ((fed("imagefolder", "raw tree", 0.9), SHARDS), {}, "and training ends 9% sooner than today"),
-        ((ALREADY,), {}, "already keep an emulated accelerator of 2,480 images/s busy 99%"),
         ((ALREADY, LINE, SHARDS), {}, "neither another loader nor converting gains anything."),
         ((ALREADY, SHARDS), {"other_cpu": 0.4}, "neither another loader nor converting gains anything."),
-        ((TODAY, fed("shards", "shards", 0.5, 0.2)), {}, "The ranges of 5 runs overlap, so no loader wins."),
-        ((TODAY, SHARDS), {"repeats": 1}, "One run of each names no winner: use --repeats 2 or more."),
-        ((TODAY, SHARDS), {"other_cpu": 0.4}, "Other processes took 40% of the CPUs while this was measured"),
+        ((TODAY, fed("shards", "shards", 0.5, 0.2)), {}, "ranges of 5 runs overlap"),
+        ((TODAY, SHARDS), {"repeats": 1}, "--repeats 2 or more"),
+        ((TODAY, SHARDS), {"other_cpu": 0.4}, "Other processes took 40% of the CPUs"),
         ((TODAY, fed("shards", "shards", 0.2)), {}, "No other loader here is faster."),
         ((TODAY, NOISE), {}, "No other loader was measured."),
-        ((LINE, SHARDS), {}, "What ImageFolder and DataLoader do was not measured: add the raw tree"),
+        ((LINE, SHARDS), {}, "was not measured: add the raw tree"),
         ((altered(TODAY, trainer_name="resnet50"),), {}, "keep this accelerator busy 31% of the time."),
         ((altered(TODAY, trainer_name="resnet50"),), {"device": "cpu"}, "keep resnet50 on this CPU busy 31%"),
+        ((row("pytorch", "raw tree", 3_300, **ALONE), PEER), {}, "3,300 images/s, 3.0 times as many."),
+        ((TODAY, SHARDS, peer("imagefolder", "raw tree", 90_000)), {}, "DataLoader keep an emulated"),
+        ((row("dali", "raw tree", 1_000, **ALONE), PEER), {}, "No other loader here is faster."),
     ],
 )  # fmt: skip
 def test_what_is_said(rows: tuple[Row, ...], settings: dict[str, Any], text: str) -> None:
-    assert text in said(*rows, **settings)
-    names_winner = any(word in text for word in ("it is busy", "Convert to", "Converting gains", "sooner"))
-    assert ("sooner" in said(*rows, **settings)) == names_winner
-
-
-def test_money_is_that_of_the_time_saved() -> None:
-    text = said(TODAY, fed("shards", "shards", 0.93), price=3.0)
-    assert "what costs $100 today then costs $33: $2.00 saved of every hour." in text
-    assert "$" not in said(TODAY, SHARDS)
-
-
-def test_loaders_alone_are_compared_with_imagefolder_of_against() -> None:
-    rows = [
-        row("pytorch", "raw tree", 3_300, **ALONE),
-        altered(peer("imagefolder", "raw tree", 1_100), **ALONE),
-    ]
-    assert said(*rows) == (
-        "ImageFolder and DataLoader deliver 1,100 images/s. Change that line to `loaders.build`: 3,300 "
-        "images/s, 3.0 times as many."
+    said = one_answer(*rows, **settings)
+    assert text in said
+    gains = any(
+        word in text for word in ("it is busy", "Convert to", "gains no more", "sooner", "an emulated")
     )
-    fed_today = said(TODAY, SHARDS, peer("imagefolder", "raw tree", 90_000))
-    assert fed_today.startswith("ImageFolder and DataLoader keep")
-    slower = row("dali", "raw tree", 1_000, **ALONE)
-    assert said(slower, rows[1]).endswith("No other loader here is faster.")
-    assert "pays" not in said(row("shards", "shards", 9_000, **ALONE, convert_s=1), rows[1])
+    assert ("sooner" in said) == gains
 
 
-def test_each_trainer_has_its_answer() -> None:
+def test_money_is_that_of_the_time_saved_and_each_trainer_has_its_answer() -> None:
+    text = one_answer(TODAY, fed("shards", "shards", 0.93), price=3.0)
+    assert "what costs $100 today then costs $33: $2.00 saved of every hour." in text
+    assert "$" not in one_answer(TODAY, SHARDS)
+    assert "pays" not in one_answer(row("shards", "shards", 9_000, **ALONE, convert_s=1), PEER)
     other = [altered(one, trainer_name="resnet50") for one in (ALREADY, SHARDS)]
     first, second = answers(result(TODAY, SHARDS, *other))
     assert first[0].startswith("emulated:2480: ImageFolder and DataLoader keep")
     assert second[0].startswith("resnet50: ImageFolder and DataLoader already keep")
     assert sentences(result(NOISE)) == []
-
-
-def test_it_pays_after_the_first_epoch_that_ends_sooner_with_the_conversion() -> None:
-    """An epoch takes 10 s with what people have, 5 s with what was converted."""
-    for conversion_s, count in ((0.0, 1), (4.9, 1), (5.1, 2), (32.0, 7)):
+    for conversion_s, count in ((0.0, 1), (4.9, 1), (5.1, 2), (32.0, 7)):  # an epoch: 10 s today, 5 s then
         assert epochs_to_pay(conversion_s, 1000, 100.0, 200.0) == count
-    for slower in (100.0, 90.0):
-        assert epochs_to_pay(1.0, 1000, 100.0, slower) is None
+    assert epochs_to_pay(1.0, 1000, 100.0, 100.0) is None
 
 
 def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
     rng = random.Random(5)
     kinds = [("pytorch", "raw tree"), ("dali", "raw tree"), ("shards", "shards"), ("dali", "dali")]
-    for _ in range(300):
+    for _ in range(100):
         today = fed("imagefolder", "raw tree", rng.uniform(0.1, 1))
         rows = [fed(*kind, rng.uniform(0.1, 1), rng.uniform(0, 0.3)) for kind in kinds]
         rng.shuffle(rows)
@@ -138,12 +122,3 @@ def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
             if all(one.rate.low > other.rate.high * 1.05 for other in (*rows, today) if other is not one):
                 assert gain.best == (one,)
     assert find_gain([LINE, SHARDS]).best == ()
-
-
-def test_the_best_rows_are_the_fastest_and_what_overlaps_with_it() -> None:
-    rows = (TODAY, LINE, SHARDS, TARS, NOISE, peer("gather", "shards", 40_000))
-    assert best_rows(result(*rows)) == [SHARDS, TARS]
-    assert best_rows(result(*rows, other_cpu=0.31)) == []
-    assert best_rows(result(SHARDS, NOISE, peer("gather", "shards", 40_000))) == []
-    slower = altered(TARS, together=around(LIMIT * 0.9, 0.01))
-    assert best_rows(result(TODAY, SHARDS, slower)) == [SHARDS]

@@ -132,37 +132,26 @@ def test_the_slowest_rank_is_named_and_comes_first(percents: list[int]) -> None:
     assert f"${max(shares) * len(shares):.2f}" in text
 
 
-def test_without_a_wait_nothing_is_to_be_changed() -> None:
-    found = find_streams([process((0, [(0.0005, 0.1)] * 30), workers=2, prefetch=2)])
-    assert not waits(found[0])
-    assert "Change nothing" in sentences(found[0], found)[-1]
-    assert find_cures(found[0], cpus=8, busy=0.1) == []
-
-
-def test_the_device_that_was_idle_counts_instead_of_the_wait_of_the_host() -> None:
+def test_what_does_not_wait_reads_is_on_a_device_or_ahead_is_said() -> None:
+    (keeping,) = find_streams([process((0, [(0.0005, 0.1)] * 30), workers=2, prefetch=2)])
+    assert not waits(keeping)
+    assert "Change nothing" in sentences(keeping, [keeping])[-1]
+    assert find_cures(keeping, cpus=8, busy=0.1) == []
+    (reading,) = find_streams([process((0, [(0.1, 0.1)] * 20), steps=False)])
+    assert reading.role == READING
+    assert sentences(reading, [reading])[0].startswith("The script waits 50%")
     events = process((0, [(0.09, 0.01)] * 40))  # the host waits for the data, the device still computes
-    idle = [["idle", 0, number, 0.02] for number in range(40)]
-    found = find_streams([[*events, *idle]])[0]
-    assert found.on_device
-    assert found.share.median == pytest.approx(0.2)
+    (computing,) = find_streams([[*events, *(["idle", 0, number, 0.02] for number in range(40))]])
+    assert computing.on_device
+    assert computing.share.median == pytest.approx(0.2)
+    (ahead,) = find_streams([[*process((0, [(0.5, 0.0)] * 20)), ["ahead", 0]]])
+    assert find_cures(ahead, cpus=8, busy=0.1) == []
+    assert "cannot be told" in sentences(ahead, [ahead])[0]
 
 
 def test_what_was_only_built_or_broken_off_is_not_measured() -> None:
-    assert find_streams([process((0, []))]) == []
-    assert find_streams([process((0, [(0.1, 0.1)] * 3))]) == []
-    assert find_streams([]) == []
-
-
-def test_a_script_without_an_optimizer_reads() -> None:
-    found = find_streams([process((0, [(0.1, 0.1)] * 20), steps=False)])
-    assert found[0].role == READING
-    assert sentences(found[0], found)[0].startswith("The script waits 50%")
-
-
-def test_batches_that_another_thread_asks_for_are_not_called_waiting() -> None:
-    found = find_streams([[*process((0, [(0.5, 0.0)] * 20)), ["ahead", 0]]])
-    assert find_cures(found[0], cpus=8, busy=0.1) == []
-    assert "cannot be told" in sentences(found[0], found)[0]
+    for nothing in ([process((0, []))], [process((0, [(0.1, 0.1)] * 3))], []):
+        assert find_streams(nothing) == []
 
 
 def waiting_stream(**changes: Any) -> Stream:
@@ -217,11 +206,3 @@ def test_another_data_set_is_predicted_from_what_its_samples_take() -> None:
     text = compared(found["shards"], alone, waiting_stream(period_s=0.2))
     assert "2.00 times as many" in text
     assert "predicted were 128" in text
-
-
-def test_what_is_not_pictures_is_said_and_only_the_loader_is_to_be_changed() -> None:
-    stream = waiting_stream(side=0, parts={"python": 1e-3})
-    stream = replace(stream, info={**stream.info, "kinds": ["int64 [32, 128]"]})
-    text = " ".join(sentences(stream, [stream]))
-    assert "int64 [32, 128]" in text
-    assert "only the DataLoader can be changed" in text

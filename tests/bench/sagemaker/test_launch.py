@@ -13,8 +13,7 @@ import pytest
 from bench.sagemaker.train import Job, parse
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
-from tests.bench.sagemaker.files import write_job
-from tests.bench.sagemaker.test_services import check_training
+from tests.bench.sagemaker.test_place import check_training, write_job
 from tests.cloud.storages import listening
 from tests.command import ROOT
 

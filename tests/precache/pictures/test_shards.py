@@ -4,6 +4,7 @@ import io
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from precache import Recipe, convert, open_dataset, verify, verify_deep
+from precache.dataset.manifest import write_manifest
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from tests import format_contract
 from tests.building import build_loader
 from tests.command import run_here
+from tests.conftest import IMAGES, small_recipe
 from tests.precache.pictures.drawing import encoded, noise
 
 
@@ -140,3 +143,13 @@ def test_damaged_offsets_are_found(
             pytest.raises(DatasetError, match=f"{shard}: .*'?precache verify"),
         ):
             list(loader)
+
+
+def test_verify_deep_finds_a_picture_of_another_size(raw_tree: Path, tmp_path: Path) -> None:
+    """The same tree at another size, under this one's manifest."""
+    convert(raw_tree, tmp_path / "small", small_recipe("webdataset", size=24, fit="keep"), workers=0)
+    manifest = open_dataset(tmp_path / "small").manifest
+    write_manifest(tmp_path / "small", replace(manifest, recipe=replace(manifest.recipe, size=28)))
+    report = verify_deep(tmp_path / "small", raw_tree, workers=0)
+    assert len(report.problems) == IMAGES
+    assert "pixels, expected" in report.problems[0]

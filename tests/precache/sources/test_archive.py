@@ -119,6 +119,14 @@ def test_names_of_zips_without_utf8_are_those_that_unzip_writes(tmp_path: Path) 
         assert [ref.path for ref in scan_of(tmp_path / "x.zip").samples] == [name]
 
 
+def test_devices_and_pipes_are_ignored(tmp_path: Path) -> None:
+    kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"V")
+    members = [link(f"a/{kind!r}.jpg", "", kind) for kind in kinds]
+    scan = scan_of(make_tar(tmp_path / "x.tar", {"a/x.jpg": JPEG}, members))
+    assert [ref.path for ref in scan.samples] == ["a/x.jpg"]
+    assert [ignored.reason for ignored in scan.ignored] == ["not a regular file"] * len(kinds)
+
+
 def lying(**fields: Any) -> Callable[[Path], bytes]:
     """A tar whose second member's header has other values; its sum is right."""
 

@@ -142,10 +142,10 @@ def test_a_byte_order_mark_and_windows_line_ends_change_nothing(photos: Path) ->
 
 def test_the_digest_covers_what_is_used_of_the_table(photos: Path) -> None:
     options = {"label": "a", "split": "s", "fields": ("f",)}
-    text = "path,a,s,f,unused\n0.jpg,x,train,1,1\n1.jpg,y,val,2,2\n"
+    text = "path,a,s,f,unused\n0.jpg,x,train,1,1\n1.jpg,y,val,2,2\n2.jpg,x,val,3,3\n"
     first = scan_text(photos, text, **options).digest
     assert scan_text(photos, text.replace(",2,2", ",2,3"), **options).digest == first
-    for old, new in (("1.jpg", "2.jpg"), (",y,", ",x,"), ("val", "train"), (",2,2", ",3,2")):
+    for old, new in (("1.jpg", "3.jpg"), ("2.jpg,x", "2.jpg,y"), ("y,val", "y,train"), (",2,2", ",3,2")):
         assert scan_text(photos, text.replace(old, new), **options).digest != first, new
 
 

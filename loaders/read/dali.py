@@ -131,7 +131,7 @@ class DaliReader:
 
         device = self._spec.device
         on_gpu = device.type == "cuda"
-        next_input = weakref.WeakMethod(self._next_input)  # a pipeline stays until garbage is collected
+        this = weakref.ref(self)  # a pipeline stays until garbage is collected
         pipeline = Pipeline(
             batch_size=self._spec.batch_size,
             num_threads=max(1, self._spec.workers),
@@ -143,7 +143,7 @@ class DaliReader:
             box = [types.FLOAT] * 2 if self._crops.random is None else [types.INT32] * 3
             views = 0 if self._crops.size is None else self._crops.views
             encoded, *boxes = fn.external_source(
-                source=lambda: next_input()(),  # type: ignore[misc]  # it is there: it runs the pipeline
+                source=lambda: this()._next_input(),  # type: ignore[union-attr]  # it runs the pipeline
                 num_outputs=1 + views * len(box),
                 dtype=[types.UINT8, *box * views],
                 batch=True,

@@ -82,6 +82,7 @@ def test_what_sigterm_ended_goes_on_to_the_same_weights(
 ) -> None:
     with served.writing_down(tmp_path / "served", signal.SIGTERM, split, place):
         assert run(data, tmp_path) == 143
+    assert served.read(tmp_path / "served", split)[-1][1:3] == place, "no batch is begun behind it"
     with served.writing_down(tmp_path / "served"):
         assert run(data, tmp_path, "--resume") == 0
     assert served.read(tmp_path / "served") == served.read(undisturbed / "served")

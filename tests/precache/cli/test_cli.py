@@ -1,20 +1,20 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import click
 import pytest
+from PIL import features
 
-from precache import Recipe, convert
+from precache import Recipe, convert, packages
 from precache.cli.commandline import parse_bytes, parse_share
 from precache.cli.main import FIRST, OF_BENCH, main
-from precache.errors import DatasetError, SettingError, did_you_mean, shell_command
+from precache.errors import SettingError, shell_command
 from precache.example_data.sample_tree import make_sample
-from tests.building import build_loader
 from tests.command import ROOT, check_bad_input, run_here
 from tests.conftest import small_recipe
 
@@ -53,28 +53,13 @@ def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
     assert "012." in run_here("precache", "inspect", "out", "--all-classes", cwd=tmp_path).stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "share"), [("1%", 0.01), ("0.01", 0.01), ("0", 0), ("101%", None), ("1%x", None)]
-)
-def test_a_share_is_a_percentage_or_a_number(text: str, share: float | None) -> None:
-    if share is None:
-        with pytest.raises(SettingError, match=r"max_rejects must be from 0% to 100%, .* got"):
-            parse_share("max_rejects", text)
-    else:
-        assert parse_share("max_rejects", text) == share
-
-
-def test_rejected_pictures_are_shown(raw_tree: Path, tmp_path: Path) -> None:
-    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    bad = sorted(tree.glob("*/*.jpg"))[0]
-    bad.write_bytes(b"<html>")
-    result = run_here(
-        "precache", "convert", tree, "out", "--format", "shards", "--size", 16, "--workers", 0, cwd=tmp_path
-    )
-    assert result.returncode == 0
-    assert "69 images, 1 rejected" in result.stdout
-    for text in (result.stderr, run_here("precache", "inspect", "out", cwd=tmp_path).stdout):
-        assert "rejected 001.anchor/001_0001.jpg: cannot be decoded" in text
+def test_a_share_is_a_percentage_or_a_number_and_bytes_have_units() -> None:
+    assert [parse_share("max_rejects", text) for text in ("1%", "0.01", "0")] == [0.01, 0.01, 0]
+    for bad in ("101%", "1%x"):
+        with pytest.raises(SettingError, match="max_rejects"):
+            parse_share("max_rejects", bad)
+    texts = ("128MiB", "2GB", "1.5KiB", "1000", "7 kB")
+    assert [*map(parse_bytes, texts)] == [2**27, 2 * 10**9, 1536, 1000, 7000]
 
 
 def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path) -> None:
@@ -106,40 +91,23 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
     assert os.fsdecode(printed).removeprefix("./") == path
 
 
-def test_nothing_is_compared_with_a_mistyped_path_where_very_many_names_are(tmp_path: Path) -> None:
-    for number in range(1_001):
-        (tmp_path / f"photos{number}").touch()
-    assert did_you_mean(tmp_path / "fotos7") == ""
-    (tmp_path / "photos0").unlink()
-    assert did_you_mean(tmp_path / "fotos7") == f"; did you mean {tmp_path / 'photos7'}?"
-
-
 @pytest.mark.parametrize("path", ["fotos", "dta/photos", "fotos.csv", "fotos.zip"])
-@pytest.mark.parametrize("command", ["convert {} out --format shards", "check {}", "verify {}", "inspect {}"])
 def test_a_mistyped_path_is_answered_by_the_one_that_is_there(
-    command: str, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And never by a command that makes something under the mistyped name."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "data/photos").mkdir(parents=True)
-    (tmp_path / "photos").mkdir()
-    for name in ("photos.csv", "photos.zip"):
-        (tmp_path / name).touch()
-    meant = path.replace("fotos", "photos").replace("dta", "data")
-    check_bad_input(run_here("precache", *command.format(path).split(), cwd=tmp_path), f"mean {meant}?")
-    with pytest.raises(DatasetError, match=re.escape(f"did you mean {meant}?")):
-        build_loader(path)
-    for found in (
-        tmp_path / "photos",
-        tmp_path / "data/photos",
-        tmp_path / "photos.csv",
-        tmp_path / "photos.zip",
-    ):
-        found.rmdir() if found.is_dir() else found.unlink()
-    said = run_here("precache", *command.format(path).split(), cwd=tmp_path)
-    check_bad_input(said, path)
-    assert "did you mean" not in said.stderr
-    assert not re.search(rf"precache \w+( \w+)? {re.escape(path)}", said.stderr)
+    meant = tmp_path / path.replace("fotos", "photos").replace("dta", "data")
+    commands = ("convert {} out --format shards", "check {}", "verify {}", "inspect {}")
+    for _ in range(2):
+        for command in commands:
+            said = run_here("precache", *command.format(path).split(), cwd=tmp_path)
+            check_bad_input(said, path)
+            assert f"did you mean {meant.relative_to(tmp_path)}?" in said.stderr or not meant.exists()
+            assert "did you mean" not in said.stderr or meant.exists()
+            assert not re.search(rf"precache \w+( \w+)? {re.escape(path)}", said.stderr)
+        if not meant.exists():
+            meant.mkdir(parents=True)
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:
@@ -149,42 +117,26 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "DatasetError" in result.stderr
 
 
-def test_doctor_names_backends_and_install_commands(tmp_path: Path) -> None:
-    result = run_here("precache", "doctor", cwd=tmp_path)
-    assert result.returncode == 0
-    for mention in ("pillow", "libjpeg", "backend pytorch", "backend shards", "backend dali", "gpu"):
-        assert mention in result.stdout
-
-
-def test_doctor_gives_the_command_that_installs_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    from importlib import metadata
-
-    from precache import packages
-    from precache.cli import doctor
-
+def test_doctor_names_backends_and_the_command_that_installs_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     installed = metadata.version
 
-    def without_dali(package: str) -> str:
+    def version(package: str) -> str:
         if package in packages.DALI:
             raise metadata.PackageNotFoundError(package)
-        return installed(package)
+        return "0.9.1" if package == "torchcodec" else installed(package)
 
-    monkeypatch.setattr(packages.metadata, "version", without_dali)
-    (dali,) = (finding for finding in doctor.examine() if finding.subject == "backend dali")
-    assert dali.found == "missing nvidia-dali-cuda120; install it with the extra 'dali'"
-    assert dali.install is not None
-    assert dali.install.endswith(" -m pip install 'precache[dali]'")
-
-
-def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    from PIL import features
-
-    from precache.cli import doctor
-
+    monkeypatch.setattr(metadata, "version", version)
     monkeypatch.setattr(features, "get_supported", lambda: ["jpg", "zlib", "avif", "libtiff", "jpg_2000"])
-    (pillow,) = (finding for finding in doctor.examine() if finding.subject == "pillow")
-    assert "cannot read WEBP, which stock Pillow can" in pillow.found
-    assert pillow.install is not None
+    result = run_here("precache", "doctor", cwd=tmp_path)
+    assert result.returncode == 0
+    for mention in ("libjpeg", "backend pytorch", "backend shards", "backend dali", "gpu"):
+        assert mention in result.stdout
+    shown = " ".join(result.stdout.split())
+    assert "cannot read WEBP, which stock Pillow can" in shown
+    assert "torchcodec 0.9.1 is too old" in shown
+    assert "-m pip install 'precache[dali]'" in shown
 
 
 @pytest.mark.parametrize(
@@ -200,30 +152,8 @@ def test_doctor_names_the_kinds_that_pillow_cannot_read(monkeypatch: pytest.Monk
 def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
     installed: set[str], driver: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from precache import packages
-
     monkeypatch.setattr(packages, "version_of", lambda name: "2.4.0" if name in installed else None)
     assert packages.dali_package(driver) == expected
-
-
-@pytest.mark.parametrize(
-    ("version", "expected"),
-    [
-        ("0.17.0", "torchcodec 0.17.0"),
-        ("0.9.1", "torchcodec 0.9.1 is too old"),
-        (None, "a later version of which will have no decoder; install torchcodec with the extra 'gpu'"),
-    ],
-)
-def test_doctor_says_who_decodes_for_nvjpeg(
-    version: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from precache.cli import doctor
-
-    known = {"torchcodec": version}
-    monkeypatch.setattr(doctor, "version_of", lambda name: known.get(name, "1.0"))
-    (nvjpeg,) = (finding for finding in doctor.examine() if finding.subject == "backend nvjpeg")
-    assert expected in nvjpeg.found
-    assert (nvjpeg.install is None) == (version == "0.17.0")
 
 
 def test_help_shows_the_way_and_cuts_no_sentence_off(tmp_path: Path) -> None:
@@ -249,11 +179,3 @@ def test_help_of_convert_begins_with_an_example_and_keeps_the_rest_for_help_all(
     full = run_here("precache", "convert", "--help-all", cwd=tmp_path).stdout
     every = {name for param in main.commands["convert"].params for name in param.opts if name[:2] == "--"}
     assert every <= set(re.findall(r"--[a-z-]+", full))
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [("128MiB", 2**27), ("2GB", 2 * 10**9), ("1.5KiB", 1536), ("1000", 1000), ("7 kB", 7000)],
-)
-def test_bytes_are_parsed_with_their_units(text: str, count: int) -> None:
-    assert parse_bytes(text) == count

@@ -10,9 +10,7 @@ import pytest
 
 from precache import Recipe, convert, export, open_dataset, verify
 from precache.conversion.clean import leftovers
-from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.dataset.shard_table import shard_name
 from precache.errors import DatasetError
 from precache.sharing.push_pull import pull, push
 from precache.storage.objects import ObjectStore
@@ -22,21 +20,8 @@ from tests.damage import edit_manifest, lead_away
 from tests.precache.destinations import THESIS, contents
 
 NAMES = (
-    "/etc/x",
-    "../x",
-    "a/b",
-    "..",
-    ".",
-    "",
-    "a\0b",
-    "-x",
-    "a b",
-    "a\nb",
-    "\ud800",
-    "x" * 300,
-    ".x",
-    5,
-    None,
+    *("/etc/x", "../x", "a/b", "..", ".", "", ".x", "-x", "a b", "a\nb", "a\0b", "\ud800", "x" * 300),
+    *(5, None),
 )
 """Of a file or a split, in a manifest that somebody else has written."""
 
@@ -45,18 +30,13 @@ NAMES = (
 def test_no_name_leads_out_of_the_folder(name: Any, converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
     before = (path / MANIFEST_NAME).read_bytes()
-    content = json.loads(before)
-    edit_manifest(path, index={**content["index"], "name": name})
-    with pytest.raises(DatasetError, match="not as this project writes it"):
+    edit_manifest(path, index={**json.loads(before)["index"], "name": name})
+    with pytest.raises(DatasetError, match=MANIFEST_NAME):
         open_dataset(path)
     (path / MANIFEST_NAME).write_bytes(before)
     lead_away(path, name)
-    with pytest.raises(DatasetError, match=r"not as this project writes it|not a manifest"):
+    with pytest.raises(DatasetError, match=MANIFEST_NAME):
         open_dataset(path)
-    with pytest.raises((ValueError, TypeError)):  # wherever else it may come from
-        FileEntry(name, 1, "00000000")
-    with pytest.raises((ValueError, TypeError)):
-        shard_name(name, 0)
 
 
 def verified(path: Path) -> None:
@@ -85,13 +65,12 @@ def victim(tmp_path: Path, converted: dict[str, Path]) -> Path:
     return tmp_path / "user"
 
 
-@pytest.mark.parametrize("split", ["absolute", "relative"])
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_nothing_outside_is_touched(
-    name: str, split: str, victim: Path, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+    name: str, victim: Path, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    lead_away(path, f"{victim}/train" if split == "absolute" else "../user/train")
+    lead_away(path, f"../{victim.name}/train")
     before = contents(tmp_path)
     with pytest.raises(DatasetError, match="splits"):
         CONSUMERS[name](path, raw_tree, tmp_path / "new")
@@ -110,27 +89,25 @@ def test_nothing_outside_is_written_by_a_pull_or_believed_by_a_push(
     before = contents(victim)
     with pytest.raises(DatasetError, match="splits"):
         pull(bucket / "set", tmp_path / "copy")
-    with pytest.raises(DatasetError, match="splits"):
-        push(path, bucket / "other")
-    with pytest.raises(DatasetError, match="unknown which files are that dataset's: remove it yourself"):
-        push(converted["shards"], bucket / "set")
+    for source, destination in ((path, bucket / "other"), (converted["shards"], bucket / "set")):
+        with pytest.raises(DatasetError):
+            push(source, destination)
     assert contents(victim) == before
 
 
-@pytest.mark.parametrize("name", ["read", "smaller"])
-@pytest.mark.parametrize(
-    "changes", [{"size": 1}, {"size": 47}, {"size": 49}, {"channels": "grey"}, {"channels": "rgba"}], ids=str
-)
 def test_a_recipe_that_the_pictures_do_not_follow_is_refused(
-    changes: dict[str, Any], name: str, converted: dict[str, Path], tmp_path: Path
+    converted: dict[str, Path], tmp_path: Path
 ) -> None:
     """Its checksum fits, and every value has its type."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
     content = json.loads((path / MANIFEST_NAME).read_bytes())
-    edit_manifest(path, recipe={**content["recipe"], **changes})
-    recipe = Recipe(format="dali", size=1, fit="crop" if name == "smaller" else "keep")
-    with pytest.raises(DatasetError, match=r"first: 0.*, holds no \d+x\d+ pixels of "):
-        convert(path, tmp_path / "new", recipe, workers=0)
+    wrong: tuple[dict[str, Any], ...] = ({"size": 1}, {"size": 47}, {"size": 49})
+    for number, changes in enumerate((*wrong, {"channels": "grey"}, {"channels": "rgba"})):
+        edit_manifest(path, recipe={**content["recipe"], **changes})
+        for fit in ("keep", "crop"):
+            recipe = Recipe(format="dali", size=1, fit=fit)
+            with pytest.raises(DatasetError, match=r"first: 0.*, holds no \d+x\d+ pixels of "):
+                convert(path, tmp_path / f"{number}-{fit}", recipe, workers=0)
 
 
 def test_no_depth_of_its_json_is_a_bug(converted: dict[str, Path], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from precache import convert, open_dataset
-from precache.dataset.statistics import NO_PIXELS, ChannelStatistics, PixelSums
+from precache.dataset.statistics import NO_PIXELS, PixelSums
 from precache.formats import FORMATS
 from tests.conftest import small_recipe
 
@@ -21,18 +21,14 @@ def stored_pixels(path: Path, split: str) -> np.ndarray:
     return np.concatenate([picture.reshape(-1, picture.shape[-1]) for picture in pictures])
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 3), (64, 48, 1), (65, 48, 3), (200, 7, 4)])
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
-def test_sums_are_exact(shape: tuple[int, ...], dtype: type[np.integer]) -> None:
-    most = np.iinfo(dtype).max
-    for picture in (
-        np.full(shape, most, dtype),
-        np.random.default_rng(0).integers(0, most + 1, shape, dtype=dtype),
-    ):
-        sums = PixelSums.of(picture)
-        wide = picture.astype(object).reshape(-1, shape[2])
-        assert sums == PixelSums(len(wide), tuple(wide.sum(0)), tuple((wide**2).sum(0)))
-        assert sums + NO_PIXELS == NO_PIXELS + sums == sums
+def test_sums_are_exact_of_the_brightest_picture_too(dtype: type[np.integer]) -> None:
+    picture = np.full((200, 7, 4), np.iinfo(dtype).max, dtype)
+    picture[:5] = np.random.default_rng(0).integers(0, 255, (5, 7, 4), dtype)
+    sums = PixelSums.of(picture)
+    wide = picture.astype(object).reshape(-1, 4)
+    assert sums == PixelSums(len(wide), tuple(wide.sum(0)), tuple((wide**2).sum(0)))
+    assert sums + NO_PIXELS == NO_PIXELS + sums == sums
 
 
 def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Path) -> None:
@@ -49,10 +45,3 @@ def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Pat
 def test_jpegs_have_those_of_the_pixels_before_them(converted: dict[str, Path]) -> None:
     of = {name: open_dataset(path).manifest.statistics for name, path in converted.items()}
     assert of["webdataset"] == of["dali"] == of["shards"]
-
-
-def test_the_sum_of_nothing_has_no_statistics() -> None:
-    assert ChannelStatistics.of([]) is None
-    assert ChannelStatistics.of([PixelSums.of(np.zeros((2, 2, 3), np.uint8)), NO_PIXELS]) is None
-    flat = ChannelStatistics.of([PixelSums.of(np.full((9, 9, 1), 255, np.uint8))])
-    assert flat == ChannelStatistics((1.0,), (0.0,), 81)

@@ -344,7 +344,7 @@ class SplitData:
         Raises:
             ImageError: it is another.
         """
-        expected = tuple(self.shapes_at(slice(position, position + 1))[0].tolist())
+        expected = sides(self.size) if self.shapes is None else tuple(self.shapes[position].tolist())
         if expected != (height, width):
             name = f"{self.file(position)}: sample {self.ids[position]}"
             raise ImageError(

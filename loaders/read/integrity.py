@@ -31,8 +31,7 @@ class SampleCheck:
         self._when = when
         self._always = when == "always"
         self._compares = when != "never" and data.index is not None
-        # a bit for each; memory is taken where some are set
-        self._passed = np.zeros(len(data) // 8 + 1, np.uint8)
+        self._passed = bytearray(len(data) // 8 + 1)  # a bit for each; memory is taken where some are set
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
         """Compare all that is stored of the sample at `position`, if that is still to be done.
@@ -43,13 +42,13 @@ class SampleCheck:
         Raises:
             SampleError: it is not what was written; so is it the next time.
         """
-        positions = np.array([position])
-        if not damage and not (self._compares and (self._always or not self._has_passed(positions).all())):
+        byte, bit = position >> 3, 1 << (position & 7)
+        if not damage and not (self._compares and (self._always or not self._passed[byte] & bit)):
             return
         assert self._data.index is not None
         if damage or checksum_of(stored) != self._data.index["checksums"][position]:
             raise self._error(position, damage)
-        self._note_passed(positions)
+        self._passed[byte] |= bit  # two threads at one byte may lose a bit: that sample is compared again
 
     def of_batch(
         self, positions: Positions
@@ -58,7 +57,9 @@ class SampleCheck:
 
         None: nothing is to be compared any more.
         """
-        if not self._compares or (not self._always and self._has_passed(positions).all()):
+        passed = np.frombuffer(self._passed, np.uint8)
+        bytes_of, bits = positions >> 3, (1 << (positions & 7)).astype(np.uint8)
+        if not self._compares or (not self._always and (passed[bytes_of] & bits).all()):
             return None
         assert self._data.index is not None
         checksums = self._data.index["checksums"][positions]
@@ -67,18 +68,10 @@ class SampleCheck:
             slots = np.array([*pictures])
             # by `map`: who asks for the interpreter's lock again behind each picture waits for other threads
             right = np.fromiter(map(checksum_of, pictures.values()), np.uint64) == checksums[slots]
-            self._note_passed(positions[slots[right]])
+            np.bitwise_or.at(passed, bytes_of[slots[right]], bits[slots[right]])
             return {slot: self._error(int(positions[slot])) for slot in slots[~right].tolist()}
 
         return compare
-
-    def _has_passed(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        passed: npt.NDArray[np.bool_] = (self._passed[positions >> 3] >> (positions & 7) & 1).astype(bool)
-        return passed
-
-    def _note_passed(self, positions: Positions) -> None:
-        # two threads at one byte may lose a bit: that sample is compared again
-        np.bitwise_or.at(self._passed, positions >> 3, (1 << (positions & 7)).astype(np.uint8))
 
     def _error(self, position: int, damage: str = "") -> SampleError:
         assert self._data.index is not None

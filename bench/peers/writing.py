@@ -10,6 +10,7 @@ in another virtual environment, for these libraries pin versions.
 import argparse
 import io
 import os
+import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -68,13 +69,17 @@ def write_litdata(pictures: Pictures, destination: Path, workers: int) -> None:
     """Chunks of raw pixels: https://github.com/Lightning-AI/litData."""
     import litdata
 
-    litdata.optimize(
-        fn=partial(_litdata_sample, pictures),
-        inputs=list(range(len(pictures))),
-        output_dir=str(destination),
-        chunk_bytes=SHARD_BYTES,
-        num_workers=workers,
-    )
+    with tempfile.TemporaryDirectory() as caches:
+        # it empties its caches, /tmp/data and /tmp/chunks unless told otherwise, whatever lies there
+        os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{caches}/chunks"
+        os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{caches}/data"
+        litdata.optimize(
+            fn=partial(_litdata_sample, pictures),
+            inputs=list(range(len(pictures))),
+            output_dir=str(destination),
+            chunk_bytes=SHARD_BYTES,
+            num_workers=workers,
+        )
 
 
 def _write_mds(pictures: Pictures, part: Sequence[int], destination: Path) -> None:

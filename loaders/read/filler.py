@@ -128,7 +128,7 @@ def _lend(borrower: _Borrower, samples: int) -> torch.Tensor:
     return torch.from_numpy(np.asarray(borrower))[:samples]
 
 
-_COPIED = 16  # pictures that a thread takes at most where they are only copied
+_COPIED = 32  # pictures that a thread takes at most where they are only copied
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,14 @@ See `test_histories.py` for runs that are stopped.
 """
 
 import random
+import urllib.request
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+import loaders
 from precache import convert
 from precache.conversion.url import working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
@@ -46,6 +48,29 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
     expected = contents(converted["webdataset"])
     assert objects(bucket) == {f"sets/caltech/{name}": content for name, content in expected.items()}
     assert left_here(bucket / "sets/caltech") == []
+
+
+def test_an_s3_that_is_not_ours_takes_what_is_converted_and_serves_it(
+    storage: Storage, raw_tree: Path, converted: dict[str, Path]
+) -> None:
+    """Of moto: what the stand-in of the other tests answers, we think that an S3 does."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer(
+        ip_address="127.0.0.1", port=0, verbose=False
+    )
+    server.start()
+    try:
+        address = "http://{}:{}".format(*server.get_host_and_port())
+        urllib.request.urlopen(urllib.request.Request(f"{address}/other", method="PUT"), timeout=10).close()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("AWS_ENDPOINT_URL", address)
+            url = Url("s3://other", "sets/caltech")
+            convert(raw_tree, url, small_recipe("shards"), workers=0)
+            assert objects(url) == contents(converted["shards"])
+            with loaders.build(str(url), batch_size=8) as loader:
+                assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(70))
+    finally:
+        server.stop()
+    assert not storage.seen
 
 
 def test_on_another_machine_it_starts_anew_and_says_so(

@@ -66,6 +66,43 @@ def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(data: Pat
 
 
 @pytest.mark.slow
+def test_a_spot_machine_that_is_taken_away_loses_no_training(data: Path, tmp_path: Path) -> None:
+    options = ["--size", "16", "--batch-size", "8", "--epochs"]
+    there = environment(tmp_path, data)
+    first = started(tmp_path, there, *options, "1000")
+    assert first.stdout is not None
+    first.stdout.readline()  # one epoch is done
+    first.send_signal(signal.SIGTERM)
+    said, errors = first.communicate(timeout=110)
+    assert first.returncode == 143, errors
+    assert "Traceback" not in errors
+    done = 1 + len(said.splitlines())
+    second = started(tmp_path, there, *options, str(done + 2))
+    said, errors = second.communicate(timeout=110)
+    assert second.returncode == 0, errors
+    assert said.splitlines()[-1].startswith(f"epoch {done + 2}: loss")
+    assert f"epoch {done}: loss" not in said  # it was not trained again
+    assert (tmp_path / "model/model.pt").exists()
+
+
+@pytest.mark.slow
+def test_two_hosts_train_one_model(data: Path, tmp_path: Path) -> None:
+    hosts = ("127.0.0.1", "localhost")  # names that the network knows, as it knows those of SageMaker's hosts
+    shared = {"hosts": ["localhost", "127.0.0.1"], "network_interface_name": "lo"}
+    port = {"MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
+    processes = [
+        started(tmp_path, {**environment(tmp_path / host, data, **shared, current_host=host), **port}, *TINY)
+        for host in hosts
+    ]
+    ended = [(process.communicate(timeout=110), process.returncode) for process in processes]
+    assert [code for _, code in ended] == [0, 0], ended
+    assert ended[0][0][0].count("epoch") == 2
+    assert ended[1][0][0] == ""
+    assert (tmp_path / "127.0.0.1/model/model.pt").exists()
+    assert not (tmp_path / "localhost/model").exists()
+
+
+@pytest.mark.slow
 def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
     raw_tree: Path, tmp_path: Path
 ) -> None:

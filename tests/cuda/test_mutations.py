@@ -85,7 +85,8 @@ MUTATIONS = {
 
 
 def run(tests: str, root: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", ORDER, "-k", tests]
+    every = ["-m", ""]  # slow ones, too
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *every, ORDER, "-k", tests]
     return subprocess.run(
         command,
         cwd=root,

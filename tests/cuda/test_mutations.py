@@ -85,8 +85,8 @@ MUTATIONS = {
 
 
 def run(tests: str, root: Path) -> "subprocess.CompletedProcess[str]":
-    every = ["-m", ""]  # slow ones, too
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *every, ORDER, "-k", tests]
+    slow_too = ["-m", ""]
+    command = [sys.executable, "-m", "pytest", "-qxp", "no:cacheprovider", *slow_too, ORDER, "-k", tests]
     return subprocess.run(
         command,
         cwd=root,

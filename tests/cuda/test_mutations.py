@@ -68,7 +68,7 @@ MUTATIONS = {
         "the_host_waits and shards-train",
     ),
     "the thread does not wait for the copy": (
-        "deliver/devices.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-train",
+        "deliver/devices.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
     ),
     "the device keeps its number": (
         "deliver/devices.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',

@@ -216,7 +216,7 @@ def _work(thread: EndingThread, tasks: "SimpleQueue[Any]", gone: "weakref.ref[Po
     while not thread.stopping:
         task = tasks.get()
         if not isinstance(task, _Task):  # the pool is gone, or one of the threads stops
-            if gone() is None or thread.stopping:
+            if gone() is None or thread.stopping or _exiting:  # it may have been for one that stops
                 break
             continue
         if task.future.set_running_or_notify_cancel():

@@ -11,7 +11,8 @@ from threading import Event
 
 import pytest
 
-from loaders.deliver.threads import Pool, Prefetch
+from loaders.deliver import threads
+from loaders.deliver.threads import EndingThread, Pool, Prefetch
 
 
 def count_up(started: list[int], limit: int = 1000) -> Iterator[int]:
@@ -201,3 +202,16 @@ def test_an_iterator_that_its_own_threads_collect_ends_them(where: str) -> None:
         wait_until(lambda: threading.active_count() == before)
     finally:
         gc.enable()
+
+
+def test_at_the_end_each_thread_of_a_pool_ends_whichever_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was just started is not asked to, as it was not there yet when the end began."""
+    for name in ("late_0", "late_1") * 3:
+        with closing(Pool(2, "late")) as pool:
+            pool.map(abs, [1, 2])
+            asked = next(t for t in threading.enumerate() if isinstance(t, EndingThread) and t.name == name)
+            with monkeypatch.context() as patch:
+                patch.setattr(threads, "_exiting", True)
+                asked.ask_to_stop()
+                asked.wait(5)
+            assert asked.has_ended()

@@ -41,13 +41,14 @@ class Reading:
             right once, and `"always"` whenever it is read; a crop is then cut out of the whole sample.
             `"never"` does not. One that is damaged raises SampleError, which names file, id and source,
             at its batch; see `on_error`.
-        cache: `"ram"` keeps decoded pictures in main memory, one copy for all processes of this user on this
-            host that read the same split, and `"device"` in the memory of the loader's device: from the
-            second epoch on they are not decoded again. Of a split that does not fit a share is kept, and the
-            rest is read each time. `"ram"` leaves a tenth of the memory free, `"device"` a tenth of what is
-            free; `"auto"` is `"ram"` with at most half of the free memory, and nothing where that holds less
-            than a tenth of the split. Order and pixels stay the same; random crops of
-            `dali` are resized by the CPU where they are kept, and by DALI where not: 50 dB apart or more.
+        cache: `"ram"` keeps decoded pictures in main memory, one copy for all processes of this user on
+            this host that read the same split, and `"device"` in the memory of the loader's device: from
+            the second epoch on they are not decoded again. Of a split that does not fit the first samples
+            in stored order are kept, and the rest is read each time. `"ram"` leaves a tenth of the memory
+            free, `"device"` a tenth of what is free; `"auto"` is `"ram"` with at most half of the free
+            memory, and nothing where that holds less than a tenth of the split. Order and pixels stay the
+            same; random crops of `dali` are resized by the CPU where they are kept, and by DALI where not:
+            50 dB apart or more.
         memory_bytes: bounds what sequential reading (`shuffle="window"` or False) holds of a converted
             folder at a time: the window is as many shards as fit twice, for the next one is read while
             one is served. `shards` also keeps the system's cache of the files within it. Default:

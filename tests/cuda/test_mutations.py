@@ -85,7 +85,8 @@ MUTATIONS = {
 
 
 def run(tests: str, root: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", ORDER, "-k", tests]
+    slow_too = ["-m", ""]
+    command = [sys.executable, "-m", "pytest", "-qxp", "no:cacheprovider", *slow_too, ORDER, "-k", tests]
     return subprocess.run(
         command,
         cwd=root,

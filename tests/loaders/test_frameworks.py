@@ -155,6 +155,7 @@ def test_accelerate_prepares_a_loader(method: bool, accelerate: Any, loader: Any
     prepare = accelerator.prepare_data_loader if method else accelerate.data_loader.prepare_data_loader
     prepared = prepare(loader)
     assert len(prepared) == BATCHES
+    assert not method or prepared is loader
     gathered = []
     for _ in range(2):
         for _, labels in prepared:

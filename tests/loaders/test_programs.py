@@ -213,7 +213,8 @@ def test_workers_end_with_a_program_that_is_stopped(
     (os.killpg if by == signal.SIGINT else os.kill)(process.pid, by)
     _, errors = process.communicate(timeout=30)
     assert process.returncode == -by, errors
-    assert errors.count("Traceback") == (by == signal.SIGINT), errors
+    if by != signal.SIGKILL:  # a worker may say that who asked it is gone
+        assert errors.count("Traceback") == (by == signal.SIGINT), errors
     assert psutil.wait_procs(children, timeout=15)[1] == []
 
 

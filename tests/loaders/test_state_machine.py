@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
+    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -119,10 +120,10 @@ class Training(RuleBasedStateMachine):
                 _fail_in_the_loop(rank)
         self._served = (epoch, step + 1) if step < self._steps else (epoch + 1, 0)
 
-    @rule(named=st.integers(0, 3) | st.none())
-    def set_epoch(self, named: int | None) -> None:
+    @rule(named=st.sampled_from(["running", "next", 0, 1, 2, 3]))
+    def set_epoch(self, named: Any) -> None:
         """Holds for the next iteration; said of a state that was loaded, the state stays."""
-        epoch = self._next()[0] if named is None else named
+        epoch = {"running": self._served[0], "next": self._next()[0]}.get(named, named)
         for rank in self._ranks:
             rank.set_epoch(epoch)
         if self._asked is None or not self._asked[2] or self._asked[0] != epoch:
@@ -152,9 +153,9 @@ class Training(RuleBasedStateMachine):
             rank.load_state_dict(state)
         self._asked = (state["epoch"], state["served_batches"], True)
 
-    @rule(world=st.sampled_from(WORLDS), workers=st.integers(0, 2), closes=st.booleans())
-    def restart(self, world: int, workers: int, closes: bool) -> None:
-        """From a state, in a world of another size: what is left of the epoch, and nothing else."""
+    @rule(world=st.sampled_from(WORLDS), workers=st.integers(0, 2), closes=st.booleans(), names=st.booleans())
+    def restart(self, world: int, workers: int, closes: bool, names: bool) -> None:
+        """From a state, in a world of another size: what is left of the epoch, also where that is named."""
         state, size, iterators = self._state(), self._size, self._iterators
         self._end(closes)
         for iterator in iterators if closes else []:
@@ -167,11 +168,19 @@ class Training(RuleBasedStateMachine):
         self._asked = (state["epoch"], state["served_batches"], True)
         self._size, self._resized = size, "size" in state
         assert {rank.size for rank in self._ranks} == {size}
+        if names:
+            self.set_epoch("next")
+
+    @invariant()
+    def says_where_it_is(self) -> None:
+        if self._ranks:
+            self._state()
 
     def teardown(self) -> None:
+        closed = self._ranks
         self._end(closes=True)
         gc.collect()
-        assert settles(lambda: not left(self._before) and open_files() <= self._files)
+        assert settles(lambda: not left(self._before) and open_files() <= self._files), closed
 
     def _next(self) -> tuple[int, int]:
         return (self._coming, 0) if self._asked is None else self._asked[:2]
@@ -266,6 +275,7 @@ def test_any_training_is_served_what_it_asks_for(
             deadline=None,
             derandomize=True,
             database=None,
+            phases=[Phase.generate],  # a shorter history would take minutes to find
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -6,6 +6,8 @@ import pytest
 
 from precache import convert
 from precache.conversion.journal import JOURNAL_NAME
+from precache.errors import DatasetError
+from precache.pictures.kinds import made_by
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents, interrupt
 
@@ -32,3 +34,14 @@ def test_what_is_damaged_is_converted_again_and_that_is_said(
     journal.write_text("Dear diary\n")  # in a finished dataset it is nobody's
     assert convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0).converted == 0
     assert journal.read_text() == "Dear diary\n"
+
+
+def test_what_other_software_began_is_not_gone_on_with(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    monkeypatch.setattr("precache.conversion.convert.made_by", lambda: {**made_by(), "pillow": "99"})
+    with pytest.raises(DatasetError, match=r"out: .*pillow .*, here 99\).*--overwrite"):
+        convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert contents(tmp_path / "out") == before

@@ -164,7 +164,7 @@ def folded_table(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     pictures = world.pictures.values()
     columns: dict[str, list[Any]] = {
         "label": [(picture.mask + ord(picture.label)) / 4 for picture in pictures],
-        "fold": [["val", "train"][picture.seed % 2] for picture in pictures],
+        "fold": [["val", "train"][(picture.seed + picture.written_s) % 2] for picture in pictures],
         "width": [picture.mask for picture in pictures],
         "box": [[[1.5, 2, 3, picture.seed]] * (picture.mask % 3) for picture in pictures],
     }
@@ -284,6 +284,7 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
     used = [-1]
     for number in range(ROUNDS):
         before, places_before, classes = served(out), places(out), open_dataset(out).manifest.classes
+        splits = split_of(out)
         used += [place[-1] for place in places_before.values()]
         world.edit(times=1 + number * 3)
         source, options = KINDS[kind](world, tmp_path)
@@ -294,6 +295,9 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
         assert now == served(afresh)
         assert rejected(out) == rejected(afresh)
         stay = {path for path in before if now.get(path) == before[path]}
+        stay &= {
+            path for path, split in split_of(afresh).items() if not options.split or split == splits.get(path)
+        }
         moved = {path for path, place in places_before.items() if places_now.get(path) != place}
         assert not stay & moved
         assert all(place[-1] > max(used) for path, place in places_now.items() if path not in stay)
@@ -344,6 +348,20 @@ def test_a_dataset_that_was_made_anew_is_followed_too(tmp_path: Path) -> None:
         assert served(second) == served(tmp_path / f"afresh-{number}")
         assert not change(first, second, SourceOptions(), "shards")
         world.edit(times=5)
+
+
+def test_a_mask_that_was_damaged_where_it_is_stored_is_a_reject(tmp_path: Path) -> None:
+    source, options = masked_tree(World(1), tmp_path)
+    change(source, tmp_path / "first", options, "shards")
+    whole, dataset = served(tmp_path / "first"), open_dataset(tmp_path / "first")
+    victim, stored = next((path, of[1]) for path, of in whole.items() if of[1])
+    for shard in dataset.manifest.shards:
+        content = dataset.shard_path(shard).read_bytes()
+        damaged = stored[:-20] + bytes([stored[-20] ^ 1]) + stored[-19:]
+        dataset.shard_path(shard).write_bytes(content.replace(stored, damaged))
+    change(tmp_path / "first", tmp_path / "second", SourceOptions(), "shards")
+    assert rejected(tmp_path / "second") == [victim]
+    assert served(tmp_path / "second").keys() == whole.keys() - {victim}
 
 
 def test_a_list_of_splits_is_followed_whatever_splits_the_source_has(tmp_path: Path) -> None:

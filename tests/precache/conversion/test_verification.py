@@ -17,7 +17,7 @@ from precache.sources import SourceOptions
 from precache.storage.output import publish
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
-from tests.damage import flip_a_bit
+from tests.damage import edit_manifest, flip_a_bit
 
 
 def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path) -> None:
@@ -37,6 +37,13 @@ def test_a_bit_that_changed_in_any_file_is_found(raw_tree: Path, tmp_path: Path)
             problems = verify(out)
             assert [problem.startswith(f"{out / name}: ") for problem in problems] == [True]
         (out / name).write_bytes(content)
+
+
+def test_a_manifest_of_another_version_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    edit_manifest(path, version=99)
+    with pytest.raises(DatasetError, match=f"{path / MANIFEST_NAME}: manifest version 99"):
+        open_dataset(path)
 
 
 @pytest.mark.parametrize("name", ["dali", "keep-shards", "rectangle-shards"])

@@ -112,7 +112,8 @@ class HostPictures:
         self._data = data
         self._pictures: Any  # uint8 [height, width, bytes] of each position
         if crops.stored is None:
-            shapes = data.shapes_at(slice(None))
+            shapes = data.shapes_at(slice(self.count))  # of what is kept alone: 24 bytes a picture
+            starts = find_starts(shapes, data.pixel_bytes)
             self._pictures = VaryingPictures(content, starts, shapes, data.pixel_bytes)
         else:
             self._pictures = content.reshape(self.count, *sides(crops.stored), data.pixel_bytes)
@@ -395,7 +396,8 @@ class CachedReader:
         """Keep what the reader made of some slots of a batch, and serve all of it."""
         for sample_id, error in batch.refused.items():  # without what the error's traceback holds
             self._refused[sample_id] = type(error)(error.path, error.reason)
-        slots = slots[~self._is_refused(request.positions[slots])]
+        there = ~np.isin(self._data.ids[request.positions[slots]], list(batch.refused))
+        slots = slots[there]  # also one that was refused meanwhile: `images` has it
         images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
         return self._serve(request, slots, images)
 
@@ -403,9 +405,11 @@ class CachedReader:
         self, request: Request, slots: Positions | None = None, images: torch.Tensor | None = None
     ) -> DecodedBatch:
         """A batch without what is refused; see `HostPictures.serve`."""
+        slots = np.empty(0, np.int64) if slots is None else slots
         refused = self._is_refused(request.positions)
+        refused[slots] = False
         left = np.flatnonzero(~refused)
-        slots = np.searchsorted(left, [] if slots is None else slots)
+        slots = np.searchsorted(left, slots)
         served = self._kept.serve(request.select(left.tolist()), slots, images)
         errors = [(i, self._refused[i]) for i in self._data.ids[request.positions[refused]].tolist()]
         return replace(served, refused={i: type(error)(error.path, error.reason) for i, error in errors})

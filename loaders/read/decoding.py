@@ -147,7 +147,7 @@ class EncodedPictures:
         try:
             self._shards.check.compare(position, sample.data, sample.damage)
         except ImageError as wrong:
-            error = wrong
+            error = type(wrong)(wrong.path, wrong.reason)  # without what its traceback holds
         return Encoded(f"{shard}: sample {sample.id}", sample.data, (shape[0], shape[1]), error)
 
 

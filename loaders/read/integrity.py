@@ -31,7 +31,7 @@ class SampleCheck:
         self._when = when
         self._always = when == "always"
         self._compares = when != "never" and data.index is not None
-        self._passed = bytearray(len(data) // 8 + 1)  # a bit for each; memory is taken where some are set
+        self._passed = bytearray(len(data) // 8 + 1)  # a bit for each
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
         """Compare all that is stored of the sample at `position`, if that is still to be done.

@@ -25,7 +25,6 @@ A function of the caller's gets the whole of what is stored; masks and boxes are
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -35,9 +34,8 @@ import numpy.typing as npt
 import torch
 
 from loaders.augment.cpu import Boxes, Crops
-from loaders.batch import MASK, DecodedBatch, Positions, Request
+from loaders.batch import MASK, Positions, Request
 from loaders.dataset import SplitData
-from loaders.deliver.devices import upload
 from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.dataset.boxes import placement
@@ -58,7 +56,7 @@ _OPEN_FILES = 128
 
 
 def find_fields(data: SplitData, spec: LoaderSpec, crops: Crops) -> "Fields | None":
-    """What puts targets, fields and masks of `data` into its batches, if it has any.
+    """What knows fields and masks of `data`, if it has any.
 
     Args:
         crops: what becomes of each stored picture until it is served, whoever does it.
@@ -66,19 +64,19 @@ def find_fields(data: SplitData, spec: LoaderSpec, crops: Crops) -> "Fields | No
     index = data.index
     if index is None:
         return None
-    if index.targets is None and not index.fields and "mask_checksums" not in index.columns:
+    if not index.fields and "mask_checksums" not in index.columns:
         return None
     return Fields(data, spec, crops)
 
 
 class Fields:
-    """Puts targets, fields and masks into what a reader decodes; arguments as of `find_fields`."""
+    """Fields and masks of what a reader decodes; arguments as of `find_fields`."""
 
     def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
         assert data.index is not None
         assert crops.size is not None
         self._data, self._crops = data, replace(crops, views=1)
-        self._targets, self._fields = data.index.targets, data.index.fields
+        self._fields = data.index.fields
         self._size = crops.size
         has_masks = "mask_checksums" in data.index.columns
         self._masks = MaskReader(data, spec, self._size) if has_masks else None
@@ -88,20 +86,18 @@ class Fields:
         if self._masks is not None:
             self._masks.close()
 
-    def describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
-        """`batch`, which answers `request`, with what is known of its samples."""
-        ids = self._data.ids[request.positions]
-        request = request.select(np.flatnonzero(~np.isin(ids, list(batch.refused))).tolist())
+    def describe(self, request: Request) -> tuple[dict[str, Any], dict[int, ImageError]]:
+        """Fields of the samples asked for, and by their numbers why some are left out: for their masks."""
         rows = request.positions
-        assert np.array_equal(self._data.ids[rows], batch.ids.numpy())
         served = self._crops.of(
             request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.occurrences
         )
         fields: dict[str, Any] = {}
+        damaged: dict[int, ImageError] = {}
         if self._masks is not None:
             fields[MASK], damaged = self._masks.read(rows, served)
             if damaged:
-                batch, kept = _without(batch, damaged)
+                kept = np.delete(np.arange(len(rows)), [*damaged])
                 rows, served = rows[kept], (served[0][kept], served[1][kept])
                 fields[MASK] = fields[MASK][torch.from_numpy(kept)]
         for name, column in sorted(self._fields.items()):
@@ -109,10 +105,7 @@ class Fields:
                 fields |= self._follow(name, column, rows, served)
             else:
                 fields[name] = values_of(column, rows)
-        labels = batch.labels
-        if self._targets is not None:
-            labels = labels_of(self._targets, rows, len(self._data.classes))
-        return replace(batch, labels=labels, fields=fields)
+        return fields, damaged
 
     def _follow(self, name: str, column: Column, rows: Positions, crops: Served) -> dict[str, Any]:
         """The boxes of `rows` in what is served, and which of theirs these are."""
@@ -130,37 +123,15 @@ class Fields:
         return {name: served, f"{name}{KEPT}": all_kept}
 
 
-def _without(
-    batch: DecodedBatch, damaged: Mapping[int, ImageError]
-) -> tuple[DecodedBatch, npt.NDArray[np.bool_]]:
-    """`batch` without the samples of these numbers, and which samples are left, bool [n]."""
-    kept = np.array([number not in damaged for number in range(len(batch.ids))])
-    rows = torch.from_numpy(np.flatnonzero(kept))
-    images = batch.images
-    # where the backend crops several views, they lie one behind the other
-    views = torch.from_numpy(np.flatnonzero(np.tile(kept, len(images) // len(kept))))
-    if batch.ready is not None:  # made on another stream than this one
-        torch.cuda.current_stream(images.device).wait_event(batch.ready)
-        images.record_stream(torch.cuda.current_stream(images.device))
-    refused = {int(batch.ids[number]): error for number, error in damaged.items()}
-    left = replace(
-        batch,
-        images=images[upload(views, images.device)],
-        labels=batch.labels[rows],
-        ids=batch.ids[rows],
-        refused={**batch.refused, **refused},
-        ready=None,
-    )
-    return left, kept
-
-
-def labels_of(targets: Column, rows: Positions, classes: int) -> torch.Tensor:
-    """What `rows` are labelled with: indices of so many `classes`, or numbers; see the module."""
-    chosen = targets.select(rows)
+def labels_of(data: SplitData, rows: Positions) -> torch.Tensor:
+    """What `rows` are labelled with, see the module; on the CPU."""
+    if data.index is None or data.index.targets is None:
+        return torch.from_numpy(data.labels[rows])
+    chosen = data.index.targets.select(rows)
     if chosen.ends is None:
         with np.errstate(over="ignore"):  # beyond 32 bits it is infinite
             return torch.from_numpy(chosen.values.astype(np.float32))
-    labels = np.zeros((len(chosen), classes), np.float32)
+    labels = np.zeros((len(chosen), len(data.classes)), np.float32)
     labels[np.repeat(np.arange(len(chosen)), np.diff(chosen.ends, prepend=0)), chosen.values] = 1
     return torch.from_numpy(labels)
 

@@ -144,7 +144,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         label: Any = int(self._data.labels[position])
         if self._data.index is not None and self._data.index.targets is not None:
             row = np.array([position])
-            label = labels_of(self._data.index.targets, row, len(self._data.classes))[0]
+            label = labels_of(self._data, row)[0]
         if self.transform is not None:
             picture = self.transform(picture)
         if self.target_transform is not None:

@@ -9,6 +9,7 @@ those of the mixture begin, so that no sample comes again before all others of i
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -126,9 +127,7 @@ class Mixture:
         if not found:
             parts[0][3].refused = refused
             return parts[0][3]
-        slots = [
-            slots[self._parts[number].kept(request, batch.refused)] for number, slots, request, batch in found
-        ]
+        slots = [np.delete(slots, [*batch.refused]) for _, slots, _, batch in found]
         batches = [batch for *_, batch in found]
         order = np.argsort(np.concatenate(slots))  # of what is served, among the parts' one behind the other
         rows = np.split(np.argsort(order), np.cumsum([len(part) for part in slots])[:-1])
@@ -155,10 +154,8 @@ def _split(request: Request, starts: Positions) -> list[tuple[int, Positions, Re
     parts = []
     for number in np.unique(numbers).tolist():
         slots = np.flatnonzero(numbers == number)
-        padding = int((slots >= len(numbers) - request.padding).sum())
-        before = None if request.occurrences is None else request.occurrences[slots]
-        positions = request.positions[slots] - starts[number]
-        parts.append((number, slots, Request(request.epoch, positions, padding, before)))
+        part = request.select(slots)
+        parts.append((number, slots, replace(part, positions=part.positions - starts[number])))
     return parts
 
 

@@ -170,7 +170,7 @@ class DevicePictures:
     def __init__(self, data: SplitData, images: torch.Tensor) -> None:
         self.device, self.count = images.device, len(images)
         self.known = np.zeros(len(data), np.bool_)
-        self._data, self._images = data, images
+        self._images = images
 
     def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
         """As of `HostPictures`."""
@@ -185,8 +185,7 @@ class DevicePictures:
                 served = torch.empty(shape, dtype=torch.uint8, device=self.device)
                 served[self._upload(slots)] = images
                 served[self._upload(others)] = self._images[self._upload(positions[others])]
-        labels, ids = self._data.labels[positions], self._data.ids[positions]
-        return DecodedBatch(served, torch.from_numpy(labels), torch.from_numpy(ids))
+        return DecodedBatch(served)
 
     def close(self) -> None:
         """Free the memory."""
@@ -365,7 +364,7 @@ class CachedReader:
                 if len(slots):
                     asked = request.positions[slots]
                     coming[asked[asked < self._kept.count]] = True
-                    yield request if len(asked) == len(request.positions) else request.select(slots.tolist())
+                    yield request if len(asked) == len(request.positions) else request.select(slots)
                 elif idle >= _MOST_IDLE:  # it would look further and further ahead
                     return
 
@@ -394,10 +393,10 @@ class CachedReader:
 
     def _take_in(self, request: Request, slots: Positions, batch: DecodedBatch) -> DecodedBatch:
         """Keep what the reader made of some slots of a batch, and serve all of it."""
-        for sample_id, error in batch.refused.items():  # without what the error's traceback holds
-            self._refused[sample_id] = type(error)(error.path, error.reason)
-        there = ~np.isin(self._data.ids[request.positions[slots]], list(batch.refused))
-        slots = slots[there]  # also one that was refused meanwhile: `images` has it
+        asked = self._data.ids[request.positions[slots]]
+        for number, error in batch.refused.items():  # without what the error's traceback holds
+            self._refused[int(asked[number])] = type(error)(error.path, error.reason)
+        slots = np.delete(slots, [*batch.refused])  # left: also one refused meanwhile, `images` has it
         images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
         return self._serve(request, slots, images)
 
@@ -410,6 +409,9 @@ class CachedReader:
         refused[slots] = False
         left = np.flatnonzero(~refused)
         slots = np.searchsorted(left, slots)
-        served = self._kept.serve(request.select(left.tolist()), slots, images)
-        errors = [(i, self._refused[i]) for i in self._data.ids[request.positions[refused]].tolist()]
-        return replace(served, refused={i: type(error)(error.path, error.reason) for i, error in errors})
+        served = self._kept.serve(request.select(left), slots, images)
+        ids = self._data.ids[request.positions]
+        errors = {number: self._refused[int(ids[number])] for number in np.flatnonzero(refused).tolist()}
+        return replace(
+            served, refused={n: type(error)(error.path, error.reason) for n, error in errors.items()}
+        )

@@ -22,11 +22,10 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "            batch = self._prepare(decoded, request)\n"
-        "            batch.ready = self.lane.mark()\n",
-        "            mark = self.lane.mark()\n"
-        "            batch = self._prepare(decoded, request)\n"
-        "            batch.ready = mark\n",
+        "        batch = self._prepare(images.view(self._stored), there, fields)\n",
+        "        mark = self.lane.mark()\n"
+        "        batch = self._prepare(images.view(self._stored), there, fields)\n"
+        "        batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),
     "the reading thread works on the lane": (

@@ -24,7 +24,7 @@ from loaders.converting import Converting
 from loaders.dataset import SplitData, served_size
 from loaders.deliver.threads import Ending, Prefetch, of_dead_worker
 from loaders.mixture import Mixture
-from loaders.order.order import Order
+from loaders.order import Order
 from loaders.settings import LoaderSpec
 from loaders.transfer import Pipeline, receive
 from precache.errors import SettingError, WorkerError, check_range, printable
@@ -346,9 +346,15 @@ class Loader(IterableDataset[Batch]):
             SettingError: no such sample is in the split.
         """
         try:
-            sample_id, number = index(sample_id), -1 if dataset is None else index(dataset)
+            sample_id = index(sample_id)
         except TypeError:
             raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
+        try:
+            number = -1 if dataset is None else index(dataset)
+        except TypeError:
+            raise SettingError(
+                f"dataset {dataset!r}: a dataset is an integer, one of batch.fields['dataset']"
+            ) from None
         if len(self._parts) > 1 and not 0 <= number < len(self._parts):
             raise SettingError(
                 f"{self._path}: ids are those of {len(self._parts)} datasets; name one with dataset=, of "

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.choice import BatchFunction, CheckedFunction
+from loaders.augment.device import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData

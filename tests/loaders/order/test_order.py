@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loaders.batch import Request
-from loaders.order.order import Epochs, MixedEpochs, Order, Windows, merge, shuffled
+from loaders.order import Epochs, MixedEpochs, Order, Windows, merge, shuffled
 
 SHARDS = (100,) * 7 + (0,) + (75,) * 4
 KINDS = ("full", "window", "none")

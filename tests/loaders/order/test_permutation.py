@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loaders.order.permutation import KeyedPermutation
+from loaders.order import KeyedPermutation
 
 COUNT, KEYS = 1000, 2000
 

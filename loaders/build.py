@@ -120,9 +120,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
     """
     refuse(other, build)
-    if recipe is not None and precache is None:
-        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
-    check_given(path)
+    check_given(path, precache, recipe)
     assert path is not None
     check_name(backend)
     sampling, ranks = sampling or Sampling(), ranks or Ranks()

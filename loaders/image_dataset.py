@@ -80,9 +80,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         **other: Any,
     ) -> None:
         refuse(other, ImageDataset, OF_IMAGES, {})
-        if recipe is not None and precache is None:
-            raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
-        check_given(path)
+        check_given(path, precache, recipe)
         assert path is not None
         check_choice("decode", decode, DECODES)
         for name, function in (("transform", transform), ("target_transform", target_transform)):

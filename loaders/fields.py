@@ -26,7 +26,6 @@ A function of the caller's gets the whole of what is stored; masks and boxes are
 
 from collections import OrderedDict
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,13 +77,16 @@ class Fields:
         self._data, self._crops = data, replace(crops, views=1)
         self._fields = data.index.fields
         self._size = crops.size
-        has_masks = "mask_checksums" in data.index.columns
-        self._masks = MaskReader(data, spec, self._size) if has_masks else None
+        self._has_masks = "mask_checksums" in data.index.columns
+        self._check_masks = spec.reading.check != "never"
+        self._pool = Pool(max(1, spec.workers), "mask")
+        self._mask_files: OrderedDict[int, MaskFile] = OrderedDict()
 
     def close(self) -> None:
-        """End the threads."""
-        if self._masks is not None:
-            self._masks.close()
+        """End the threads, and close the files."""
+        self._pool.close()
+        while self._mask_files:
+            self._mask_files.popitem()[1].close()
 
     def describe(self, request: Request) -> tuple[dict[str, Any], dict[int, ImageError]]:
         """Fields of the samples asked for, and by their numbers why some are left out: for their masks."""
@@ -94,8 +96,8 @@ class Fields:
         )
         fields: dict[str, Any] = {}
         damaged: dict[int, ImageError] = {}
-        if self._masks is not None:
-            fields[MASK], damaged = self._masks.read(rows, served)
+        if self._has_masks:
+            fields[MASK], damaged = self._read_masks(rows, served)
             if damaged:
                 kept = np.delete(np.arange(len(rows)), [*damaged])
                 rows, served = rows[kept], (served[0][kept], served[1][kept])
@@ -122,6 +124,51 @@ class Fields:
             all_kept.append(torch.from_numpy(kept))
         return {name: served, f"{name}{KEPT}": all_kept}
 
+    def _read_masks(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
+        """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
+
+        Raises:
+            DatasetError: a shard cannot be read.
+        """
+        out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
+        shards, rows = self._data.locate(positions)
+        self._open(np.unique(shards).tolist())
+        each = zip(positions.tolist(), shards.tolist(), rows.tolist(), *served, out.numpy(), strict=True)
+        found = enumerate(self._pool.map(lambda one: self._read_mask(*one), each))
+        return out, {number: error for number, error in found if error is not None}
+
+    def _open(self, shards: list[int]) -> None:
+        """Have these files of masks open, and of the others those used last."""
+        for shard in shards:
+            if shard not in self._mask_files:
+                opener = FORMATS[self._data.kind].open_masks
+                self._mask_files[shard] = self._data.read(shard, opener, with_index=True)
+            self._mask_files.move_to_end(shard)
+        while len(self._mask_files) > max(_OPEN_FILES, len(shards)):
+            self._mask_files.popitem(last=False)[1].close()
+
+    def _read_mask(
+        self, position: int, shard: int, row: int, crop: npt.NDArray[Any], mirrored: bool, out: Pixels
+    ) -> ImageError | None:
+        """Put the mask into `out`, cropped, resized and mirrored as its picture was."""
+        index, file = self._data.index, self._data.file(position)
+        assert index is not None
+        mask = self._mask_files[shard].read_mask(row)
+        try:
+            if isinstance(mask, bytes):
+                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+                mask = masks.decode(mask, (height, width))
+            if self._check_masks:
+                index.check_mask(position, mask, file)
+        except (ImageError, ValueError) as error:
+            if self._data.remote is not None:
+                return index.error(position, file, self._data.remote.damaged(shard))
+            if isinstance(error, ImageError):
+                return type(error)(error.path, error.reason)
+            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+        follow_mask(mask, crop, bool(mirrored), out)
+        return None
+
 
 def labels_of(data: SplitData, rows: Positions) -> torch.Tensor:
     """What `rows` are labelled with, see the module; on the CPU."""
@@ -144,74 +191,6 @@ def values_of(column: Column, rows: Positions) -> torch.Tensor | list[Any]:
     if chosen.ends is None:
         return torch.from_numpy(chosen.values)
     return [torch.from_numpy(chosen.array(row)) for row in range(len(chosen))]
-
-
-class MaskReader:
-    """Reads the masks of samples, and crops, resizes and mirrors them as their pictures were."""
-
-    def __init__(self, data: SplitData, spec: LoaderSpec, size: Size) -> None:
-        self._data, self._size = data, size
-        self._check = spec.reading.check != "never"
-        self._pool = Pool(max(1, spec.workers), "mask")
-        self._files: OrderedDict[int, MaskFile] = OrderedDict()
-
-    def read(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
-        """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
-
-        Raises:
-            DatasetError: a shard cannot be read.
-        """
-        out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
-        shards, rows = self._data.locate(positions)
-        self._open(np.unique(shards).tolist())
-        read = partial(self._read_one, positions, shards, rows, served, out.numpy())
-        found = enumerate(self._pool.map(read, range(len(positions))))
-        return out, {number: error for number, error in found if error is not None}
-
-    def close(self) -> None:
-        """End the threads, and close the files."""
-        self._pool.close()
-        while self._files:
-            self._files.popitem()[1].close()
-
-    def _open(self, shards: list[int]) -> None:
-        """Have these files open, and of the others those used last."""
-        opener = FORMATS[self._data.kind].open_masks
-        for shard in shards:
-            if shard not in self._files:
-                self._files[shard] = self._data.read(shard, opener, with_index=True)
-            self._files.move_to_end(shard)
-        while len(self._files) > max(_OPEN_FILES, len(shards)):
-            self._files.popitem(last=False)[1].close()
-
-    def _read_one(
-        self,
-        positions: Positions,
-        shards: Positions,
-        rows: Positions,
-        served: Served,
-        out: Pixels,
-        number: int,
-    ) -> ImageError | None:
-        position = int(positions[number])
-        index, file = self._data.index, self._data.file(position)
-        assert index is not None
-        mask = self._files[int(shards[number])].read_mask(int(rows[number]))
-        try:
-            if isinstance(mask, bytes):
-                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-                mask = masks.decode(mask, (height, width))
-            if self._check:
-                index.check_mask(position, mask, file)
-        except (ImageError, ValueError) as error:
-            if self._data.remote is not None:
-                return index.error(position, file, self._data.remote.damaged(int(shards[number])))
-            if isinstance(error, ImageError):
-                return type(error)(error.path, error.reason)
-            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
-        crops, mirrored = served
-        follow_mask(mask, crops[number], bool(mirrored[number]), out[number])
-        return None
 
 
 Floats: TypeAlias = npt.NDArray[np.float64]

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment.choice import BatchFunction, CheckedFunction
+from loaders.augment.device import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData

@@ -140,7 +140,7 @@ def test_loaders_are_put_together_in_one_place() -> None:
     assert users("loaders.read") == {"read", "build.py", "image_dataset.py", "__init__.py"}
     assert users("loaders.build") == {"__init__.py"}
     assert users("loaders.loader") == {"__init__.py", "build.py"}
-    assert users("loaders.augment.device") == {"build.py", "read"}  # it resizes there, too
+    assert users("loaders.augment.device") == {"augment", "build.py", "read", "transfer.py"}
     assert not [n for n in imports(ROOT / "loaders/augment/draw.py") if n.startswith(("torch", "loaders"))]
 
 

@@ -87,7 +87,8 @@ class Encoded:
             orientation = jpeg.orientation(self.data)
         except Exception:  # `images.decode` says what is wrong with it
             return False
-        if sorted(sides) != sorted(self.shape):  # then `decode` says so
+        upright = sides if orientation < 5 else sides[::-1]  # from there on EXIF turns it on its side
+        if tuple(upright) != self.shape:  # then `decode` says so
             return False
         return orientation == 1 or (turned and orientation > 0 and jpeg.XMP not in self.data)
 

@@ -55,7 +55,9 @@ class Stored:
             }
 
 
-@pytest.fixture(scope="module", params=[(kind, fit) for kind in KINDS for fit in ("crop", "keep")], ids="-".join)
+@pytest.fixture(
+    scope="module", params=[(kind, fit) for kind in KINDS for fit in ("crop", "keep")], ids="-".join
+)
 def stored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Stored:
     return Stored(tmp_path_factory.mktemp("channels"), *request.param)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,13 +64,19 @@ def said(batches: Iterable[loaders.Batch]) -> list[tuple[list[int], list[int]]]:
     return [(batch.ids.tolist(), batch.labels.tolist()) for batch in batches]
 
 
+def pictures(batches: Iterable[loaders.Batch]) -> dict[int, torch.Tensor]:
+    return {int(i): image for batch in batches for i, image in zip(batch.ids, batch.images, strict=True)}
+
+
 def test_shards_take_the_place_of_the_tree_once_they_are_finished(
     tree: Path, converted: dict[str, Path], folder: Path
 ) -> None:
-    """Nothing else changes: batches, states, and what `precache convert` would have written."""
-    ranks = [{"rank": rank, "world_size": 2} for rank in range(2)]
-    plain = [build_loader(tree, **SETTINGS, **rank) for rank in ranks]
-    expected = [[said(loader) for _ in range(4)] for loader in plain]
+    """Nothing else changes: batches, states, a part, and what `precache convert` would have written."""
+    names = sorted(path.name for path in tree.iterdir() if path.is_dir())
+    ranks: list[dict[str, Any]] = [{"rank": rank, "world_size": 2} for rank in range(2)]
+    part = {"classes": [names[3], names[0]]}
+    plain = [build_loader(tree, **SETTINGS, **rank) for rank in (*ranks, part)]
+    *expected, of_part = [[said(loader) for _ in range(4)] for loader in plain]
     growing = [build(tree, folder, **rank) for rank in ranks]
     assert [said(loader) for loader in growing] == [epochs[0] for epochs in expected]
     state = growing[0].state_dict()
@@ -77,32 +84,20 @@ def test_shards_take_the_place_of_the_tree_once_they_are_finished(
     assert contents(folder) == contents(converted["shards"])
     for epoch in (1, 2):  # of which some batches were read ahead
         assert [said(loader) for loader in growing] == [epochs[epoch] for epochs in expected]
+    finished = build(tree, folder, **part)
     empty(tree)
-    assert [said(loader) for loader in growing] == [epochs[3] for epochs in expected]
+    assert [said(finished) for _ in range(4)] == of_part
+    last = [list(loader) for loader in growing]
+    assert [said(batches) for batches in last] == [epochs[3] for epochs in expected]
+    stored = build_loader(folder, **SETTINGS)
+    stored.set_epoch(3)
+    due = pictures(stored)
+    assert all(torch.equal(due[i], image) for i, image in pictures(chain(*last)).items())
     growing[0].load_state_dict(state)
     assert said(growing[0]) == expected[0][1]
     plain[0].load_state_dict(growing[0].state_dict())  # as of the tree
-    for loader in plain + growing:
+    for loader in (*plain, *growing, finished, stored):
         loader.close()
-
-
-def test_what_is_finished_is_read_from_the_first_epoch_on(tree: Path, converted: dict[str, Path]) -> None:
-    """With its pixels; of a part of the tree, that part."""
-    folder = converted["shards"]
-    names = sorted(path.name for path in tree.iterdir() if path.is_dir())
-    part = {"classes": [names[3], names[0]]}
-    with build_loader(tree, **SETTINGS, **part) as plain:
-        expected = said(plain)
-    with build(tree, folder) as ours, build(tree, folder, **part) as of_part:
-        empty(tree)
-        assert said(of_part) == expected
-        with build_loader(folder, **SETTINGS) as theirs:
-            pictures, stored = (
-                {int(i): image for batch in loader for i, image in zip(batch.ids, batch.images, strict=True)}
-                for loader in (ours, theirs)
-            )
-    assert len(stored) == IMAGES
-    assert all(torch.equal(pictures[i], stored[i]) for i in stored)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

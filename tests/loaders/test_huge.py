@@ -4,7 +4,7 @@ import os
 import pickle
 import shutil
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,16 @@ from precache.errors import DatasetError
 from tests.building import build_loader
 from tests.precache.sources.listed import listed
 
+HOW: list[dict[str, Any]] = [
+    {},
+    {"shuffle": "window", "check": "always"},
+    {"shuffle": False, "size": 40},
+    {"subset": [3, 60, 4, 20]},
+    {"classes": ["001.anchor"]},
+    {"weights": "balanced"},
+    {"augment": "train", "size": 40, "cache": "ram"},
+]
+
 
 @pytest.fixture(autouse=True)
 def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,49 +52,58 @@ def at_once(function: Any, *arguments: Any) -> Any:
         return function(*arguments)
 
 
-def both(path: Path, split: str = "train") -> tuple[SplitData, SplitData]:
-    """Read as a whole, and shard by shard."""
-    whole, lazy = at_once(open_split, path, split), open_split(path, split)
-    assert (whole.ids.in_pieces, lazy.ids.in_pieces) == (False, True)
-    return whole, lazy
+def served(path: Path, **how: Any) -> Iterator[Any]:
+    """All that a loader serves and says, part by part."""
+    with build_loader(path, batch_size=8, workers=2, **how) as loader:
+        for batch in (*loader, *loader):
+            yield from (batch.images.clone(), batch.labels, batch.ids)
+            for name, values in batch.fields.items():
+                yield name
+                yield from values
+            yield from map(loader.path_of, batch.ids)
+        yield from (loader.dataset.targets, loader.state_dict(), loader.size)
 
 
-def check_same(whole: SplitData, lazy: SplitData) -> None:
-    """In every column and by every kind of position."""
-    count = len(whole)
-    rng = np.random.default_rng(1)
-    rows = (rng.permutation(count), np.array([count - 1, 0, 0]), np.empty(0, np.int64))
-    assert whole.index is not None
-    assert lazy.index is not None
-    assert sorted(lazy.index.columns) == sorted(whole.index.columns)
-    for name, column in whole.index.columns.items():
-        ours = lazy.index[name]
-        assert (ours.kind, ours.row_shape, len(ours)) == (column.kind, column.row_shape, count)
-        assert all(ours.select(some).content() == column.select(some).content() for some in rows)
-        assert ours.value(count - 1) == column.value(count - 1)
-    for positions in (*rows, slice(2, 9), slice(None), count // 2, -2, rng.random(count) < 0.5):
-        assert np.array_equal(lazy.ids[positions], whole.ids[positions])
-        assert np.array_equal(lazy.labels[positions], whole.labels[positions])
-    with pytest.raises(IndexError):
-        lazy.ids[[count]]
-    assert [lazy.path_at(row) for row in range(count)] == [whole.path_at(row) for row in range(count)]
-    assert lazy.path_of(int(whole.ids[1])) == whole.path_at(1)
-    assert (lazy.targets(), lazy.most_sides) == (whole.targets(), whole.most_sides)
+def by_index(path: Path) -> Iterator[Any]:
+    """What the map-style dataset says, here and in another process."""
+    dataset = ImageDataset(path, decode="tensor")
+    yield from (dataset.targets, dataset.samples)
+    for number in (0, len(dataset) - 1, -3, 5):
+        yield from (*dataset[number], *pickle.loads(pickle.dumps(dataset))[number])
+
+
+def check_same(parts: Callable[..., Iterator[Any]], path: Path, **how: Any) -> None:
+    """Of what is read shard by shard, as of what is read as a whole."""
+    whole = at_once(lambda: list(parts(path, **how)))
+    for ours, theirs in zip(parts(path, **how), whole, strict=True):
+        assert torch.equal(ours, theirs) if isinstance(theirs, torch.Tensor) else ours == theirs
 
 
 @pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
-def test_every_column_is_what_it_is_read_as_a_whole(target: str, tmp_path: Path) -> None:
-    """Fields of every kind; also of a part, of a part of that, and of what went to another process."""
+def test_targets_and_fields_of_every_kind_are_served(target: str, tmp_path: Path) -> None:
     sides = {"size": 16, "fit": "crop", "shard_bytes": 7 * 16 * 16 * 3}
     recipe = Recipe(format="webdataset", splits="train=0.6,val=0.4", **sides)
     convert(listed(target), tmp_path / "out", recipe, workers=0)
-    for split in ("train", "val"):
-        whole, lazy = both(tmp_path / "out", split)
-        check_same(whole, pickle.loads(pickle.dumps(lazy)))
-        for some in (np.flatnonzero(np.arange(len(whole)) % 3 > 0), np.arange(1, 4)):
-            whole, lazy = whole.select(some), lazy.select(some)
-            check_same(whole, lazy)
-            assert whole.digest == lazy.digest
+    check_same(by_index, tmp_path / "out")
+    for how in ({}, {"split": "val"}, {"subset": open_split(tmp_path / "out", "train").ids[2:9].tolist()}):
+        check_same(served, tmp_path / "out", **how)
+
+
+@pytest.mark.parametrize("kind", ["shards", "keep-shards", "keep-webdataset"])
+def test_every_order_and_choice_is_served(
+    kind: str, converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
+    path = {**converted, **shaped}[kind]
+    check_same(by_index, path)
+    for how in HOW:
+        check_same(served, path, **how)
+
+
+def both(path: Path) -> tuple[SplitData, SplitData]:
+    """Read as a whole, and shard by shard."""
+    whole, lazy = at_once(open_split, path, "train"), open_split(path, "train")
+    assert (whole.ids.in_pieces, lazy.ids.in_pieces) == (False, True)
+    return whole, lazy
 
 
 def test_sets_of_a_mixture_are_relabelled_without_reading_them(converted: dict[str, Path]) -> None:
@@ -98,38 +117,6 @@ def test_sets_of_a_mixture_are_relabelled_without_reading_them(converted: dict[s
     assert relabelled[1].tolist() == relabelled[0].tolist()
 
 
-HOW: list[dict[str, Any]] = [
-    {},
-    {"shuffle": "window", "check": "always"},
-    {"shuffle": False, "size": 40},
-    {"subset": [3, 60, 4, 20]},
-    {"classes": ["001.anchor"]},
-    {"weights": "balanced"},
-    {"augment": "train", "size": 40, "cache": "ram"},
-]
-
-
-@pytest.mark.parametrize("kind", ["shards", "keep-shards", "keep-webdataset"])
-def test_loaders_and_the_map_style_dataset_serve_the_same(
-    kind: str, converted: dict[str, Path], shaped: dict[str, Path]
-) -> None:
-    path = {**converted, **shaped}[kind]
-
-    def serve() -> Iterator[torch.Tensor]:
-        for how in HOW:
-            with build_loader(path, batch_size=8, workers=2, **how) as loader:
-                for batch in (*loader, *loader):
-                    yield from (batch.images.clone(), batch.labels, batch.ids)
-                yield torch.tensor(loader.dataset.targets)
-        dataset = ImageDataset(path, decode="tensor")
-        for number in (0, 69, -3, 30):
-            picture, label = pickle.loads(pickle.dumps(dataset))[number]
-            yield from (dataset[number][0], picture, torch.tensor(label))
-
-    for ours, theirs in zip(serve(), at_once(list, serve()), strict=True):
-        assert torch.equal(ours, theirs)
-
-
 def test_threads_may_ask_at_once(converted: dict[str, Path]) -> None:
     whole, lazy = both(converted["shards"])
     turns = [np.random.default_rng(seed).integers(0, len(whole), 40) for seed in range(200)]
@@ -138,12 +125,19 @@ def test_threads_may_ask_at_once(converted: dict[str, Path]) -> None:
     assert all(np.array_equal(ids, whole.ids[rows]) for ids, rows in zip(found, turns, strict=True))
 
 
+def read_all(path: Path) -> None:
+    dataset = open_dataset(path)
+    dataset.read_source_state()
+    for column in dataset.open_index("train").columns.values():
+        column.content()
+
+
 def test_an_index_that_changed_is_an_error_where_its_rows_are_read(
     converted: dict[str, Path], tmp_path: Path
 ) -> None:
     """In the header at once, in the rows by who reads them; no other rows than those that were written."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
-    whole, lazy = both(path)
+    lazy = open_split(path, "train")
     content = (path / index_name()).read_bytes()
     rng, found = np.random.default_rng(3), set()
     for place, bit in zip(rng.integers(0, len(content), 100), rng.integers(0, 8, 100), strict=True):
@@ -151,8 +145,7 @@ def test_an_index_that_changed_is_an_error_where_its_rows_are_read(
         changed[place] ^= 1 << bit
         (path / index_name()).write_bytes(changed)
         with pytest.raises(DatasetError, match=str(path / index_name())) as caught:
-            check_same(whole, open_split(path, "train"))
-            open_dataset(path).read_source_state()
+            read_all(path)
         found.add("rows of the shard train-" in str(caught.value))
     assert found == {True, False}
     os.truncate(path / index_name(), 900)
@@ -164,7 +157,7 @@ def test_an_index_that_changed_is_an_error_where_its_rows_are_read(
 def test_what_two_million_samples_cost_is_less_than_a_byte_each_and_a_few_numbers_a_shard(
     shards: int, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To open them, for the first batch, and for what notes that all were compared; the shards are not there."""
+    """To open them, for the first batch, and to note that all were compared; no shard is there."""
     monkeypatch.undo()  # they are many
     samples = 2_000_000
     ids, per_shard = np.arange(samples), np.diff(np.arange(shards + 1) * samples // shards)

@@ -2,7 +2,7 @@
 
 import os
 import pickle
-import re
+import random
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms.functional import pil_to_tensor
 
 from loaders import ImageDataset
-from precache.errors import DatasetError, ImageError, PrecacheError, SampleError, SettingError
+from precache.errors import DatasetError, PrecacheError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.pictures import images
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
+from tests.faults import mutations
 
 EACH_FORMAT = pytest.mark.parametrize("kind", FORMATS)
 
@@ -35,7 +36,10 @@ def test_it_is_image_folder_to_who_uses_it(tmp_path: Path) -> None:
         folder.mkdir(exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (30 + number, 40, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.{'png' if number % 2 else 'jpg'}")
-    settings: dict[str, Any] = {"transform": transforms.Resize(20), "target_transform": lambda label: 2 - label}
+    settings: dict[str, Any] = {
+        "transform": transforms.Resize(20),
+        "target_transform": lambda label: 2 - label,
+    }
     theirs, ours = ImageFolder(str(tmp_path), **settings), ImageDataset(tmp_path, **settings)
     for name in ("classes", "class_to_idx", "targets", "samples", "imgs", "root"):
         assert getattr(ours, name) == getattr(theirs, name), name
@@ -84,7 +88,9 @@ def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: 
     loader: DataLoader[Any] = DataLoader(
         ConcatDataset(each), batch_size=8, num_workers=2, multiprocessing_context=method
     )
-    served = [label for pictures, labels in loader for label in labels.tolist() if pictures.shape[2:] == (8, 8)]
+    served = [
+        label for pictures, labels in loader for label in labels.tolist() if pictures.shape[2:] == (8, 8)
+    ]
     assert served == [label for dataset in each for label in dataset.targets]
 
 
@@ -118,38 +124,28 @@ def test_a_damaged_index_of_a_shard_ends_in_an_error_or_the_right_picture(
     pictures = [whole[position][0] for position in range(12)]
     folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
     index = folder / "train-00000.idx"
-    content = index.read_bytes()
-    damages = [
-        b"", content[:-20], content.replace(b"1", b"-1"), b"\xff\0" * 40,
-        re.sub(rb"(?m)^(0|.*\njpg 512) ", rb"\g<1>999999999999999 ", content),
-        re.sub(rb"(?m)^(0|.*\njpg 512) ", rb"\g<1> 999999999999999", content),
-        b"\n".join(reversed(content.splitlines())),
-    ]  # fmt: skip
-    for damage in damages:
-        index.write_bytes(damage)
-        dataset, refused = ImageDataset(folder, decode="tensor"), []
+    content, refused = index.read_bytes(), []
+    for seed in range(60):
+        index.write_bytes(mutations.spoil_json(content, random.Random(seed)))
+        dataset = ImageDataset(folder, decode="tensor")
         for position, picture in enumerate(pictures):
             try:
                 assert torch.equal(dataset[position][0], picture)
             except DatasetError as error:
                 refused.append(str(error))
-        assert refused, damage
-        assert all("train-00000" in said and "precache verify" in said for said in refused)
-
-
-def test_a_picture_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
-    (tmp_path / "class").mkdir()
-    (tmp_path / "class/a.jpg").write_bytes(b"<html>")
-    for workers in (0, 1):
-        with pytest.raises(ImageError, match=r"^\S*class/a.jpg: cannot be decoded [^\n]*$"):
-            list(DataLoader(ImageDataset(tmp_path), batch_size=None, num_workers=workers))
+    assert len(refused) > 100
+    assert all("train-00000" in said and "precache verify" in said for said in refused)
 
 
 def test_a_bad_setting_names_itself_and_what_would_do(raw_tree: Path) -> None:
     for name in ("root", "train", "download", "transforms", "loader"):
         with pytest.raises(SettingError, match=f"^{name} is not a setting of ImageDataset; "):
             ImageDataset(raw_tree, **{name: None})
-    for bad, remedy in (({"decode": "jpg"}, "pil, tensor"), ({"split": "test"}, "train"), ({"transform": 2}, "None")):
+    for bad, remedy in (
+        ({"decode": "jpg"}, "pil, tensor"),
+        ({"split": "test"}, "train"),
+        ({"transform": 2}, "None"),
+    ):
         with pytest.raises(SettingError, match=f"{next(iter(bad))} .*{remedy}"):
             ImageDataset(raw_tree, **bad)
     with pytest.raises(TypeError, match="'colour'"):

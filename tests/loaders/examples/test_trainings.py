@@ -87,9 +87,26 @@ def test_it_learns_and_says_how_well_it_does_at_each_epoch(
     ],
 )
 def test_what_sigterm_ended_goes_on_to_the_same_weights(
-    split: str, place: tuple[int, int], undisturbed: Path, data: Path, tmp_path: Path
+    split: str,
+    place: tuple[int, int],
+    undisturbed: Path,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with served.writing_down(tmp_path / "served", signal.SIGTERM, split, place):
+    sync = os.fsync
+
+    def interrupted(descriptor: int) -> None:
+        """By a second one, amidst saving."""
+        if [row[1:3] for row in served.read(tmp_path / "served", split)][-1:] == [place]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        sync(descriptor)
+
+    with (
+        served.writing_down(tmp_path / "served", signal.SIGTERM, split, place),
+        monkeypatch.context() as patch,
+    ):
+        patch.setattr(os, "fsync", interrupted)
         assert run(data, tmp_path) == 143
     assert served.read(tmp_path / "served", split)[-1][1:3] == place, "no batch is begun behind it"
     with served.writing_down(tmp_path / "served"):

@@ -50,7 +50,7 @@ _AUTO_SHARE = 0.5  # of the free memory is what 'auto' takes
 _LEAST_SHARE = 0.1  # of a split; of less 'auto' keeps nothing
 _VERSION = 2  # of what lies in shared memory
 _LOGGER = logging.getLogger(__name__)
-_MOST_IDLE = 256  # batches, one after another, that the reader has no part in; then it is let go
+_MOST_IDLE = 256  # batches on their way that the reader has no part in; of more it is let go
 OpenReader = Callable[[Crops], Reader]
 """Opens the backend's reader, which serves the part of stored pictures that it is told."""
 Starts: TypeAlias = Sequence[int] | Positions
@@ -350,27 +350,30 @@ class CachedReader:
                 yield self._serve(request)
 
     def _read_some(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """`first`, and what follows until the reader has nothing to do for long."""
+        """`first`, and what follows until the reader has little to do."""
         waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
         coming = np.zeros(len(self._data), np.bool_)  # by then known, as an earlier request asks for them
 
+        idle = 0  # of those that wait
+
         def ask() -> Iterator[Request]:
-            idle = 0
+            nonlocal idle
             for request in chain([first], requests):
                 slots = self._lacking(request)
                 slots = slots[~coming[request.positions[slots]]]
                 waiting.append((request, slots))
-                idle = 0 if len(slots) else idle + 1
+                idle += not len(slots)
                 if len(slots):
                     asked = request.positions[slots]
                     coming[asked[asked < self._kept.count]] = True
                     yield request if len(asked) == len(request.positions) else request.select(slots)
-                elif idle >= _MOST_IDLE:  # it would look further and further ahead
+                elif idle >= _MOST_IDLE:  # it would look further and further ahead, for epochs
                     return
 
         with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
             for batch in decoded:
                 while not len(waiting[0][1]):
+                    idle -= 1
                     yield self._serve(waiting.popleft()[0])
                 yield self._take_in(*waiting.popleft(), batch)
         while waiting:

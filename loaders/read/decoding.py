@@ -246,7 +246,9 @@ class EncodedShards:
             del self._places[next(iter(self._places))]
         with self._data.held(index, with_index=True) as path:
             self.check.open_file(index)
-            places = FORMATS[self._data.kind].find_samples(path)
+            # of a part of a shard, too: its index is that of the shard
+            whole = path.with_name(Path(self._data.whole.files[index]).name)
+            places = FORMATS[self._data.kind].find_samples(whole)
         if len(places) != self._data.whole.shard_samples[index]:
             raise ValueError("an index of other samples")
         return places

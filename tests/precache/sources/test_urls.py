@@ -90,8 +90,6 @@ def test_verify_reads_what_the_storage_holds(bucket: Url, converted: dict[str, P
     assert named == [f"{url}/train-00000.idx", f"{url}/{index}"]
 
 
-
-
 def test_messages_name_what_is_fetched_by_its_url(
     bucket: Url, raw_tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -95,14 +95,6 @@ def packed(make: Callable[..., Path], name: str, **how: Any) -> Callable[[Files,
     return lambda files, place: make(place / name, files, **how)
 
 
-def make_objects(files: Files, bucket: Url) -> str:
-    """A tree of objects."""
-    store = ObjectStore(bucket / "photos")
-    for name, content in files.items():
-        store.put(name, content)
-    return str(bucket / "photos")
-
-
 def make_table(kind: str) -> Callable[[Files, Path], Path]:
     """A table beside the pictures that it names; by the column `species` are they in their classes."""
 
@@ -208,7 +200,12 @@ KINDS = {
     "stored zip": Kind(
         packed(make_zip, "x.zip", method=zipfile.ZIP_STORED), is_converted=False, **AN_ARCHIVE
     ),
-    "objects": Kind(make_objects, at_url=True, is_tree=True, change=rewrite_object),
+    "objects": Kind(
+        at_url(lambda files, place: put(place / "photos", files)),
+        at_url=True,
+        is_tree=True,
+        change=rewrite_object,
+    ),
     "tar at a URL": Kind(at_url(packed(make_tar, "x.tar")), at_url=True, is_tree=True, holds_any_name=True),
     "zip at a URL": Kind(at_url(packed(make_zip, "x.zip")), at_url=True, is_tree=True),
     **{

@@ -47,6 +47,15 @@ QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 64', "re
 QUICKER |= {"range(90)": "range(2)", 'if torch.cuda.is_available() else "cpu"': 'if False else "cpu"'}
 """What is changed in the README's training loop, for a CPU and a minute."""
 
+TRAIN = """
+from torch.utils.data import DataLoader
+from torchvision import datasets, transforms
+
+squares = transforms.Compose([transforms.Resize((64, 64)), transforms.ToTensor()])
+for _ in range(3):
+    list(DataLoader(datasets.ImageFolder("photos", squares), batch_size=8))
+"""
+
 
 def blocks(guide: str, kind: str) -> list[str]:
     return [text for found, text in BLOCK.findall((ROOT / guide).read_text()) if found == kind]
@@ -146,18 +155,7 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # six processes that import torch, each several times as long on a busy machine
 def test_what_the_guide_lets_decide_is_decided(photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    quick = [
-        "--pictures",
-        "16",
-        "--seconds",
-        "0.1",
-        "--repeats",
-        "1",
-        "--size",
-        "64",
-        "--trainer-rate",
-        "1e6",
-    ]
+    quick = ["--size", "64", "--trainer-rate", "1e6"]
     found = [words for program, *words in commands("precache/README.md") if words[0] == "auto"]
     assert found
     for words in found:
@@ -167,13 +165,14 @@ def test_what_the_guide_lets_decide_is_decided(photos: Path, capfd: pytest.Captu
 
 @pytest.mark.slow
 def test_the_commands_of_bench_run(photos: Path) -> None:
+    (photos / "train.py").write_text(TRAIN)
     for program, name, *words in commands("bench/README.md"):
         if program == "precache":
             assert commandline.run(precache, "precache", [name, *words]) == 0
             continue
         takes = {option for parameter in command_of(program, name).params for option in parameter.opts}
         added = takes & SMALL.keys() - {word.split("=")[0] for word in words}
-        words += [part for option in sorted(added) for part in (option, SMALL[option])]
+        words = [*(part for option in sorted(added) for part in (option, SMALL[option])), *words]
         ended = run("bench", name, *words, cwd=photos)
         assert ended.returncode == 0, (name, words, ended.stderr)
 

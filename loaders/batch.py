@@ -1,6 +1,6 @@
 """The types that pass between a loader, its backend and the training loop."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -174,10 +174,17 @@ class Request:
     padding: int = 0
     occurrences: Positions | None = None
 
-    def select(self, slots: list[int]) -> "Request":
-        """Of these samples alone, without what fills up."""
+    def select(self, slots: Positions) -> "Request":
+        """Of these samples alone."""
+        padding = int((slots >= len(self.positions) - self.padding).sum())
         occurrences = None if self.occurrences is None else self.occurrences[slots]
-        return Request(self.epoch, self.positions[slots], 0, occurrences)
+        return Request(self.epoch, self.positions[slots], padding, occurrences)
+
+    def without(self, refused: Collection[int]) -> "Request":
+        """Of the samples that do not have these numbers."""
+        if not refused:
+            return self
+        return self.select(np.delete(np.arange(len(self.positions)), [*refused]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,20 +195,14 @@ class DecodedBatch:
         images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
             served whole, each of its own size, uint8 [bytes], one behind the other. Of several views, if the
             backend crops them, one behind the other: [views * n, ...].
-        labels: on the CPU, as of `Batch`; int64 [n] of a backend.
-        ids: int64 [n], on the CPU.
-        refused: id -> why, of the pictures asked for that could not be decoded; the others are there,
+        refused: why pictures could not be decoded, by their numbers in the request; the others are there,
             in the order asked.
         ready: recorded behind the work on `images`, where that was not queued on the current stream.
-        fields: as of `Batch`; none of a backend.
     """
 
     images: torch.Tensor
-    labels: torch.Tensor
-    ids: torch.Tensor
     refused: Mapping[int, ImageError] = field(default_factory=dict)
     ready: torch.cuda.Event | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Reader(Protocol):

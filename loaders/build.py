@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -10,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment.choice import BatchFunction, CheckedFunction, choose
 from loaders.augment.cpu import Crops
-from loaders.augment.device import BatchAugmentation
+from loaders.augment.device import BatchAugmentation, BatchFunction, CheckedFunction, choose
 from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
@@ -20,11 +20,11 @@ from loaders.deliver.devices import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes
-from loaders.order.order import MixedEpochs
+from loaders.order import MixedEpochs, Order
 from loaders.read import BACKENDS, check_name, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.host_memory import free_memory
-from loaders.sampling import choose_samples, find_epochs, find_order, find_weights
+from loaders.sampling import choose_samples, find_epochs, find_weights
 from loaders.settings import (
     LoaderSpec,
     Ranks,
@@ -120,9 +120,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
     """
     refuse(other, build)
-    if recipe is not None and precache is None:
-        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
-    check_given(path)
+    check_given(path, precache, recipe)
     assert path is not None
     check_name(backend)
     sampling, ranks = sampling or Sampling(), ranks or Ranks()
@@ -144,68 +142,63 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         reading=reading or Reading(),
     )
     lane = Lane(spec.device)
-    if isinstance(path, (list, tuple)):
-        return _build_mixture(path, augment, sampling, spec, lane)
-    if sampling.shares is not None:
-        raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
-    data = choose_samples(sampling, _open_split(spec))
-    weights = find_weights(sampling, data)
-    data = with_parts(data, None if weights is None else weights > 0)
-
-    def open_source(spec: LoaderSpec) -> Pipeline | Converting:
-        if spec.last != "pad":  # more than there are samples are in no batch
-            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
-        if precache is None:
-            return _open_pipeline(augment, spec, data, lane)
-        return _open_converting(augment, spec, data, lane, precache, recipe)
-
-    pipeline = open_source(spec)
-    try:
-        epochs = find_epochs(spec, data, pipeline.random_access, weights)
-    except SettingError:
-        pipeline.close()
-        raise
-    by_shard = data.kind != RAW and epochs.kind != "full" and weights is None
-    return Loader(spec, [data], find_order(spec, epochs, nodes if by_shard else 1), pipeline, open_source)
-
-
-def _build_mixture(
-    paths: Sequence[Path], augment: Augment, sampling: Sampling, spec: LoaderSpec, lane: Lane
-) -> Loader:
-    if not (sampling.classes is sampling.subset is sampling.weights is None):
-        raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
+    mixed = isinstance(path, (list, tuple))
+    paths = list(path) if isinstance(path, (list, tuple)) else [path]
     if not paths:
         raise SettingError("path is an empty list; give the paths of datasets")
-    specs = [replace(spec, path=path) for path in paths]
-    parts = unite_classes([_open_split(part) for part in specs])
-    counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
+    if mixed and not (sampling.classes is sampling.subset is sampling.weights is None):
+        raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
+    if not mixed and sampling.shares is not None:
+        raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
+    specs = [replace(spec, path=one) for one in paths]
+    parts = [choose_samples(sampling, _open_split(one)) for one in specs]
+    weights = find_weights(sampling, parts[0])
+    if mixed:
+        parts = unite_classes(parts)
+        counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
+    else:
+        parts = [with_parts(parts[0], None if weights is None else weights > 0)]
 
-    def open_source(spec: LoaderSpec) -> Mixture:
-        if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
-            size = served_size(parts, spec.size)
-            ratios = [part.crop_ratio(spec.size, spec.serving.crop_ratio, size) for part in parts]
-            spec = replace(spec, size=size, serving=replace(spec.serving, crop_ratio=max(ratios)))
-        pipelines: list[Pipeline] = []
-        try:
-            for part in parts:
-                pipelines.append(_open_pipeline(augment, spec, part, lane))
-        except BaseException:
-            for pipeline in pipelines:
-                pipeline.close()
-            raise
-        return Mixture(pipelines)
+    def open_source(spec: LoaderSpec) -> Pipeline | Converting | Mixture:
+        if mixed:
+            return _open_mixture(augment, spec, parts, lane)
+        if spec.last != "pad":  # more than there are samples are in no batch
+            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(parts[0]))))
+        if precache is None:
+            return _open_pipeline(augment, spec, parts[0], lane)
+        return _open_converting(augment, spec, parts[0], lane, precache, recipe)
 
-    mixture = open_source(spec)
+    source = open_source(spec)
     try:
-        epochs = [
-            find_epochs(of, part, random_access)
-            for of, part, random_access in zip(specs, parts, mixture.random_access, strict=True)
-        ]
+        access = [part.random_access for part in (source.parts if isinstance(source, Mixture) else [source])]
+        epochs = [find_epochs(*each, weights) for each in zip(specs, parts, access, strict=True)]
     except SettingError:
-        mixture.close()
+        source.close()
         raise
-    order = find_order(spec, MixedEpochs(parts=tuple(epochs), counts=counts))
-    return Loader(spec, parts, order, mixture, open_source)
+    by_shard = not mixed and parts[0].kind != RAW and epochs[0].kind != "full" and weights is None
+    order = Order(
+        epochs=MixedEpochs(parts=tuple(epochs), counts=counts) if mixed else epochs[0],
+        batch_size=spec.batch_size,
+        last=spec.last,
+        rank=rank,
+        world_size=world_size,
+        nodes=nodes if by_shard else 1,
+    )
+    return Loader(spec, parts, order, source, open_source)
+
+
+def _open_mixture(augment: Augment, spec: LoaderSpec, parts: Sequence[SplitData], lane: Lane) -> Mixture:
+    if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
+        size = served_size(parts, spec.size)
+        ratios = [part.crop_ratio(spec.size, spec.serving.crop_ratio, size) for part in parts]
+        spec = replace(spec, size=size, serving=replace(spec.serving, crop_ratio=max(ratios)))
+    with ExitStack() as opened:
+        pipelines = []
+        for part in parts:
+            pipelines.append(_open_pipeline(augment, spec, part, lane))
+            opened.callback(pipelines[-1].close)
+        opened.pop_all()
+    return Mixture(pipelines)
 
 
 def _open_split(spec: LoaderSpec) -> SplitData:

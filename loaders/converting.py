@@ -147,7 +147,8 @@ class Conversion:
 
     def _warn_if_failed(self) -> None:
         """Say once why the process ended, where it did not finish."""
-        if self._process is not None and self._process.poll():
+        process = self._process  # several threads may look
+        if process is not None and process.poll():
             self._process = None
             self._said.seek(0)
             lines = self._said.read().decode(errors="replace").strip().splitlines() or ["it was killed"]

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from io import FileIO
 from operator import le
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.deliver.threads import stop_check
-from loaders.order.order import WINDOW_SHARDS
+from loaders.order import WINDOW_SHARDS
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import FileEntry, check_file
@@ -36,6 +36,7 @@ from precache.errors import (
 from precache.formats import FORMATS, StoredSample
 from precache.formats.shards import DATA_START, picture_starts
 from precache.pictures.images import CHANNELS, Rendering
+from precache.pictures.reading import steadily
 from precache.pictures.sizes import Size, sides, written
 from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
@@ -61,15 +62,9 @@ class ShardPaths(Sequence[str]):
     def __len__(self) -> int:
         return len(self._shards)
 
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, number: int | slice) -> str | Sequence[str]:
+    def __getitem__(self, number: Any) -> Any:
         if isinstance(number, slice):
-            return tuple(self[one] for one in range(*number.indices(len(self))))
+            return tuple(map(self.__getitem__, range(len(self))[number]))
         return f"{self._folder}/{self._shards.file_name(range(len(self))[number])}"
 
 
@@ -244,6 +239,28 @@ class SplitData:
         self.remote.damaged(number)
         with self.held(number, with_index=with_index) as path:
             return reader(path)
+
+    def read_sample(self, position: int, path: Path, place: Positions) -> StoredSample:
+        """What is stored of the sample at `position`, of its shard at `path`; the content is not compared.
+
+        Args:
+            place: int64 [2], where the index says that it lies: first byte and bytes.
+
+        Raises:
+            SampleError: something else lies there.
+        """
+        start, count = place.tolist()
+        try:
+            content = steadily(lambda: read_regular_part(path, start, count), str(path))
+            sample = FORMATS[self.kind].read_sample(content)
+            problem = f"its index points to sample {sample.id}"
+            if sample.id in (-1, self.ids[position]):
+                return sample
+        except ValueError as error:
+            problem = f"not where its index says ({error})"
+        assert self.index is not None
+        verify = shell_command("precache verify", self.path)
+        raise self.index.error(position, self.file(position), f"{problem}; run: {verify}")
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -567,17 +584,11 @@ class ShardPart:
         Raises:
             DatasetError: something else lies where the index says.
         """
-        samples = {}
-        first = int(self.whole.shard_starts[self.number])
-        for row, (start, count) in zip(self.rows.tolist(), self._places()[self.rows].tolist(), strict=True):
-            try:
-                sample = FORMATS[self.whole.kind].read_sample(read_regular_part(path, start, count))
-            except ValueError as error:
-                raise self._error(path, str(error)) from error
-            if sample.id not in (-1, self.whole.ids[first + row]):
-                raise self._error(path, f"sample {sample.id} in row {row}")
-            expected = int(self.whole.ids[first + row]), int(self.whole.labels[first + row])
-            samples[row] = replace(sample, id=expected[0], label=expected[1])
+        samples, whole = {}, self.whole
+        first = int(whole.shard_starts[self.number])
+        for row, place in zip(self.rows.tolist(), self._places()[self.rows], strict=True):
+            sample, at = whole.read_sample(first + row, path, place), first + row
+            samples[row] = replace(sample, id=int(whole.ids[at]), label=int(whole.labels[at]))
         return samples
 
     def _places(self) -> Positions:
@@ -587,10 +598,6 @@ class ShardPart:
         shapes = self.whole.shapes_at(self.whole.shard_positions(self.number))
         sizes = shapes.prod(axis=1) * self.whole.pixel_bytes
         return np.stack((picture_starts(shapes, self.whole.pixel_bytes), sizes), axis=1)
-
-    def _error(self, path: Path, problem: str) -> DatasetError:
-        verify = shell_command("precache verify", self.whole.path)
-        return DatasetError(f"{path}: does not hold what its index says ({problem}); run: {verify}")
 
 
 def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitData:

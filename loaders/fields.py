@@ -25,9 +25,7 @@ A function of the caller's gets the whole of what is stored; masks and boxes are
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,9 +33,8 @@ import numpy.typing as npt
 import torch
 
 from loaders.augment.cpu import Boxes, Crops
-from loaders.batch import MASK, DecodedBatch, Positions, Request
+from loaders.batch import MASK, Positions, Request
 from loaders.dataset import SplitData
-from loaders.deliver.devices import upload
 from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec
 from precache.dataset.boxes import placement
@@ -58,7 +55,7 @@ _OPEN_FILES = 128
 
 
 def find_fields(data: SplitData, spec: LoaderSpec, crops: Crops) -> "Fields | None":
-    """What puts targets, fields and masks of `data` into its batches, if it has any.
+    """What knows fields and masks of `data`, if it has any.
 
     Args:
         crops: what becomes of each stored picture until it is served, whoever does it.
@@ -66,42 +63,43 @@ def find_fields(data: SplitData, spec: LoaderSpec, crops: Crops) -> "Fields | No
     index = data.index
     if index is None:
         return None
-    if index.targets is None and not index.fields and "mask_checksums" not in index.columns:
+    if not index.fields and "mask_checksums" not in index.columns:
         return None
     return Fields(data, spec, crops)
 
 
 class Fields:
-    """Puts targets, fields and masks into what a reader decodes; arguments as of `find_fields`."""
+    """Fields and masks of what a reader decodes; arguments as of `find_fields`."""
 
     def __init__(self, data: SplitData, spec: LoaderSpec, crops: Crops) -> None:
         assert data.index is not None
         assert crops.size is not None
         self._data, self._crops = data, replace(crops, views=1)
-        self._targets, self._fields = data.index.targets, data.index.fields
+        self._fields = data.index.fields
         self._size = crops.size
-        has_masks = "mask_checksums" in data.index.columns
-        self._masks = MaskReader(data, spec, self._size) if has_masks else None
+        self._has_masks = "mask_checksums" in data.index.columns
+        self._check_masks = spec.reading.check != "never"
+        self._pool = Pool(max(1, spec.workers), "mask")
+        self._mask_files: OrderedDict[int, MaskFile] = OrderedDict()
 
     def close(self) -> None:
-        """End the threads."""
-        if self._masks is not None:
-            self._masks.close()
+        """End the threads, and close the files."""
+        self._pool.close()
+        while self._mask_files:
+            self._mask_files.popitem()[1].close()
 
-    def describe(self, batch: DecodedBatch, request: Request) -> DecodedBatch:
-        """`batch`, which answers `request`, with what is known of its samples."""
-        ids = self._data.ids[request.positions]
-        request = request.select(np.flatnonzero(~np.isin(ids, list(batch.refused))).tolist())
+    def describe(self, request: Request) -> tuple[dict[str, Any], dict[int, ImageError]]:
+        """Fields of the samples asked for, and by their numbers why some are left out: for their masks."""
         rows = request.positions
-        assert np.array_equal(self._data.ids[rows], batch.ids.numpy())
         served = self._crops.of(
             request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.occurrences
         )
         fields: dict[str, Any] = {}
-        if self._masks is not None:
-            fields[MASK], damaged = self._masks.read(rows, served)
+        damaged: dict[int, ImageError] = {}
+        if self._has_masks:
+            fields[MASK], damaged = self._read_masks(rows, served)
             if damaged:
-                batch, kept = _without(batch, damaged)
+                kept = np.delete(np.arange(len(rows)), [*damaged])
                 rows, served = rows[kept], (served[0][kept], served[1][kept])
                 fields[MASK] = fields[MASK][torch.from_numpy(kept)]
         for name, column in sorted(self._fields.items()):
@@ -109,10 +107,7 @@ class Fields:
                 fields |= self._follow(name, column, rows, served)
             else:
                 fields[name] = values_of(column, rows)
-        labels = batch.labels
-        if self._targets is not None:
-            labels = labels_of(self._targets, rows, len(self._data.classes))
-        return replace(batch, labels=labels, fields=fields)
+        return fields, damaged
 
     def _follow(self, name: str, column: Column, rows: Positions, crops: Served) -> dict[str, Any]:
         """The boxes of `rows` in what is served, and which of theirs these are."""
@@ -129,38 +124,61 @@ class Fields:
             all_kept.append(torch.from_numpy(kept))
         return {name: served, f"{name}{KEPT}": all_kept}
 
+    def _read_masks(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
+        """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
 
-def _without(
-    batch: DecodedBatch, damaged: Mapping[int, ImageError]
-) -> tuple[DecodedBatch, npt.NDArray[np.bool_]]:
-    """`batch` without the samples of these numbers, and which samples are left, bool [n]."""
-    kept = np.array([number not in damaged for number in range(len(batch.ids))])
-    rows = torch.from_numpy(np.flatnonzero(kept))
-    images = batch.images
-    # where the backend crops several views, they lie one behind the other
-    views = torch.from_numpy(np.flatnonzero(np.tile(kept, len(images) // len(kept))))
-    if batch.ready is not None:  # made on another stream than this one
-        torch.cuda.current_stream(images.device).wait_event(batch.ready)
-        images.record_stream(torch.cuda.current_stream(images.device))
-    refused = {int(batch.ids[number]): error for number, error in damaged.items()}
-    left = replace(
-        batch,
-        images=images[upload(views, images.device)],
-        labels=batch.labels[rows],
-        ids=batch.ids[rows],
-        refused={**batch.refused, **refused},
-        ready=None,
-    )
-    return left, kept
+        Raises:
+            DatasetError: a shard cannot be read.
+        """
+        out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
+        shards, rows = self._data.locate(positions)
+        self._open(np.unique(shards).tolist())
+        each = zip(positions.tolist(), shards.tolist(), rows.tolist(), *served, out.numpy(), strict=True)
+        found = enumerate(self._pool.map(lambda one: self._read_mask(*one), each))
+        return out, {number: error for number, error in found if error is not None}
+
+    def _open(self, shards: list[int]) -> None:
+        """Have these files of masks open, and of the others those used last."""
+        for shard in shards:
+            if shard not in self._mask_files:
+                opener = FORMATS[self._data.kind].open_masks
+                self._mask_files[shard] = self._data.read(shard, opener, with_index=True)
+            self._mask_files.move_to_end(shard)
+        while len(self._mask_files) > max(_OPEN_FILES, len(shards)):
+            self._mask_files.popitem(last=False)[1].close()
+
+    def _read_mask(
+        self, position: int, shard: int, row: int, crop: npt.NDArray[Any], mirrored: bool, out: Pixels
+    ) -> ImageError | None:
+        """Put the mask into `out`, cropped, resized and mirrored as its picture was."""
+        index, file = self._data.index, self._data.file(position)
+        assert index is not None
+        mask = self._mask_files[shard].read_mask(row)
+        try:
+            if isinstance(mask, bytes):
+                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
+                mask = masks.decode(mask, (height, width))
+            if self._check_masks:
+                index.check_mask(position, mask, file)
+        except (ImageError, ValueError) as error:
+            if self._data.remote is not None:
+                return index.error(position, file, self._data.remote.damaged(shard))
+            if isinstance(error, ImageError):
+                return type(error)(error.path, error.reason)
+            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+        follow_mask(mask, crop, bool(mirrored), out)
+        return None
 
 
-def labels_of(targets: Column, rows: Positions, classes: int) -> torch.Tensor:
-    """What `rows` are labelled with: indices of so many `classes`, or numbers; see the module."""
-    chosen = targets.select(rows)
+def labels_of(data: SplitData, rows: Positions) -> torch.Tensor:
+    """What `rows` are labelled with, see the module; on the CPU."""
+    if data.index is None or data.index.targets is None:
+        return torch.from_numpy(data.labels[rows])
+    chosen = data.index.targets.select(rows)
     if chosen.ends is None:
         with np.errstate(over="ignore"):  # beyond 32 bits it is infinite
             return torch.from_numpy(chosen.values.astype(np.float32))
-    labels = np.zeros((len(chosen), classes), np.float32)
+    labels = np.zeros((len(chosen), len(data.classes)), np.float32)
     labels[np.repeat(np.arange(len(chosen)), np.diff(chosen.ends, prepend=0)), chosen.values] = 1
     return torch.from_numpy(labels)
 
@@ -173,74 +191,6 @@ def values_of(column: Column, rows: Positions) -> torch.Tensor | list[Any]:
     if chosen.ends is None:
         return torch.from_numpy(chosen.values)
     return [torch.from_numpy(chosen.array(row)) for row in range(len(chosen))]
-
-
-class MaskReader:
-    """Reads the masks of samples, and crops, resizes and mirrors them as their pictures were."""
-
-    def __init__(self, data: SplitData, spec: LoaderSpec, size: Size) -> None:
-        self._data, self._size = data, size
-        self._check = spec.reading.check != "never"
-        self._pool = Pool(max(1, spec.workers), "mask")
-        self._files: OrderedDict[int, MaskFile] = OrderedDict()
-
-    def read(self, positions: Positions, served: Served) -> tuple[torch.Tensor, dict[int, ImageError]]:
-        """uint8 [n, height, width], and why those that are not what was written are not: number -> error.
-
-        Raises:
-            DatasetError: a shard cannot be read.
-        """
-        out = torch.empty((len(positions), *sides(self._size)), dtype=torch.uint8)
-        shards, rows = self._data.locate(positions)
-        self._open(np.unique(shards).tolist())
-        read = partial(self._read_one, positions, shards, rows, served, out.numpy())
-        found = enumerate(self._pool.map(read, range(len(positions))))
-        return out, {number: error for number, error in found if error is not None}
-
-    def close(self) -> None:
-        """End the threads, and close the files."""
-        self._pool.close()
-        while self._files:
-            self._files.popitem()[1].close()
-
-    def _open(self, shards: list[int]) -> None:
-        """Have these files open, and of the others those used last."""
-        opener = FORMATS[self._data.kind].open_masks
-        for shard in shards:
-            if shard not in self._files:
-                self._files[shard] = self._data.read(shard, opener, with_index=True)
-            self._files.move_to_end(shard)
-        while len(self._files) > max(_OPEN_FILES, len(shards)):
-            self._files.popitem(last=False)[1].close()
-
-    def _read_one(
-        self,
-        positions: Positions,
-        shards: Positions,
-        rows: Positions,
-        served: Served,
-        out: Pixels,
-        number: int,
-    ) -> ImageError | None:
-        position = int(positions[number])
-        index, file = self._data.index, self._data.file(position)
-        assert index is not None
-        mask = self._files[int(shards[number])].read_mask(int(rows[number]))
-        try:
-            if isinstance(mask, bytes):
-                height, width = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-                mask = masks.decode(mask, (height, width))
-            if self._check:
-                index.check_mask(position, mask, file)
-        except (ImageError, ValueError) as error:
-            if self._data.remote is not None:
-                return index.error(position, file, self._data.remote.damaged(int(shards[number])))
-            if isinstance(error, ImageError):
-                return type(error)(error.path, error.reason)
-            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
-        crops, mirrored = served
-        follow_mask(mask, crops[number], bool(mirrored[number]), out[number])
-        return None
 
 
 Floats: TypeAlias = npt.NDArray[np.float64]

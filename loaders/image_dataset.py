@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -13,19 +13,17 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from loaders.converting import Conversion
-from loaders.dataset import RAW, open_split
+from loaders.dataset import RAW, SplitData, open_split
 from loaders.fields import labels_of
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse
-from precache.errors import DatasetError, SampleError, SettingError, check_choice, shell_command
+from precache.errors import DatasetError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
 from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels, decode_jpeg
-from precache.pictures.reading import steadily
 from precache.recipe import Recipe
-from precache.storage import read_regular_part
 from precache.storage.urls import Url
 
 DECODES = ("pil", "tensor")
@@ -82,47 +80,45 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         **other: Any,
     ) -> None:
         refuse(other, ImageDataset, OF_IMAGES, {})
-        if recipe is not None and precache is None:
-            raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
-        check_given(path)
+        check_given(path, precache, recipe)
         assert path is not None
         check_choice("decode", decode, DECODES)
         for name, function in (("transform", transform), ("target_transform", target_transform)):
             if function is not None and not callable(function):
                 raise SettingError(f"{name} must be a function or None, got {function!r}")
-        self._data = self._tree = open_split(path, split)
+        self._data = data = open_split(path, split)
         self._conversion: Conversion | None = None
         if precache is not None:
-            self._conversion = Conversion(self._data, split, precache, recipe)
+            self._conversion = Conversion(data, split, precache, recipe)
         self._asked = 0
-        modes = (1, 3, 4) if self._data.dtype == np.uint8 else (1,)
-        if decode == "pil" and self._data.channels not in modes:
+        modes = (1, 3, 4) if data.dtype == np.uint8 else (1,)
+        if decode == "pil" and data.channels not in modes:
             raise SettingError(
-                f"decode 'pil': {path} holds {self._data.dtype} pictures of {self._data.channels} channels, "
+                f"decode 'pil': {path} holds {data.dtype} pictures of {data.channels} channels, "
                 f"which Pillow has no mode for; use 'tensor'"
             )
         self._split = split
         self._decode = decode
-        self._check = SampleCheck(self._data, "first-read")
+        # together, since other threads read where the shards take the tree's place
+        self._read_from = data, SampleCheck(data, "first-read")
         self._places: dict[int, Places] = {}  # of the shards read so far
         self.root = str(path) if isinstance(path, Url) else os.fspath(path)
-        self.classes = list(self._data.classes)
+        self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        ids = self._data.ids
-        self.ids = ids if ids.in_pieces else ids.values
+        self.ids = data.ids if data.ids.in_pieces else data.ids.values
         self.transform = transform
         self.target_transform = target_transform
 
     @cached_property
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
-        return self._tree.targets()
+        return self._data.targets()
 
     @cached_property
     def samples(self) -> list[tuple[str, Any]]:
         """(path, label) of each sample: of the file in a raw tree, or relative to a dataset's source."""
-        if self._tree.kind == RAW:
-            return list(zip(self._tree.files, self.targets, strict=True))
+        if self._data.kind == RAW:
+            return list(zip(self._data.files, self.targets, strict=True))
         return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
 
     @property
@@ -138,13 +134,12 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             position = range(len(self))[as_index(index)]
         except IndexError:
             raise IndexError(f"{self.root}: sample {index} of {len(self):,}") from None
-        if self._conversion is not None:
-            self._look(self._conversion)
-        picture = self._raw(position) if self._data.kind == RAW else self._stored(position)
+        data, check = self._look()
+        picture = self._raw(data.files[position]) if data.kind == RAW else self._stored(position, data, check)
         label: Any = int(self._data.labels[position])
         if self._data.index is not None and self._data.index.targets is not None:
             row = np.array([position])
-            label = labels_of(self._data.index.targets, row, len(self._data.classes))[0]
+            label = labels_of(self._data, row)[0]
         if self.transform is not None:
             picture = self.transform(picture)
         if self.target_transform is not None:
@@ -153,19 +148,19 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
 
     def __repr__(self) -> str:
         return (
-            f"<loaders.ImageDataset {self._tree.kind} {self.root}: {self._split}, {len(self):,} samples, "
+            f"<loaders.ImageDataset {self._data.kind} {self.root}: {self._split}, {len(self):,} samples, "
             f"{len(self.classes):,} classes>"
         )
 
-    def _look(self, conversion: Conversion) -> None:
-        """Read the shards in the place of the tree, once they are finished."""
-        if self._asked % _LOOK_SAMPLES == 0 and (stored := conversion.found()) is not None:
-            self._check = SampleCheck(stored, "first-read")
-            self._data, self._conversion = stored, None  # not before: other threads read, too
-        self._asked += 1
+    def _look(self) -> tuple[SplitData, SampleCheck]:
+        """What samples are read from: the shards in the place of the tree, once they are finished."""
+        if (conversion := self._conversion) is not None:
+            if self._asked % _LOOK_SAMPLES == 0 and (stored := conversion.found()) is not None:
+                self._read_from, self._conversion = (stored, SampleCheck(stored, "first-read")), None
+            self._asked += 1
+        return self._read_from
 
-    def _raw(self, position: int) -> Image.Image | torch.Tensor:
-        path = self._data.files[position]
+    def _raw(self, path: str) -> Image.Image | torch.Tensor:
         content = images.read_bytes(path)
         if self._decode == "pil":
             return images.decode(content, path)
@@ -174,57 +169,45 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             pixels = np.array(images.decode(content, path))
         return torch.from_numpy(pixels).permute(2, 0, 1)
 
-    def _stored(self, position: int) -> Image.Image | torch.Tensor:
-        pixels = self._pixels(position)
+    def _stored(self, position: int, data: SplitData, check: SampleCheck) -> Image.Image | torch.Tensor:
+        pixels = self._pixels(position, data, check)
         if self._decode == "tensor":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
-    def _pixels(self, position: int) -> Pixels:
+    def _pixels(self, position: int, data: SplitData, check: SampleCheck) -> Pixels:
         """Read and compare; uint8 [height, width, 3]."""
-        shard = int(self._data.locate(np.array([position]))[0][0])
+        (shard,), (row,) = (of.tolist() for of in data.locate(np.array([position])))
+
+        def read(path: Path) -> bytes | Pixels:
+            if shard not in self._places:
+                self._places[shard] = _find(shard, path, data, check)
+            sample = data.read_sample(position, path, self._places[shard][row])
+            check.compare(position, sample.data, sample.damage)
+            return sample.data
+
         # with its index where that is still to be read
-        data = self._data.read(shard, partial(self._read, position), with_index=shard not in self._places)
-        if isinstance(data, bytes):
-            return decode_jpeg(data, f"{self._data.files[shard]}: sample {self._data.ids[position]}")
-        shape = self._data.shapes_at(slice(position, position + 1))[0].tolist()
-        values: Pixels = data.view(self._data.dtype).reshape(*shape, self._data.channels)
+        content = data.read(shard, read, with_index=shard not in self._places)
+        if isinstance(content, bytes):
+            return decode_jpeg(content, f"{data.files[shard]}: sample {data.ids[position]}")
+        shape = data.shapes_at(slice(position, position + 1))[0].tolist()
+        values: Pixels = content.view(data.dtype).reshape(*shape, data.channels)
         return values
 
-    def _read(self, position: int, path: Path) -> bytes | Pixels:
-        """What is stored of a sample, compared, of its shard at `path`."""
-        (shard,), (row,) = self._data.locate(np.array([position]))
-        start, size = self._find(int(shard), path)[row].tolist()
-        try:
-            content = steadily(lambda: read_regular_part(path, start, size), str(path))
-            sample = FORMATS[self._data.kind].read_sample(content)
-        except ValueError as error:
-            raise self._error(position, f"not where its index says ({error})") from error
-        if sample.id not in (-1, self._data.ids[position]):
-            raise self._error(position, f"its index points to sample {sample.id}")
-        self._check.compare(position, sample.data, sample.damage)
-        return sample.data
 
-    def _find(self, shard: int, path: Path) -> Places:
-        """Where the samples of the shard lie; the first time its size is compared.
+def _find(shard: int, path: Path, data: SplitData, check: SampleCheck) -> Places:
+    """Where the samples of the shard at `path` lie; its size is compared.
 
-        Raises:
-            DatasetError: it is not as it was written, or its index names places that are not in it.
-        """
-        if shard not in self._places:
-            self._check.open_file(shard)
-            places = FORMATS[self._data.kind].find_samples(path)
-            samples, most = self._data.whole.shard_samples[shard], self._data.shard_bytes[shard]
-            if len(places) != samples or (places > most).any():
-                raise DatasetError(
-                    f"{self._data.files[shard]}: its index names {len(places):,} samples up to byte "
-                    f"{places.max(initial=0):,}, it has {samples:,} in {most:,} bytes; "
-                    f"run: {shell_command('precache verify', self._data.path)}"
-                )
-            self._places[shard] = places
-        return self._places[shard]
-
-    def _error(self, position: int, reason: str) -> SampleError:
-        assert self._data.index is not None
-        verify = shell_command("precache verify", self._data.path)
-        return self._data.index.error(position, self._data.file(position), f"{reason}; run: {verify}")
+    Raises:
+        DatasetError: it is not as it was written, or its index names places that are not in it.
+    """
+    check.open_file(shard)
+    places = FORMATS[data.kind].find_samples(path)
+    samples, most = data.whole.shard_samples[shard], data.shard_bytes[shard]
+    if len(places) != samples or (places > most).any():
+        raise DatasetError(
+            f"{data.files[shard]}: its index names {len(places):,} samples up to byte "
+            f"{places.max(initial=0):,}, it has {samples:,} in {most:,} bytes; "
+            f"run: {shell_command('precache verify', data.path)}"
+        )
+    return places

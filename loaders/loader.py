@@ -24,7 +24,7 @@ from loaders.converting import Converting
 from loaders.dataset import SplitData, served_size
 from loaders.deliver.threads import Ending, Prefetch, of_dead_worker
 from loaders.mixture import Mixture
-from loaders.order.order import Order
+from loaders.order import Order
 from loaders.settings import LoaderSpec
 from loaders.transfer import Pipeline, receive
 from precache.errors import SettingError, WorkerError, check_range, printable
@@ -96,14 +96,14 @@ class SplitDataset(Dataset[Any]):
         class_to_idx: class name -> label.
     """
 
-    def __init__(self, loader: "Loader", parts: Sequence[SplitData]) -> None:
+    def __init__(self, loader: "Loader") -> None:
         self.classes, self.class_to_idx = loader.classes, loader.class_to_idx
-        self._loader, self._parts = loader, parts
+        self._loader = loader
 
     @property
     def targets(self) -> list[Any]:
         """What each sample is labelled with, in stored order: an index, a number, or a list of them."""
-        return [target for part in self._parts for target in part.targets()]
+        return [target for part in self._loader._parts for target in part.targets()]
 
     @property
     def total_dataset_length(self) -> int:
@@ -111,7 +111,7 @@ class SplitDataset(Dataset[Any]):
         return 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        return sum(map(len, self._loader._parts))
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
@@ -122,10 +122,9 @@ class SplitDataset(Dataset[Any]):
 
     def __getitems__(self, asked: list[int]) -> Batch:
         """The batch that `RankBatchSampler` named."""
-        if not isinstance(asked, BatchPlace) or not asked.follows():
-            self[asked]  # raises
-            raise AssertionError
-        return self._loader.take(asked.place)
+        if isinstance(asked, BatchPlace) and asked.follows():
+            return self._loader.take(asked.place)
+        return self[asked]  # type: ignore[no-any-return]  # raises
 
 
 class BatchPlace(list[int]):
@@ -148,10 +147,8 @@ class BatchPlace(list[int]):
 class RankSampler(Sampler[int]):
     """The positions that this rank serves in the coming epoch; who sets its epoch sets the loader's."""
 
-    def __init__(self, loader: "Loader", order: Order, epoch: int) -> None:
-        self._loader = loader
-        self._order = order
-        self._epoch = epoch
+    def __init__(self, loader: "Loader", epoch: int) -> None:
+        self._loader, self._epoch = loader, epoch
 
     def set_epoch(self, epoch: int) -> None:
         """See `loaders.Loader.set_epoch`."""
@@ -159,11 +156,11 @@ class RankSampler(Sampler[int]):
         self._epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
-        for request in self._order.batches(self._epoch):
+        for request in self._loader._order.batches(self._epoch):
             yield from request.positions.tolist()
 
     def __len__(self) -> int:
-        return self._order.rank_samples()
+        return self._loader._order.rank_samples()
 
 
 class InStoredOrder(RankSampler, SequentialSampler):
@@ -173,12 +170,10 @@ class InStoredOrder(RankSampler, SequentialSampler):
 class RankBatchSampler:
     """Names the batches of one iteration of the loader, as torch's `BatchSampler` names samples."""
 
-    def __init__(self, loader: "Loader", sampler: RankSampler, order: Order) -> None:
+    def __init__(self, loader: "Loader", sampler: RankSampler) -> None:
         self.sampler = sampler
-        self.batch_size = order.batch_size
-        self.drop_last = order.last == "drop"
+        self.batch_size, self.drop_last = loader._order.batch_size, loader.drop_last
         self._loader = loader
-        self._order = order
 
     def set_epoch(self, epoch: int) -> None:
         """See `loaders.Loader.set_epoch`."""
@@ -189,7 +184,7 @@ class RankBatchSampler:
         batches = None
         iteration = self._loader.__iter__()
         while (place := iteration.next_place()) is not None:
-            batches = batches or self._order.batches(place[0])
+            batches = batches or self._loader._order.batches(place[0])
             yield BatchPlace(batches[place[1]].positions.tolist(), place, taken)
 
     def __len__(self) -> int:
@@ -291,7 +286,7 @@ class Loader(IterableDataset[Batch]):
     @property
     def dataset(self) -> SplitDataset:
         """The samples of the split: `len(loader.dataset)`, `loader.dataset.targets`."""
-        return SplitDataset(self, self._parts)
+        return SplitDataset(self)
 
     @property
     def sampler(self) -> RankSampler:
@@ -303,7 +298,7 @@ class Loader(IterableDataset[Batch]):
         """The batches of an iteration; Lightning calls its `sampler.set_epoch` ahead of each epoch."""
         epoch = self._coming if self._asked is None else self._asked.epoch
         kind = InStoredOrder if self._order.epochs.kind == "none" else RankSampler
-        return RankBatchSampler(self, kind(self, self._order, epoch), self._order)
+        return RankBatchSampler(self, kind(self, epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
@@ -346,9 +341,15 @@ class Loader(IterableDataset[Batch]):
             SettingError: no such sample is in the split.
         """
         try:
-            sample_id, number = index(sample_id), -1 if dataset is None else index(dataset)
+            sample_id = index(sample_id)
         except TypeError:
             raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
+        try:
+            number = -1 if dataset is None else index(dataset)
+        except TypeError:
+            raise SettingError(
+                f"dataset {dataset!r}: a dataset is an integer, one of batch.fields['dataset']"
+            ) from None
         if len(self._parts) > 1 and not 0 <= number < len(self._parts):
             raise SettingError(
                 f"{self._path}: ids are those of {len(self._parts)} datasets; name one with dataset=, of "

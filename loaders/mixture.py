@@ -9,6 +9,7 @@ those of the mixture begin, so that no sample comes again before all others of i
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -25,7 +26,7 @@ DATASET = "dataset"
 """The field that says which dataset a sample is of."""
 
 
-def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
+def unite_classes(parts: Sequence[SplitData]) -> list[SplitData]:
     """The parts with the classes of all, by name: those of the first, then what the next ones add.
 
     Raises:
@@ -42,12 +43,12 @@ def unite_classes(parts: Sequence[SplitData]) -> tuple[SplitData, ...]:
         raise SettingError(f"datasets of a mixture must have the same channels, got {kinds_of}")
     classes = tuple(dict.fromkeys(name for part in parts for name in part.classes))
     labels = {name: label for label, name in enumerate(classes)}
-    return tuple(
+    return [
         part
         if part.classes == classes
         else part.relabel(classes, np.array([labels[name] for name in part.classes]))
         for part in parts
-    )
+    ]
 
 
 def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[int, ...]:
@@ -76,21 +77,20 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
 
 
 class Mixture:
-    """The pipelines of several splits as one: served as one, see `loaders.loader.Source`."""
+    """The pipelines of several splits, `parts`, as one, see `loaders.loader.Source`."""
 
     def __init__(self, parts: Sequence[Pipeline]) -> None:
         sizes = {part.size for part in parts}
         self.lane = parts[0].lane
-        self.random_access = [part.random_access for part in parts]
         self.size = sizes.pop() if len(sizes) == 1 else None
-        self._parts = parts
+        self.parts = parts
         self._starts = np.cumsum([0, *(len(part.data) for part in parts)])
 
     def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
         """Yield one batch per request, each part's samples by its own pipeline."""
         starts = self._starts  # not `self`: a reader keeps what asks it, which would keep the reader
         whole: deque[list[tuple[int, Positions, Request]]] = deque()
-        waiting: list[deque[Request]] = [deque() for _ in self._parts]
+        waiting: list[deque[Request]] = [deque() for _ in self.parts]
 
         def pull() -> bool:
             request = next(requests, None)
@@ -108,7 +108,7 @@ class Mixture:
         with ExitStack() as at_end:
             streams = [
                 at_end.enter_context(closing(part.read(ask(number))))
-                for number, part in enumerate(self._parts)
+                for number, part in enumerate(self.parts)
             ]
             while whole or pull():
                 parts = whole.popleft()
@@ -116,7 +116,7 @@ class Mixture:
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
-        for part in self._parts:
+        for part in self.parts:
             part.close()
 
     def _merge(self, parts: list[tuple[int, Positions, Request, Batch]]) -> Batch:
@@ -126,9 +126,7 @@ class Mixture:
         if not found:
             parts[0][3].refused = refused
             return parts[0][3]
-        slots = [
-            slots[self._parts[number].kept(request, batch.refused)] for number, slots, request, batch in found
-        ]
+        slots = [np.delete(slots, [*batch.refused]) for _, slots, _, batch in found]
         batches = [batch for *_, batch in found]
         order = np.argsort(np.concatenate(slots))  # of what is served, among the parts' one behind the other
         rows = np.split(np.argsort(order), np.cumsum([len(part) for part in slots])[:-1])
@@ -155,10 +153,8 @@ def _split(request: Request, starts: Positions) -> list[tuple[int, Positions, Re
     parts = []
     for number in np.unique(numbers).tolist():
         slots = np.flatnonzero(numbers == number)
-        padding = int((slots >= len(numbers) - request.padding).sum())
-        before = None if request.occurrences is None else request.occurrences[slots]
-        positions = request.positions[slots] - starts[number]
-        parts.append((number, slots, Request(request.epoch, positions, padding, before)))
+        part = request.select(slots)
+        parts.append((number, slots, replace(part, positions=part.positions - starts[number])))
     return parts
 
 

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import SplitData
-from loaders.order.order import Epochs, MixedEpochs, Order, Weights
+from loaders.order import Epochs, Weights
 from loaders.settings import LoaderSpec, Sampling
 from precache.dataset.columns import Column
 from precache.errors import SettingError
@@ -151,18 +151,6 @@ def find_epochs(
         window_shards=data.window_shards(spec.reading.memory_bytes),
         chosen=None if rows is None else (rows, len(data.whole)),
         weights=weights,
-    )
-
-
-def find_order(spec: LoaderSpec, epochs: Epochs | MixedEpochs, nodes: int = 1) -> Order:
-    """What this rank serves of `epochs`; with `nodes` of shards of its node's own."""
-    return Order(
-        epochs=epochs,
-        batch_size=spec.batch_size,
-        last=spec.last,
-        rank=spec.rank,
-        world_size=spec.world_size,
-        nodes=nodes,
     )
 
 

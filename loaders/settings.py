@@ -25,6 +25,13 @@ CROP_RATIO = 0.875  # 224 of 256, as ImageNet is validated
 LEAST_CROP_RATIO = 0.01
 NORMALIZE_NAMES = ("dataset", "imagenet")
 MAX_VIEWS = 64
+_LEAST = {"workers": 0, "threads": 1, "memory_bytes": 1, "cache_bytes": 1}
+_CHOICES = {
+    "check": ("always", "first-read", "never"),
+    "cache": ("auto", "device", "none", "ram"),
+    "on_error": ("raise", "skip"),
+    "engine": ("local", "ray"),
+}
 DTYPES = (torch.uint8, torch.uint16, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -82,23 +89,17 @@ class Reading:
     engine: str = "local"
 
     def __post_init__(self) -> None:
-        if self.workers != "auto":
-            check_range("workers", self.workers, 0)
-        if self.threads != "auto":
-            check_range("threads", self.threads, 1)
-        check_choice("check", self.check, ("always", "first-read", "never"))
-        check_choice("cache", self.cache, ("auto", "device", "none", "ram"))
-        check_choice("on_error", self.on_error, ("raise", "skip"))
-        check_choice("engine", self.engine, ("local", "ray"))
+        for setting in fields(self):
+            name, value = setting.name, getattr(self, setting.name)
+            if name in _CHOICES:
+                check_choice(name, value, _CHOICES[name])
+            elif name in _LEAST and value != setting.default:
+                check_range(name, value, _LEAST[name])
         if self.engine == "ray" and self.workers in ("auto", 0):
             raise SettingError(
                 f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
                 f"this rank, as Reading(engine='ray', workers=16)"
             )
-        if self.memory_bytes is not None:
-            check_range("memory_bytes", self.memory_bytes, 1)
-        if self.cache_bytes is not None:
-            check_range("cache_bytes", self.cache_bytes, 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -389,7 +390,12 @@ def refuse(
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def check_given(path: object) -> None:
-    """SettingError for a `path` of None, which is a default only so that `refuse` speaks first of `root`."""
+def check_given(path: object, precache: object, recipe: object) -> None:
+    """SettingError for a `recipe` without a folder, or a `path` of None.
+
+    That is a default only so that `refuse` speaks first of `root`.
+    """
+    if recipe is not None and precache is None:
+        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
     if path is None:
         raise SettingError("path is missing; give a tree of pictures or what precache convert made of one")

@@ -5,22 +5,21 @@ augmentation, the normalising. The training's stream waits for an event, its thr
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from loaders.augment.choice import BatchFunction, CheckedFunction
+from loaders.augment.device import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
-from loaders.fields import Fields
+from loaders.fields import Fields, labels_of
 from loaders.settings import LoaderSpec, Normalize, numbers_of
-from precache.errors import ImageError, SettingError
+from precache.errors import SettingError
 
 # Mean and standard deviation of ImageNet's RGB values in 0-1, as torchvision's models expect them:
 # https://pytorch.org/vision/stable/models.html
@@ -81,29 +80,34 @@ class Pipeline:
 
     def send(self, request: Request, decoded: DecodedBatch) -> Batch:
         """Queue the work on `decoded`, which answers `request`."""
+        refused = dict(decoded.refused)
+        there = request.without(refused)
+        # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
+        images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
+        fields: dict[str, Any] = {}
         if self._fields is not None:
-            decoded = self._fields.describe(decoded, request)
-        if len(decoded.ids):
-            batch = self._prepare(decoded, request)
-            batch.ready = self.lane.mark()
-        else:  # nothing could be decoded: there is nothing to work on
-            images = decoded.images.view(self._stored).permute(0, 3, 1, 2)
-            batch = Batch(images, decoded.labels, decoded.ids, fields=decoded.fields)
-        batch.refused = decoded.refused
+            fields, damaged = self._fields.describe(there)
+            if damaged:
+                numbers = np.delete(np.arange(len(request.positions)), [*refused])
+                refused |= {int(numbers[number]): error for number, error in damaged.items()}
+                kept = np.isin(np.arange(len(numbers)), [*damaged], invert=True)
+                rows = np.flatnonzero(np.tile(kept, len(images) // len(kept)))  # of each view
+                images = images[upload(torch.from_numpy(rows), self.lane.device)]
+                there = request.without(refused)
+        batch = self._prepare(images.view(self._stored), there, fields)
+        batch.refused = refused
         return batch
 
-    def _prepare(self, decoded: DecodedBatch, request: Request) -> Batch:
-        # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
-        images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device).view(self._stored)
-        labels = upload(decoded.labels, self.lane.device)
-        padding, occurrences = None, request.occurrences
-        if request.padding or occurrences is not None:
-            kept = self.kept(request, decoded.refused)
-            occurrences = None if occurrences is None else occurrences[kept]
-            repeats = np.arange(len(kept)) >= len(kept) - request.padding
-            padding = torch.from_numpy(repeats[kept]) if request.padding else None
+    def _prepare(self, images: torch.Tensor, request: Request, fields: dict[str, Any]) -> Batch:
+        ids = torch.from_numpy(self.data.ids[request.positions])
+        labels = upload(labels_of(self.data, request.positions), self.lane.device)
+        if not len(ids):  # nothing could be decoded: there is nothing to work on
+            return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
+        padding = None
+        if request.padding:
+            padding = torch.arange(len(ids)) >= len(ids) - request.padding
         # cropped already, a view each, or pictures of which all are to be cropped
-        cropped = len(images) == self._views * len(decoded.ids)
+        cropped = len(images) == self._views * len(ids)
         parts = list(images.chunk(self._views)) if cropped else [images] * self._views
         views = []
         for view, part in enumerate(parts):
@@ -111,28 +115,25 @@ class Pipeline:
             if isinstance(self._late, CheckedFunction):
                 # a function of the caller's may change what it is given
                 given = part.clone() if view < self._views - 1 else part
-                pictures, labels = self._late.apply(given, decoded.ids, request.epoch, labels, view)
+                pictures, labels = self._late.apply(given, ids, request.epoch, labels, view)
             elif self._late is not None:
-                keys = draw_keys(decoded.ids.numpy(), view, occurrences)
+                keys = draw_keys(ids.numpy(), view, request.occurrences)
                 pictures = self._late(part, torch.from_numpy(keys), request.epoch)
             pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
             if self._scales is not None:
                 pictures = normalise(pictures, self._dtype, self._scales)
             views.append(pictures)
-        fields = decoded.fields
         if (masks := masks_in(fields)) is not None:
             fields = {**fields, MASK: upload(masks, self.lane.device)}
-        return Batch(views[0], labels, decoded.ids, padding, fields, views[1:])
+        batch = Batch(views[0], labels, ids, padding, fields, views[1:])
+        batch.ready = self.lane.mark()
+        return batch
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
         self._reader.close()
         if self._fields is not None:
             self._fields.close()
-
-    def kept(self, request: Request, refused: Mapping[int, ImageError]) -> npt.NDArray[np.bool_]:
-        """Bool [n]: which of the samples asked for are there."""
-        return ~np.isin(self.data.ids[request.positions], list(refused))
 
 
 def receive(batch: Batch, device: torch.device) -> Batch:

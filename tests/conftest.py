@@ -12,14 +12,14 @@ import pytest
 from precache import Recipe, convert
 from precache.example_data.sample_tree import make_sample
 from precache.formats import FORMATS
-from tests.cloud.fixtures import bucket, proxy, storage
+from tests.cloud.fixtures import bucket, storage
 
 # Several processes of tests, with workers each, share the CPUs: threads of torch that wait for each other on
 # busy ones take a hundred times as long as one alone. Torch reads this when it is imported, in programs too.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What a shell starts in the background ignores Ctrl-C, and so would all that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-__all__ = ["bucket", "proxy", "storage"]
+__all__ = ["bucket", "storage"]
 
 IMAGES, CLASSES, STORED_SIZE, ROWS_PER_SHARD = 70, 5, 48, 12
 RECTANGLE = (36, 60)

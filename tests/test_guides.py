@@ -78,10 +78,8 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     make_sample(tmp_path / "photos", images=64, classes=4)
     rows = [["image", "species", "fold", "width", "caption", "tags"]]
     for number, sample in enumerate(scan_tree(tmp_path / "photos").samples):
-        fold = "valid" if number % 4 == 0 else "train"
-        rows.append(
-            [sample.path, "heron" if number % 2 else "owl", fold, str(number), "at noon", "bird;water"]
-        )
+        species, fold = ("owl", "heron")[number % 2], "train" if number % 4 else "valid"
+        rows.append([sample.path, species, fold, str(number), "at noon", "bird;water"])
     with open(tmp_path / "labels.csv", "w", newline="") as file:
         csv.writer(file).writerows(rows)
     (tmp_path / "deep").mkdir()

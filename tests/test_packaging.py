@@ -69,19 +69,3 @@ def test_what_an_index_shows_has_no_dead_link(built: Path) -> None:
     assert "precache" in description
     links = re.findall(r"\]\(([^)]*)\)|(?:src|href)=\"([^\"]*)\"", description)
     assert all("".join(link).startswith(("https://", "#")) for link in links), links
-
-
-def test_an_editable_install_warns_of_nothing(tmp_path: Path) -> None:
-    """As `make` does it; setuptools warns in a box where it must guess where packages lie."""
-    pytest.importorskip("setuptools", minversion="77", reason="building needs setuptools 77")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
-    for package in ("precache", "loaders", "bench"):
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "__init__.py").touch()
-    build = "from setuptools import build_meta; build_meta.build_editable('.')"
-    built = subprocess.run(
-        [sys.executable, "-c", build], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert built.returncode == 0, built.stderr
-    assert "****" not in built.stdout + built.stderr

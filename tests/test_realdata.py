@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from bench.measure.candidates import choose_candidates
-from bench.measure.comparison import compare
-from bench.measure.settings import Settings
 from loaders import BACKENDS
 from precache import convert, open_dataset, verify
 from precache.sources.tree import scan_tree
@@ -76,12 +74,3 @@ def test_real_pictures_go_the_whole_way(tree: Path, tmp_path: Path) -> None:
         with build_loader(one.path, backend=one.backend, size=112, workers=2) as loader:
             served = [pair for b in loader for pair in zip(b.ids.tolist(), b.labels.tolist(), strict=True)]
         assert sorted(served) == everything, one
-
-
-def test_real_pictures_are_benchmarked(tree: Path) -> None:
-    settings = Settings(
-        trainer="emulated:400", batch_size=16, workers=2, size=112, warmup=1, batches=4, repeats=1
-    )
-    result = compare(choose_candidates([tree], ["pytorch", "synthetic"], tree), settings)
-    assert [row.backend for row in result.rows] == ["pytorch", "synthetic"]
-    assert all(row.together.median <= 400.5 for row in result.rows)

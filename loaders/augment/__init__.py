@@ -1,6 +1,6 @@
 """What is done to pictures on their way: `draw` says what (pure), `cpu` and `device` do it."""
 
-from loaders.augment.choice import NAMES, BatchFunction
+from loaders.augment.device import NAMES, BatchFunction
 from loaders.augment.draw import RandomAugmentation
 
 __all__ = ["NAMES", "BatchFunction", "RandomAugmentation"]

@@ -187,16 +187,15 @@ class Pool:
             EndingThread(_work, (self._tasks, gone), self._tasks, f"{name}_{number}", helps=True)
             for number in range(threads)
         ]
-        self._started = False
+        self._unstarted = deque(self._threads)
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> "Future[T]":
         """Have `function(*arguments)` called by one of the threads."""
         if self._threads[0].stopping:
             raise Ending("the threads have been ended")
-        if not self._started:
-            self._started = True
-            for thread in self._threads:
-                thread.start()
+        with suppress(IndexError):  # each is taken out by one of those who call this at a time
+            while self._unstarted:
+                self._unstarted.popleft().start()
         future: Future[T] = Future()
         self._tasks.put(_Task(future, function, arguments))
         return future

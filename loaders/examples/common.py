@@ -5,7 +5,7 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +18,30 @@ from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
 from loaders.deliver.devices import find_device
-from precache.errors import PrecacheError, SettingError
+from precache.errors import PrecacheError, SettingError, check_range
 
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")
 
 
-def main(name: str, description: str, train: Callable[..., int], arguments: list[str] | None) -> int:
+def main(
+    parser: argparse.ArgumentParser,
+    train: Callable[[argparse.Namespace, "Sigterm"], int],
+    arguments: list[str] | None = None,
+) -> int:
     """The exit code of `train(args, sigterm)`, with what `parser` makes of the command line."""
-    args = parser(name, description).parse_args(arguments)
+    args = parser.parse_args(arguments)
+
+    def checked() -> int:
+        find_device(args.device)
+        return train(args, sigterm)
+
     with Sigterm() as sigterm:
-        return run(name, lambda: train(args, sigterm))
+        return run(parser.prog.rpartition(".")[2], checked)
 
 
-def parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The options that every example takes; `name` is that of its file."""
+def parser(name: str, described: str) -> argparse.ArgumentParser:
+    """The options that every example takes; `name` is that of its file, and `described` its docstring."""
+    description = described.partition("\n")[0]
     made = argparse.ArgumentParser(f"python -m loaders.examples.{name}", description=description)
     add = made.add_argument
     add("path", help="a tree of class folders, or what 'precache convert' made of one, also at a URL")
@@ -39,52 +49,44 @@ def parser(name: str, description: str) -> argparse.ArgumentParser:
     add("--out", type=Path, default=Path("runs", name), help=f"folder of checkpoints (default: runs/{name})")
     add("--resume", action="store_true", help="go on from the checkpoint in OUT, or start if there is none")
     add("--model", default="resnet18", choices=MODELS, help="default: resnet18")
-    add("--epochs", type=_positive, default=10, help="default: 10")
-    add("--batch-size", type=_positive, default=64, help="of all ranks together (default: 64)")
-    add("--size", type=_positive, help="side of the pictures (default: 224, or what is stored if less)")
+    add("--epochs", type=int, default=10, help="default: 10")
+    add("--batch-size", type=int, default=64, help="of all ranks together (default: 64)")
+    add("--size", type=int, help="side of the pictures (default: 224, or what is stored if less)")
     add("--lr", type=float, default=0.05, help="the highest learning rate (default: 0.05)")
     add("--seed", type=int, default=0, help="of the order, the crops and the first weights (default: 0)")
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    add("--device", type=_device, default=found, help="cpu or cuda (default: cuda if it is there)")
+    add("--device", default=found, help="cpu or cuda (default: cuda if it is there)")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
     return made
 
 
-def _device(text: str) -> str:
-    try:
-        find_device(text)
-    except SettingError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return text
+def is_first() -> bool:
+    """Whether this process is the one that saves and reports."""
+    return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
-    return int(text)
-
-
-def build_loaders(
-    args: argparse.Namespace, ranks: int = 1, device: str | None = None, **settings: Any
-) -> tuple[loaders.Loader, loaders.Loader | None]:
+def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader, loaders.Loader | None]:
     """The loader of training and, where there is something to validate on, that of validation.
 
     Args:
-        args: as `parser` parsed them.
+        args: as `parser` parsed them; batches are served on `args.device`.
         ranks: that share a batch.
-        device: of the batches; default `args.device`.
-        settings: others of `loaders.build`, for both.
 
     Raises:
         SettingError: a value is wrong, a batch cannot be shared, or the classes of both are not the same.
         DatasetError, SourceError: there is no data at a path.
     """
+    check_range("--epochs", args.epochs, 1)
+    check_range("--batch-size", args.batch_size, 1)
     if args.batch_size % ranks:
         even = max(1, round(args.batch_size / ranks)) * ranks
         raise SettingError(f"--batch-size {args.batch_size} cannot be shared by {ranks} ranks; use {even}")
-    floats = loaders.Serving(dtype="float32")
-    settings = {"serving": floats, "device": device or args.device, "seed": args.seed, **settings}
-    settings["batch_size"] = args.batch_size // ranks
+    settings: dict[str, Any] = {
+        "batch_size": args.batch_size // ranks,
+        "serving": loaders.Serving(dtype="float32"),
+        "device": args.device,
+        "seed": args.seed,
+    }
     train = loaders.build(args.path, size=args.size, augment="train", **settings)
     settings |= {"size": train.size, "shuffle": False}
     try:
@@ -92,7 +94,7 @@ def build_loaders(
     except SettingError as error:
         if args.val:
             raise
-        if os.environ.get("RANK", "0") == "0":
+        if is_first():
             print(f"no validation: {args.path}: {error}; give --val, or convert with --splits", flush=True)
         return train, None
     if val.classes != train.classes:
@@ -106,8 +108,10 @@ def build_model(args: argparse.Namespace, loader: loaders.Loader) -> Any:
         raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
     torch.manual_seed(args.seed)
     if args.model == "resnet10":
-        return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
-    return torchvision.models.get_model(args.model, num_classes=len(loader.classes))
+        net = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
+    else:
+        net = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
+    return net.to(memory_format=torch.channels_last)
 
 
 def build_optimizer(net: torch.nn.Module, args: argparse.Namespace, batches: int) -> tuple[SGD, LambdaLR]:
@@ -148,13 +152,13 @@ class Sigterm:
     """Remembers SIGTERM. A second one changes nothing: what is being saved is saved whole."""
 
     def __enter__(self) -> "Sigterm":
-        self._flag, self._before = torch.tensor(0), signal.getsignal(signal.SIGTERM)
-        self.listen()
+        self._flag = torch.tensor(0)
+        self._before = self.listen()
         return self
 
-    def listen(self) -> None:
-        """Take it over from who else has set a handler meanwhile."""
-        signal.signal(signal.SIGTERM, lambda *_: self._flag.fill_(1))
+    def listen(self) -> Any:
+        """Take it over from who else has set a handler meanwhile, which is returned."""
+        return signal.signal(signal.SIGTERM, lambda *_: self._flag.fill_(1))
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGTERM, self._before)
@@ -212,15 +216,9 @@ def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | No
     return content
 
 
-def restore(
-    found: dict[str, Any] | None, path: Path, loader: loaders.Loader, parts: Mapping[str, Any]
-) -> None:
-    """Have all go on where `found`, read from `path`, was taken; SettingError names `path`."""
-    if found is None:
-        return
+def restore(loader: loaders.Loader, state: dict[str, Any], path: Path) -> None:
+    """Have it go on where `state`, read from `path`, was taken; SettingError names `path`."""
     try:
-        loader.load_state_dict(found["loader"])
+        loader.load_state_dict(state)
     except SettingError as error:
         raise SettingError(f"{path}: {error}, or give another --out") from None
-    for name, part in parts.items():
-        part.load_state_dict(found[name])

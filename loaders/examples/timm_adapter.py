@@ -16,6 +16,7 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import timm.data
@@ -42,14 +43,6 @@ OF_SINGLE_PICTURES = {
 """Arguments of `create_loader` that have no counterpart here -> how the script calls them."""
 
 
-class Split:
-    """What the script takes for a dataset: it hands it on to `create_loader`, and tells it the epoch."""
-
-    def __init__(self, path: str, split: str, seed: int) -> None:
-        self.path, self.split, self.seed = path, split, seed
-        self.set_epoch = lambda epoch: None  # the loader's, once it is built
-
-
 class Batches:
     """What the script asks of a loader: its length, batches on the device, `mixup_enabled`, `sampler`."""
 
@@ -70,13 +63,13 @@ class Batches:
             yield (images if self.erase is None else self.erase(images)), labels
 
 
-def create_dataset(name: str, root: str, split: str, **others: Any) -> Split:
-    """In the place of `timm.data.create_dataset`."""
-    return Split(root, split, others.get("seed", 0))
+def create_dataset(name: str, root: str, split: str, **others: Any) -> SimpleNamespace:
+    """In the place of `timm.data.create_dataset`; `set_epoch` is the loader's, once it is built."""
+    return SimpleNamespace(path=root, split=split, seed=others.get("seed", 0), set_epoch=lambda epoch: None)
 
 
 def create_loader(
-    dataset: Split,
+    dataset: SimpleNamespace,
     input_size: tuple[int, int, int],
     batch_size: int,
     is_training: bool = False,
@@ -129,16 +122,13 @@ def make_augmentation(
 
 def main() -> int:
     """Run the script that the command line names, with the rest of it; the exit code."""
-    script = Path(sys.argv[1] if len(sys.argv) > 1 else "train.py")
-    if not script.is_file():
-        print(
-            f"timm_adapter: error: {script}: no such file; give the path of timm's train.py", file=sys.stderr
-        )
-        return 2
-    del sys.argv[0]
     timm.data.create_dataset, timm.data.create_loader = create_dataset, create_loader
 
     def run_script() -> int:
+        script = Path(sys.argv[1] if len(sys.argv) > 1 else "train.py")
+        if not script.is_file():
+            raise SettingError(f"{script}: no such file; give the path of timm's train.py")
+        del sys.argv[0]
         runpy.run_path(str(script), run_name="__main__")
         return 0
 

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -64,76 +64,70 @@ def run_epoch(
     return figures | {"images_per_s": samples / (time.perf_counter() - started)}, state
 
 
-def make_step(optimizer: Any, schedule: Any, backward: Step = torch.Tensor.backward) -> Step:
-    """How `optimizer` learns, at the rate that `schedule` sets."""
-
-    def step(loss: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        backward(loss)
-        optimizer.step()
-        schedule.step()
-
-    return step
-
-
-def fit(
-    model: torch.nn.Module,
-    both: tuple[loaders.Loader, loaders.Loader | None],
-    parts: dict[str, Any],
-    step: Step,
-    args: argparse.Namespace,
-    sigterm: common.Sigterm,
-    *,
-    first: bool,
-) -> int:
-    """Train for the epochs that are left; 143 where SIGTERM ended it, and what was done is saved.
+class Training:
+    """What one rank trains: a model on a loader, and what its optimizer and schedule need to go on.
 
     Args:
-        both: the loaders of training and of validation.
-        parts: what is saved beside the state of the loader, by name.
-        step: as of `run_epoch`.
-        first: whether this rank saves and reports.
+        ranks: that share a batch.
+        prepare: gets the model, the optimizer and the loader; returns what takes their places.
+        backward: computes the gradients of a loss.
     """
-    training, validation = both
-    for epoch in range(training.state_dict()["epoch"], args.epochs):
-        figures, state = run_epoch(model, training, args, sigterm.came, step)
-        if first and figures:  # before the validation: who is ended there need not train again
-            states = {name: part.state_dict() for name, part in parts.items()}
-            more = {"name": args.model, "loader": state, "classes": training.classes}
-            common.save_checkpoint(args.out / "checkpoint.pt", states | more)
-        if validation is not None and not sigterm.came():
-            figures |= run_epoch(model, validation, args, sigterm.came)[0]
-        if sigterm.came():
-            return 143
-        if first:
-            common.report(epoch, figures, args.out if getattr(args, "tensorboard", False) else None)
-    return 0
+
+    def __init__(
+        self,
+        args: argparse.Namespace,
+        ranks: int,
+        prepare: Callable[..., tuple[Any, ...]],
+        backward: Step = torch.Tensor.backward,
+    ) -> None:
+        self.args, self.backward = args, backward
+        loader, self.validation = common.build_loaders(args, ranks)
+        net = common.build_model(args, loader).to(args.device)
+        optimizer, schedule = common.build_optimizer(net, args, len(loader))
+        self.model, self.optimizer, self.loader = prepare(net, optimizer, loader)
+        self.parts: dict[str, Any] = {"model": net, "optimizer": self.optimizer, "schedule": schedule}
+
+    def step(self, loss: torch.Tensor) -> None:
+        """Learn from the loss of a batch."""
+        self.optimizer.zero_grad()
+        self.backward(loss)
+        self.optimizer.step()
+        self.parts["schedule"].step()
+
+    def states(self, of_loader: dict[str, Any]) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        return {**parts, "name": self.args.model, "loader": of_loader, "classes": self.loader.classes}
+
+    def restore(self, states: dict[str, Any], path: Path) -> None:
+        """Go on where `states`, read from `path`, were taken."""
+        common.restore(self.loader, states["loader"], path)
+        for name, part in self.parts.items():
+            part.load_state_dict(states[name])
+
+    def fit(self, sigterm: common.Sigterm) -> int:
+        """Train for the epochs that are left; 143 where SIGTERM ended it, and what was done is saved."""
+        args, path, first = self.args, self.args.out / "checkpoint.pt", common.is_first()
+        found = [common.read_checkpoint(path, args) if first else None]
+        if dist.is_initialized():  # the first rank's disk may be the only one
+            dist.broadcast_object_list(found, device=torch.device("cpu"))
+        if found[0] is not None:
+            self.restore(found[0], path)
+        for epoch in range(self.loader.state_dict()["epoch"], args.epochs):
+            figures, state = run_epoch(self.model, self.loader, args, sigterm.came, self.step)
+            if first and figures:  # before the validation: who is ended there need not train again
+                common.save_checkpoint(path, self.states(state))
+            if self.validation is not None and not sigterm.came():
+                figures |= run_epoch(self.model, self.validation, args, sigterm.came)[0]
+            if sigterm.came():
+                return 143
+            if first:
+                common.report(epoch, figures, args.out if getattr(args, "tensorboard", False) else None)
+        return 0
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code."""
-    training, validation = common.build_loaders(args, dist.get_world_size())
-    net = common.build_model(args, training).to(args.device, memory_format=torch.channels_last)
-    model = torch.nn.parallel.DistributedDataParallel(net) if dist.get_world_size() > 1 else net
-    if args.compile:
-        model.compile()
-    optimizer, schedule = common.build_optimizer(net, args, len(training))
-    parts, first = {"model": net, "optimizer": optimizer, "schedule": schedule}, dist.get_rank() == 0
-    path = args.out / "checkpoint.pt"
-    found = [common.read_checkpoint(path, args) if first else None]
-    dist.broadcast_object_list(found, device=torch.device("cpu"))  # the first rank's disk may be the only one
-    common.restore(found[0], path, training, parts)
-    step = make_step(optimizer, schedule)
-    with training, validation or nullcontext():
-        return fit(model, (training, validation), parts, step, args, sigterm, first=first)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Train as the command line says; the exit code."""
-    parser = common.parser("train", "Train a ResNet on a folder of pictures with plain PyTorch.")
-    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
-    parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")
-    args = parser.parse_args(arguments)
     if args.device == "cuda":
         args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
     backend = "gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl"
@@ -142,8 +136,23 @@ def main(arguments: list[str] | None = None) -> int:
     else:
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    with common.Sigterm() as sigterm:
-        return common.run("train", lambda: train(args, sigterm))
+    ranks = dist.get_world_size()
+
+    def prepare(net: torch.nn.Module, *others: Any) -> tuple[Any, ...]:
+        return torch.nn.parallel.DistributedDataParallel(net) if ranks > 1 else net, *others
+
+    training = Training(args, ranks, prepare)
+    if args.compile:
+        training.model.compile()
+    return training.fit(sigterm)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train as the command line says; the exit code."""
+    parser = common.parser("train", __doc__)
+    parser.add_argument("--compile", action="store_true", help="compile the model with torch.compile")
+    parser.add_argument("--tensorboard", action="store_true", help="write what is printed to OUT, too")
+    return common.main(parser, train, arguments)
 
 
 if __name__ == "__main__":

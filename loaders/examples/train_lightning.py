@@ -10,6 +10,7 @@ import argparse
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,26 @@ from loaders.examples import common
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc]
-    """A ResNet, its loss and its loaders."""
+    """A ResNet, its loss and its loaders; saves when an epoch is trained, and on SIGTERM."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, args: argparse.Namespace, path: Path, sigterm: common.Sigterm) -> None:
         super().__init__()
-        self.args = args
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What `common.read_checkpoint` compares."""
-        checkpoint["name"] = self.args.model
+        self.args, self.path, self.sigterm = args, path, sigterm
+        self.served, self.started = 0, 0.0
 
     def setup(self, stage: str) -> None:
         """By each process, when all have found each other: only then a loader shares its epochs with them."""
-        device = str(self.trainer.strategy.root_device)
-        self.loaders = common.build_loaders(self.args, self.trainer.world_size, device)
-        self.net = common.build_model(self.args, self.loaders[0]).to(memory_format=torch.channels_last)
+        self.args.device = str(self.trainer.strategy.root_device)
+        self.training, self.validation = common.build_loaders(self.args, self.trainer.world_size)
+        self.net = common.build_model(self.args, self.training)
 
     def train_dataloader(self) -> Any:
         """Lightning saves and loads the state of a loader with its checkpoints."""
-        return self.loaders[0]
+        return self.training
 
     def val_dataloader(self) -> Any:
         """None where there is nothing to validate on."""
-        return self.loaders[1] or []
+        return self.validation or []
 
     def training_step(self, batch: Batch, number: int) -> torch.Tensor:
         """The loss."""
@@ -65,46 +63,42 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
 
     def configure_optimizers(self) -> Any:
         """SGD, whose rate falls as a cosine."""
-        optimizer, rate = common.build_optimizer(self, self.args, len(self.loaders[0]))
+        optimizer, rate = common.build_optimizer(self, self.args, len(self.training))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What `common.read_checkpoint` compares."""
+        checkpoint["name"] = self.args.model
 
-class Epochs(lightning.Callback):  # type: ignore[misc]
-    """Saves when an epoch is trained, and on SIGTERM; reports each epoch."""
-
-    def __init__(self, path: Path, sigterm: common.Sigterm) -> None:
-        self.path, self.sigterm = path, sigterm
-        self.served, self.started = 0, 0.0
-
-    def on_train_start(self, trainer: Any, module: Any) -> None:
+    def on_train_start(self) -> None:
         """Lightning's own answer to SIGTERM is a broadcast amidst whatever the ranks are doing."""
         self.sigterm.listen()
 
-    def on_train_batch_start(self, trainer: Any, module: Any, batch: Batch, number: int) -> None:
+    def on_train_batch_start(self, batch: Batch, number: int) -> None:
         """Start the clock with the first batch."""
         self.started = self.started or time.perf_counter()
 
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Batch, number: int) -> None:
+    def on_train_batch_end(self, outputs: Any, batch: Batch, number: int) -> None:
         """The state of the loader is in the checkpoint."""
-        self.served += len(batch.ids) * trainer.world_size
+        self.served += len(batch.ids) * self.trainer.world_size
         came = self.sigterm.came()
-        if came or number + 1 == trainer.num_training_batches:
-            trainer.save_checkpoint(self.path)
+        if came or number + 1 == self.trainer.num_training_batches:
+            self.trainer.save_checkpoint(self.path)
         if came:
             raise SystemExit(143)
 
-    def on_validation_batch_end(self, trainer: Any, *_: Any) -> None:
+    def on_validation_batch_end(self, *_: Any) -> None:
         """What was trained is saved already."""
         if self.sigterm.came():
             raise SystemExit(143)
 
-    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+    def on_train_epoch_end(self) -> None:
         """Lightning has validated by now."""
-        figures = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        figures = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
         if self.served:
             figures["images_per_s"] = self.served / (time.perf_counter() - self.started)
-        if trainer.is_global_zero:
-            common.report(trainer.current_epoch, figures)
+        if self.trainer.is_global_zero:
+            common.report(self.trainer.current_epoch, figures)
         self.served, self.started = 0, 0.0
 
 
@@ -118,21 +112,17 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
         max_epochs=args.epochs,
         precision="bf16-mixed" if args.bf16 else "32-true",
-        callbacks=[Epochs(path, sigterm)],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
     )
-    trainer.fit(Classifier(args), ckpt_path=None if found is None else path)
+    trainer.fit(Classifier(args, path, sigterm), ckpt_path=None if found is None else path)
     return 0
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train as the command line says; the exit code."""
-    return common.main("train_lightning", "Train a ResNet with Lightning.", train, arguments)
-
+main = partial(common.main, common.parser("train_lightning", __doc__), train)
 
 if __name__ == "__main__":
     sys.exit(main())

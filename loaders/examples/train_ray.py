@@ -20,60 +20,42 @@ from ray import train
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 from loaders.examples import common
-from loaders.examples.train import make_step, run_epoch
+from loaders.examples.train import Training, run_epoch
 from precache.errors import SettingError, check_range
 from precache.storage.urls import is_url
 
 
-class Worker:
-    """One of the processes that train."""
+def train_worker(settings: dict[str, Any]) -> None:
+    """What each of the processes that train does."""
+    args = argparse.Namespace(**{**settings, "device": str(get_device())})
+    ranks = train.get_context().get_world_size()
+    # on its device, in a DistributedDataParallel
+    training = Training(args, ranks, lambda net, *others: (prepare_model(net), *others))
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        context = train.get_context()
-        self.args, self.rank, args.device = args, context.get_world_rank(), str(get_device())
-        self.training, self.validation = common.build_loaders(args, context.get_world_size())
-        model = common.build_model(args, self.training).to(memory_format=torch.channels_last)
-        self.model = prepare_model(model)  # on its device, in a DistributedDataParallel
-        optimizer, schedule = common.build_optimizer(model, args, len(self.training))
-        self.step = make_step(optimizer, schedule)
-        self.parts = {"model": model, "optimizer": optimizer, "schedule": schedule, "loader": self.training}
-
-    def load(self) -> None:
-        """Go on from the latest checkpoint, if there is one."""
-        if (checkpoint := train.get_checkpoint()) is not None:
-            with checkpoint.as_directory() as folder:
-                states = torch.load(Path(folder) / "checkpoint.pt", map_location=get_device())
-            for name, part in self.parts.items():
-                part.load_state_dict(states[name])
-
-    def save(self, figures: dict[str, float]) -> None:
+    def save(figures: dict[str, float]) -> None:
         """Of all ranks at the same place, which is what the one checkpoint is of."""
         with tempfile.TemporaryDirectory() as folder:
             checkpoint = None
-            if self.rank == 0:
-                states = {name: part.state_dict() for name, part in self.parts.items()}
-                torch.save(states, Path(folder) / "checkpoint.pt")
+            if common.is_first():
+                torch.save(training.states(training.loader.state_dict()), Path(folder) / "checkpoint.pt")
                 checkpoint = train.Checkpoint.from_directory(folder)
             train.report(figures, checkpoint)  # waits for the other ranks
 
-    def save_at_times(self) -> bool:
-        """Asked behind each batch of training whether to end there."""
-        if self.training.state_dict()["served_batches"] % self.args.save_every == 0:
-            self.save({})
+    def save_at_times() -> bool:
+        if training.loader.state_dict()["served_batches"] % args.save_every == 0:
+            save({})
         return False
 
-
-def train_worker(settings: dict[str, Any]) -> None:
-    """What each worker does."""
-    worker = Worker(argparse.Namespace(**settings))
-    worker.load()
-    model, args = worker.model, worker.args
-    for epoch in range(worker.training.state_dict()["epoch"], args.epochs):
-        figures, _ = run_epoch(model, worker.training, args, worker.save_at_times, worker.step)
-        if worker.validation is not None:
-            figures |= run_epoch(model, worker.validation, args, lambda: False)[0]
-        worker.save(figures)
-        if worker.rank == 0:
+    if (found := train.get_checkpoint()) is not None:
+        with found.as_directory() as folder:
+            path = Path(folder) / "checkpoint.pt"
+            training.restore(torch.load(path, map_location="cpu"), path)
+    for epoch in range(training.loader.state_dict()["epoch"], args.epochs):
+        figures, _ = run_epoch(training.model, training.loader, args, save_at_times, training.step)
+        if training.validation is not None:
+            figures |= run_epoch(training.model, training.validation, args, lambda: False)[0]
+        save(figures)
+        if common.is_first():
             common.report(epoch, figures)
 
 
@@ -87,13 +69,12 @@ def run(args: argparse.Namespace) -> int:
     folder = args.out.resolve()
     if folder.exists() and not args.resume:
         raise SettingError(f"{args.out}: is there already; add --resume to go on, or give another --out")
-    for loader in common.build_loaders(args, args.workers, "cpu"):
-        if loader is not None:  # what is wrong is said here, and not by each worker after each restart
-            loader.close()
+    uses_gpu, args.device = args.device != "cpu", "cpu"  # workers find their own
+    common.build_loaders(args, args.workers)  # what is wrong is said here, and not after each restart
     trainer = TorchTrainer(
         train_worker,
         train_loop_config=vars(args),
-        scaling_config=train.ScalingConfig(num_workers=args.workers, use_gpu=args.device != "cpu"),
+        scaling_config=train.ScalingConfig(num_workers=args.workers, use_gpu=uses_gpu),
         run_config=train.RunConfig(
             name=folder.name,  # Ray goes on with the run of this name in this folder
             storage_path=str(folder.parent),
@@ -107,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
-    parser = common.parser("train_ray", "Train a ResNet on a folder of pictures with Ray Train.")
+    parser = common.parser("train_ray", __doc__)
     add = parser.add_argument
     add("--workers", type=int, default=2, help="processes, with --device cuda a GPU each (default: 2)")
     add("--save-every", type=int, default=100, help="batches to a checkpoint (default: 100)")

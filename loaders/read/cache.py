@@ -50,7 +50,7 @@ _AUTO_SHARE = 0.5  # of the free memory is what 'auto' takes
 _LEAST_SHARE = 0.1  # of a split; of less 'auto' keeps nothing
 _VERSION = 2  # of what lies in shared memory
 _LOGGER = logging.getLogger(__name__)
-_MOST_IDLE = 256  # batches, one after another, that the reader has no part in; then it is let go
+_MOST_IDLE = 256  # batches on their way that the reader has no part in; of more it is let go
 OpenReader = Callable[[Crops], Reader]
 """Opens the backend's reader, which serves the part of stored pictures that it is told."""
 Starts: TypeAlias = Sequence[int] | Positions
@@ -170,7 +170,7 @@ class DevicePictures:
     def __init__(self, data: SplitData, images: torch.Tensor) -> None:
         self.device, self.count = images.device, len(images)
         self.known = np.zeros(len(data), np.bool_)
-        self._data, self._images = data, images
+        self._images = images
 
     def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
         """As of `HostPictures`."""
@@ -185,8 +185,7 @@ class DevicePictures:
                 served = torch.empty(shape, dtype=torch.uint8, device=self.device)
                 served[self._upload(slots)] = images
                 served[self._upload(others)] = self._images[self._upload(positions[others])]
-        labels, ids = self._data.labels[positions], self._data.ids[positions]
-        return DecodedBatch(served, torch.from_numpy(labels), torch.from_numpy(ids))
+        return DecodedBatch(served)
 
     def close(self) -> None:
         """Free the memory."""
@@ -351,27 +350,30 @@ class CachedReader:
                 yield self._serve(request)
 
     def _read_some(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """`first`, and what follows until the reader has nothing to do for long."""
+        """`first`, and what follows until the reader has little to do."""
         waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
         coming = np.zeros(len(self._data), np.bool_)  # by then known, as an earlier request asks for them
 
+        idle = 0  # of those that wait
+
         def ask() -> Iterator[Request]:
-            idle = 0
+            nonlocal idle
             for request in chain([first], requests):
                 slots = self._lacking(request)
                 slots = slots[~coming[request.positions[slots]]]
                 waiting.append((request, slots))
-                idle = 0 if len(slots) else idle + 1
+                idle += not len(slots)
                 if len(slots):
                     asked = request.positions[slots]
                     coming[asked[asked < self._kept.count]] = True
-                    yield request if len(asked) == len(request.positions) else request.select(slots.tolist())
-                elif idle >= _MOST_IDLE:  # it would look further and further ahead
+                    yield request if len(asked) == len(request.positions) else request.select(slots)
+                elif idle >= _MOST_IDLE:  # it would look further and further ahead, for epochs
                     return
 
         with closing(self._reader.read(ask())) as decoded:  # type: ignore[type-var]
             for batch in decoded:
                 while not len(waiting[0][1]):
+                    idle -= 1
                     yield self._serve(waiting.popleft()[0])
                 yield self._take_in(*waiting.popleft(), batch)
         while waiting:
@@ -394,10 +396,10 @@ class CachedReader:
 
     def _take_in(self, request: Request, slots: Positions, batch: DecodedBatch) -> DecodedBatch:
         """Keep what the reader made of some slots of a batch, and serve all of it."""
-        for sample_id, error in batch.refused.items():  # without what the error's traceback holds
-            self._refused[sample_id] = type(error)(error.path, error.reason)
-        there = ~np.isin(self._data.ids[request.positions[slots]], list(batch.refused))
-        slots = slots[there]  # also one that was refused meanwhile: `images` has it
+        asked = self._data.ids[request.positions[slots]]
+        for number, error in batch.refused.items():  # without what the error's traceback holds
+            self._refused[int(asked[number])] = type(error)(error.path, error.reason)
+        slots = np.delete(slots, [*batch.refused])  # left: also one refused meanwhile, `images` has it
         images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
         return self._serve(request, slots, images)
 
@@ -410,6 +412,9 @@ class CachedReader:
         refused[slots] = False
         left = np.flatnonzero(~refused)
         slots = np.searchsorted(left, slots)
-        served = self._kept.serve(request.select(left.tolist()), slots, images)
-        errors = [(i, self._refused[i]) for i in self._data.ids[request.positions[refused]].tolist()]
-        return replace(served, refused={i: type(error)(error.path, error.reason) for i, error in errors})
+        served = self._kept.serve(request.select(left), slots, images)
+        ids = self._data.ids[request.positions]
+        errors = {number: self._refused[int(ids[number])] for number in np.flatnonzero(refused).tolist()}
+        return replace(
+            served, refused={n: type(error)(error.path, error.reason) for n, error in errors.items()}
+        )

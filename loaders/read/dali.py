@@ -58,7 +58,7 @@ class _Asked:
 
     Attributes:
         inputs: by its number, what the pipeline takes for a picture: what is decoded, and its `_Box`.
-        refused: why the others were kept from it, by their ids.
+        refused: why the others were kept from it, by their numbers.
     """
 
     request: Request
@@ -119,12 +119,10 @@ class DaliReader:
 
     def _serve(self, pictures: torch.Tensor | None, batch: _Asked) -> DecodedBatch:
         """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
-        positions = batch.request.positions[[*batch.inputs]]
         if pictures is None:
             shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
             pictures = torch.empty(shape, dtype=torch.uint8)
-        labels, ids = self._data.labels[positions], self._data.ids[positions]
-        return DecodedBatch(pictures, torch.from_numpy(labels), torch.from_numpy(ids), batch.refused)
+        return DecodedBatch(pictures, batch.refused)
 
     def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn, types
@@ -200,11 +198,11 @@ class DaliReader:
         found = map(self._input, pictures) if self._trusted else self._encoded.pool.map(self._input, pictures)
         for slot, one in enumerate(found):
             if isinstance(one, ImageError):
-                self._refuse(batch, slot, one)
+                batch.refused[slot] = one
             else:
                 inputs[slot] = one
         shapes = np.array([shape for _, shape in inputs.values()], np.int64).reshape(-1, 2)
-        boxes = self._boxes(request.select([*inputs]), shapes)
+        boxes = self._boxes(request.select(np.array([*inputs], np.int64)), shapes)
         for (slot, (content, _)), box in zip(inputs.items(), boxes, strict=True):
             batch.inputs[slot] = (content, *box)
         return batch
@@ -225,10 +223,6 @@ class DaliReader:
             return pixels
         content = b"P6 %d %d 255\n" % picture.shape[::-1] + pixels.tobytes()  # PPM: DALI reads it as it is
         return np.frombuffer(content, np.uint8), picture.shape
-
-    def _refuse(self, batch: _Asked, slot: int, why: ImageError) -> None:
-        batch.inputs.pop(slot, None)
-        batch.refused[int(self._data.ids[batch.request.positions[slot]])] = why
 
     def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[_Box]:
         """Of each picture, of these heights and widths: the box of each view, one behind the other."""
@@ -258,7 +252,8 @@ class DaliReader:
             decoded = self._encoded.pool.map(Encoded.try_decode, [batch.pictures[s] for s in slots])
             for slot, pixels in zip(slots, decoded, strict=True):
                 if isinstance(pixels, ImageError):
-                    self._refuse(batch, slot, pixels)
+                    del batch.inputs[slot]
+                    batch.refused[slot] = pixels
                     self._refused.add(batch.pictures[slot].path)
                     dropped += 1
         if not dropped:

@@ -87,7 +87,8 @@ class Encoded:
             orientation = jpeg.orientation(self.data)
         except Exception:  # `images.decode` says what is wrong with it
             return False
-        if sorted(sides) != sorted(self.shape):  # then `decode` says so
+        upright = sides if orientation < 5 else sides[::-1]  # from there on EXIF turns it on its side
+        if tuple(upright) != self.shape:  # then `decode` says so
             return False
         return orientation == 1 or (turned and orientation > 0 and jpeg.XMP not in self.data)
 
@@ -245,7 +246,9 @@ class EncodedShards:
             del self._places[next(iter(self._places))]
         with self._data.held(index, with_index=True) as path:
             self.check.open_file(index)
-            places = FORMATS[self._data.kind].find_samples(path)
+            # of a part of a shard, too: its index is that of the shard
+            whole = path.with_name(Path(self._data.whole.files[index]).name)
+            places = FORMATS[self._data.kind].find_samples(whole)
         if len(places) != self._data.whole.shard_samples[index]:
             raise ValueError("an index of other samples")
         return places

@@ -167,7 +167,6 @@ class _Filling:
     """
 
     pictures: Pictures
-    ids: npt.NDArray[np.int64]
     boxes: list[Any]
     mirrored: list[bool]
     images: torch.Tensor
@@ -255,7 +254,7 @@ class BatchFiller:
         slots, most = range(len(ids)), _COPIED if pictures.in_memory else 1
         size = max(1, min(most, len(ids) // self._threads))
         parts = [slots[start : start + size] for start in slots[::size]]
-        filling = _Filling(pictures, ids, boxes.tolist(), mirrored.tolist(), images, places, iter(parts))
+        filling = _Filling(pictures, boxes.tolist(), mirrored.tolist(), images, places, iter(parts))
         for _ in range(min(self._threads, len(parts)) - 1):
             filling.helpers.append(self._pool.submit(self._fill_some, filling))
         return filling
@@ -295,19 +294,15 @@ class BatchFiller:
             _stop_filling(filling)
         for helper in filling.helpers:
             helper.result()
-        images, ids = filling.images, filling.ids
-        labels = self._data.labels[filling.pictures.request.positions]
-        refused = {}
+        images = filling.images
         if errors := filling.errors:
-            kept = np.array([slot not in errors for slot in range(len(ids))])
-            refused = {int(ids[slot]): errors[slot] for slot in sorted(errors)}
-            labels, ids = labels[kept], ids[kept]
+            kept = np.array([slot not in errors for slot in range(len(filling.boxes) // self._crops.views)])
             if isinstance(filling.places, np.ndarray):
                 images = images[torch.from_numpy(np.tile(kept, self._crops.views))]
             else:
                 left = [place.ravel() for place, whole in zip(filling.places, kept, strict=True) if whole]
                 images = torch.from_numpy(np.concatenate([images.numpy()[:0], *left]))
-        return DecodedBatch(images, torch.from_numpy(labels), torch.from_numpy(ids), refused)
+        return DecodedBatch(images, {slot: errors[slot] for slot in sorted(errors)})
 
     def _fill_some(self, filling: _Filling) -> None:
         for part in filling.parts:
@@ -325,7 +320,7 @@ class BatchFiller:
             for slot, wrong in filling.pictures.compare(pictures).items():
                 del pictures[slot]
                 filling.errors[slot] = wrong
-        for view in range(0, len(filling.boxes), len(filling.ids)):
+        for view in range(0, len(filling.boxes), len(filling.pictures.request.positions)):
             rows = [view + slot for slot in pictures]
             places = filling.places[view + part.start : view + part.stop]
             if len(rows) < len(part):

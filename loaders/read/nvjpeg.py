@@ -163,15 +163,7 @@ class NvjpegReader:
                 ready = lane.mark()
         finally:
             self._lanes.put(lane)
-        ids = self._data.ids[request.positions]
-        kept = np.array([slot not in refused for slot in range(len(ids))], bool)
-        return DecodedBatch(
-            served,
-            torch.from_numpy(self._data.labels[request.positions[kept]]),
-            torch.from_numpy(ids[kept]),
-            {int(ids[slot]): error for slot, error in refused.items()},
-            ready,
-        )
+        return DecodedBatch(served, refused, ready)
 
     def _decode(
         self, lane: Lane, encoded: list[Encoded], refused: dict[int, ImageError]
@@ -215,7 +207,7 @@ class NvjpegReader:
         """What is served of `pictures`, by number: `images` of a DecodedBatch."""
         slots, size = sorted(pictures), self._crops.size
         shapes = np.array([pictures[slot].shape[1:] for slot in slots], np.int64).reshape(-1, 2)
-        request = request.select(slots)
+        request = request.select(np.array(slots, np.int64))
         ids = self._data.ids[request.positions]
         boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
         shape = (0,) if size is None else (0, *sides(size), self._data.channels)

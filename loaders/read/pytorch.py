@@ -77,7 +77,6 @@ class ProcessesReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        self._views = crops.views
         self._buffers: SharedBuffers | None = None
         if multiprocessing.get_start_method() == "fork" and crops.size is not None:
             buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
@@ -112,7 +111,7 @@ class ProcessesReader:
     def _received(self, buffer: int | None, batch: DecodedBatch) -> DecodedBatch:
         if buffer is None or self._buffers is None:
             return batch
-        images = self._buffers.serve(buffer, len(batch.ids) * self._views)
+        images = self._buffers.serve(buffer, len(batch.images))
         return batch if batch.refused else replace(batch, images=images)
 
     def _start(self) -> Iterator[Any]:
@@ -214,7 +213,7 @@ class _RawTree(Dataset[Any]):
         return len(self._data.ids)
 
     def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[int | None, Any]:
-        """The number of the buffer that was given, and a DecodedBatch, whose images are there if it is whole.
+        """The number of the buffer that was given, and a DecodedBatch; its images lie there if it is whole.
 
         A SourceError instead of a batch: raising it here would fold in a traceback.
         """
@@ -227,7 +226,7 @@ class _RawTree(Dataset[Any]):
             return buffer, error
         if memory is None or batch.refused:
             return buffer, batch
-        return buffer, replace(batch, images=torch.empty(0, dtype=torch.uint8))
+        return buffer, replace(batch, images=torch.empty((len(batch.images), 0), dtype=torch.uint8))
 
 
 def _as_is(batch: Any) -> Any:

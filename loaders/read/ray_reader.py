@@ -37,7 +37,7 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
-"""`images` and `refused` of a DecodedBatch; what else it has, the one who asked knows."""
+"""`images` and `refused` of a DecodedBatch."""
 NOTHING = Request(0, np.empty(0, np.int64))
 _MOST_OPEN = 4  # jobs of a process: those of loaders that are gone end when others come
 
@@ -122,7 +122,7 @@ class _Opened:
         if self._batches is None:
             self._batches = self._reader.read(iter(self._asked.popleft, None))
         try:
-            return next(batch for batch in self._batches if len(batch.ids) or batch.refused)
+            return next(batch for batch in self._batches if len(batch.images) or batch.refused)
         except BaseException:
             self._leave()
             raise
@@ -308,10 +308,7 @@ class RayReader:
         if self._buffers is not None:
             images = self._buffers.take(len(pixels))
         np.copyto(images.numpy(), pixels)
-        positions = one.request.positions
-        kept = positions[~np.isin(self._data.ids[positions], list(refused))]
-        labels, ids = torch.from_numpy(self._data.labels[kept]), torch.from_numpy(self._data.ids[kept])
-        return DecodedBatch(images, labels, ids, refused)
+        return DecodedBatch(images, refused)
 
 
 def _for_task(backend: str, spec: LoaderSpec) -> LoaderSpec:

@@ -43,11 +43,7 @@ class SyntheticReader:
                 noise = noise.flatten()[
                     : int(self._data.shapes_at(request.positions).prod(axis=1).sum()) * self._data.pixel_bytes
                 ]
-            yield DecodedBatch(
-                noise,
-                torch.from_numpy(self._data.labels[request.positions]),
-                torch.from_numpy(self._data.ids[request.positions]),
-            )
+            yield DecodedBatch(noise)
 
     def close(self) -> None:
         """Nothing to free."""

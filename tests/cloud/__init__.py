@@ -1,1 +1,1 @@
-"""An object storage on loopback, and a proxy before it that does what networks and storages do."""
+"""Object storages and a Hub on loopback, which do what networks and storages do."""

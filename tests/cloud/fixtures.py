@@ -31,8 +31,3 @@ def bucket(storage: Storage) -> Url:
     url = Url(f"s3://bucket-{next(_numbers)}")
     storage.buckets.add(url.name)
     return url
-
-
-@pytest.fixture
-def proxy(storage: Storage) -> Storage:
-    return storage

@@ -29,17 +29,13 @@ def simulated(schedule: str, devices: int = 2) -> Iterator[World]:
     new = World(SCHEDULES[schedule], devices)
     before = set(threading.enumerate())
     memory.forget()
-    streams.enter(new)
-    try:
-        with ExitStack() as stack:
-            for patch in _patches(devices):
-                stack.enter_context(patch)
-            yield new
-            gc.collect()
-            for thread in set(threading.enumerate()) - before:  # of loaders that were thrown away
-                thread.join(10)
-    finally:
-        streams.leave()
+    with streams.entered(new), ExitStack() as stack:
+        for patch in _patches(devices):
+            stack.enter_context(patch)
+        yield new
+        gc.collect()
+        for thread in set(threading.enumerate()) - before:  # of loaders that were thrown away
+            thread.join(10)
 
 
 def _patches(devices: int) -> list[Any]:
@@ -50,7 +46,7 @@ def _patches(devices: int) -> list[Any]:
         "set_device": streams.set_device,
         "Stream": streams.Stream,
         "Event": streams.Event,
-        "stream": streams.StreamContext,
+        "stream": streams.on_stream,
         "current_stream": current_stream,
         "synchronize": streams.synchronize,
         "mem_get_info": lambda device=None: (2**34, 2**34),

@@ -4,9 +4,9 @@ https://docs.nvidia.com/cuda/cuda-c-programming-guide/#asynchronous-concurrent-e
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -58,17 +58,17 @@ def world() -> World:
     return _worlds[-1]
 
 
-def enter(new: World) -> None:
-    """Make it the one that is simulated."""
+@contextmanager
+def entered(new: World) -> Iterator[None]:
+    """Have it simulated until the end of the block."""
     _worlds.append(new)
-    for index in range(new.devices):
-        new.defaults[index] = Stream(torch.device("cuda", index))
-    new.used.clear()
-
-
-def leave() -> None:
-    """Forget it."""
-    _worlds.pop()
+    try:
+        for index in range(new.devices):
+            new.defaults[index] = Stream(torch.device("cuda", index))
+        new.used.clear()
+        yield
+    finally:
+        _worlds.pop()
 
 
 def index_of(device: "torch.device | str | int | None") -> int:
@@ -120,9 +120,6 @@ class Stream:
         if event.at is not None:
             stream, position = event.at
             self.put(lambda: stream.run(position))
-
-    def wait_stream(self, stream: "Stream") -> None:
-        self.wait_event(stream.record_event())
 
     def record_event(self, event: "Event | None" = None) -> "Event":
         event = event or Event()
@@ -179,26 +176,18 @@ def synchronize(device: Any = None) -> None:
             stream.run(len(stream.queue))
 
 
-class StreamContext:
+@contextmanager
+def on_stream(stream: Stream | None) -> Iterator[None]:
     """As torch.cuda.stream: of this thread, the current stream of its device, and that the current device."""
-
-    def __init__(self, stream: Stream | None) -> None:
-        self._stream = stream
-
-    def __enter__(self) -> None:
-        if self._stream is not None:
-            index = self._stream.device.index
-            self._before = current_device(), current_stream(index)
-            set_device(index)
-            world().local.streams[index] = self._stream
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._stream is not None:
-            device, stream = self._before
-            world().local.streams[self._stream.device.index] = stream
-            set_device(device)
+    if stream is None:
+        yield
+        return
+    index = stream.device.index
+    before = current_device(), current_stream(index)
+    set_device(index)
+    world().local.streams[index] = stream
+    try:
+        yield
+    finally:
+        device, world().local.streams[index] = before
+        set_device(device)

@@ -3,7 +3,6 @@
 import itertools
 import weakref
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,15 +35,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "shards-jitter": ("shards", {**FLOAT, **JITTER}),
     "shards-views": ("shards", {**FLOAT, **TRAIN, "views": 2}),
     "shards-half": ("shards", {"dtype": torch.bfloat16}),
-    "shards-window": ("shards", {**FLOAT, "shuffle": "window"}),
     "shards-pad": ("shards", {**FLOAT, "last": "pad", "rank": 1, "world_size": 3}),
-    "shards-drop": ("shards", {**FLOAT, "last": "drop"}),
     "cache-on-the-device": ("shards", {"cache": "device"}),
     "cache-on-the-device-float": ("shards", {"cache": "device", **FLOAT}),
     "cache-on-the-device-train": ("shards", {"cache": "device", **FLOAT, **TRAIN}),
     "cache-in-main-memory-train": ("shards", {"cache": "ram", **FLOAT, **TRAIN}),
     "webdataset-float": ("webdataset", FLOAT),
     "pytorch-float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
+    "mixture": ("both", {"shares": (2, 1), "views": 2, **FLOAT, **TRAIN}),
     "synthetic-float": ("shards", {"backend": "synthetic", **FLOAT}),
     "nvjpeg-uint8": ("webdataset", {"backend": "nvjpeg", "workers": 3}),
     "nvjpeg-float": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT}),
@@ -67,7 +65,7 @@ EACH_PATH = [case if case in SOME else pytest.param(case, marks=pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """22 pictures, two whole batches of eight and a short one: each operation is slow here."""
     root = tmp_path_factory.mktemp("small")
     make_sample(root / "raw", images=22, classes=3, seed=2, like="caltech", workers=0)
@@ -78,7 +76,8 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         masked = SourceOptions(mask=str(trees.masks))
         convert(trees.photos, root / f"masked-{name}", recipe, workers=0, options=masked)
         spoil_a_mask(root / f"masked-{name}")
-    return {path.name: path for path in root.iterdir()}
+    both = [root / "shards", root / "webdataset"]
+    return {**{path.name: path for path in root.iterdir()}, "both": both}
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +130,7 @@ def same(one: Parts, other: Parts) -> list[bool]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path]) -> None:
+def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Any]) -> None:
     kind, settings = CASES[case]
     due: Parts = []
     for schedule in SCHEDULES:
@@ -149,7 +148,7 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Path])
 
 @pytest.mark.parametrize("case", ["cache-on-the-device-train", "nvjpeg-cache-on-the-device"])
 def test_a_share_on_the_device_is_right_whatever_is_late(
-    case: str, paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    case: str, paths: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     kind, settings = CASES[case]
     for schedule in SCHEDULES:
@@ -160,31 +159,13 @@ def test_a_share_on_the_device_is_right_whatever_is_late(
     assert "cache 'device' keeps 11 of 22 samples" in caplog.text
 
 
-def test_a_device_without_room_is_refused(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    with simulated("at once"):
-        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device=None: (1_000, 2**34))
-        with pytest.raises(SettingError, match=r"no room on cuda:0, .*; use cache"):
-            build_loader(paths["shards"], device="cuda", cache="device")
-
-
-def test_a_mixture_is_right_whatever_is_late(paths: dict[str, Path]) -> None:
-    """Batches of two loaders' work on one stream, put together there."""
-    due: Parts = []
-    for schedule in SCHEDULES:
-        with simulated(schedule):
-            both = [paths["shards"], paths["webdataset"]]
-            found = serve(both, shares=(2, 1), views=2, **FLOAT, **TRAIN)
-        due = due or found
-        assert all(same(due, found)), schedule
-
-
 @pytest.mark.parametrize(
     "schedules", [("loader late", "all late"), pytest.param(tuple(SCHEDULES), marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize("how", ["break", "close"])
 @pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "nvjpeg-float"])
 def test_what_is_left_midway_spoils_nothing(
-    case: str, how: str, schedules: tuple[str, ...], paths: dict[str, Path]
+    case: str, how: str, schedules: tuple[str, ...], paths: dict[str, Any]
 ) -> None:
     """Memory of what was on its way is lent again, to loaders and to the training."""
     kind, settings = CASES[case]
@@ -214,7 +195,7 @@ def test_what_is_left_midway_spoils_nothing(
 
 
 @pytest.mark.parametrize("case", EACH_PATH)
-def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: dict[str, Path]) -> None:
+def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: dict[str, Any]) -> None:
     """That is for nvJPEG, which writes where the stream may still read; the others wait for nothing."""
     kind, settings = CASES[case]
     most = 1 if settings.get("backend") == "nvjpeg" else 0
@@ -231,7 +212,7 @@ def test_the_host_waits_for_the_device_once_a_batch_at_most(case: str, paths: di
 
 @pytest.mark.parametrize("backend", ["shards", "webdataset"])
 def test_pictures_are_read_into_pinned_memory_and_not_copied_there(
-    backend: str, paths: dict[str, Path]
+    backend: str, paths: dict[str, Any]
 ) -> None:
     with simulated("all late") as world:
         with build(paths[backend], **TRAIN) as loader:
@@ -241,7 +222,7 @@ def test_pictures_are_read_into_pinned_memory_and_not_copied_there(
 
 
 @pytest.mark.parametrize("case", EACH_PATH)
-def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None:
+def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Any]) -> None:
     kind, settings = CASES[case]
     with simulated("all late") as world:
         found = serve(paths[kind], epochs=1, device="cuda:1", **settings)
@@ -250,7 +231,7 @@ def test_a_loader_stays_on_its_device(case: str, paths: dict[str, Path]) -> None
         assert all(same(found, serve(paths[kind], epochs=1, **settings)))
 
 
-def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths: dict[str, Path]) -> None:
+def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths: dict[str, Any]) -> None:
     with simulated("all late"):
         torch.cuda.set_device(1)
         with build_loader(paths["shards"], device="cuda", **FLOAT) as loader:
@@ -261,7 +242,7 @@ def test_the_device_is_the_one_that_was_current_when_the_loader_was_built(paths:
         torch.cuda.set_device(0)
 
 
-def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Path]) -> None:
+def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Any]) -> None:
     """Else the loader's work would not run beside the training's."""
     with simulated("all late") as world:
         with build(paths["shards"], **FLOAT, **TRAIN) as loader:
@@ -269,17 +250,20 @@ def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Path])
         assert len(world.defaults[0].queue) == len(batches)
 
 
-@pytest.mark.parametrize("device", ["cuda:2", "cuda:7", torch.device("cuda", 3)])
-def test_a_device_that_is_not_there_is_refused(device: str | torch.device, paths: dict[str, Path]) -> None:
-    with (
-        simulated("at once"),
-        pytest.raises(SettingError, match="torch finds cuda:0, cuda:1; use one of them"),
-    ):
-        build_loader(paths["shards"], device=device)
+def test_a_device_that_is_not_there_or_has_no_room_is_refused(
+    paths: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with simulated("at once"):
+        for device in ("cuda:2", "cuda:7", torch.device("cuda", 3)):
+            with pytest.raises(SettingError, match="cuda:0, cuda:1; use one of them"):
+                build_loader(paths["shards"], device=device)
+        monkeypatch.setattr("torch.cuda.mem_get_info", lambda device=None: (1_000, 2**34))
+        with pytest.raises(SettingError, match=r"no room on cuda:0, .*; use cache"):
+            build_loader(paths["shards"], device="cuda", cache="device")
 
 
 def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_device(
-    paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    paths: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No thread of the CPU decodes the others, and nobody gets memory to which the decoder may write."""
     asked: list[int] = []

@@ -8,15 +8,6 @@ from tests.cuda.simulator import simulated
 CUDA = torch.device("cuda", 0)
 
 
-def test_what_is_late_is_done_when_somebody_waits() -> None:
-    with simulated("all late") as world:
-        made = torch.zeros(4, device=CUDA) + 1
-        assert made.shown.tolist() != [1] * 4  # type: ignore[attr-defined]
-        assert world.syncs == []
-        assert made.tolist() == [1] * 4
-        assert len(world.syncs) == 1
-
-
 @pytest.mark.parametrize("waits", [True, False])
 def test_a_stream_that_does_not_wait_for_another_reads_what_is_not_there(waits: bool) -> None:
     with simulated("loader late"):
@@ -45,16 +36,3 @@ def test_memory_is_lent_again_while_a_stream_that_nobody_named_still_reads_it(re
             torch.zeros(4, device=CUDA)
         torch.cuda.synchronize()
         assert (read.tolist() == [2] * 4) == recorded
-
-
-def test_pinned_memory_is_lent_again_when_it_has_been_copied() -> None:
-    with simulated("all late"):
-        pinned = torch.ones(4).pin_memory()
-        address = pinned.data_ptr()
-        copied = pinned.to(CUDA, non_blocking=True)
-        del pinned
-        other = torch.zeros(4).pin_memory()
-        assert other.data_ptr() != address, "the copy is still to come"
-        torch.cuda.synchronize()
-        assert copied.tolist() == [1] * 4
-        assert torch.zeros(4).pin_memory().data_ptr() == address

@@ -19,7 +19,6 @@ from precache.cli import commandline
 from tests.faults.nursery import HANG_S
 from tests.faults.shim import Shim, Strike
 from tests.faults.tally import Outcome
-from tests.faults.worlds import Belongings, contents, difference
 
 TRACEBACK = 70  # no exit code of ours
 _ERROR = re.compile(r"precache( convert)?: error: ")
@@ -149,49 +148,3 @@ def _group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def settle(
-    command: Sequence[str],
-    out: Path,
-    expected: dict[str, bytes | None],
-    belongings: Belongings,
-    log: Path,
-    said: str = "",
-) -> Outcome | None:
-    """The same command, not attacked: it has to end with `expected`; None if all is well.
-
-    Where files of the user's lie in DST it may refuse instead; without them it may not.
-
-    Args:
-        said: what the runs before this one wrote.
-    """
-    inside = belongings.names_in(out)
-    last = attempt(command, log)
-    if last.code == 2 and inside:
-        if lost := belongings.lost():
-            return Outcome("loss", lost)
-        for name in inside:
-            belongings.forget(out / name)
-        inside = set()
-        last = attempt(command, log)
-    bad = last.fault()
-    if bad is not None:
-        bad = Outcome(bad.kind, f"the run after: {bad.detail}")
-    elif lost := belongings.lost():
-        bad = Outcome("loss", lost)
-    elif last.code != 0:
-        bad = Outcome("loss", f"refused afterwards: {last.error}")
-    return bad or _compare(out, expected, belongings, inside, said + last.text)
-
-
-def _compare(
-    out: Path, expected: dict[str, bytes | None], belongings: Belongings, inside: set[str], said: str
-) -> Outcome | None:
-    """What of DST, but for the user's files in it, or beside it, is not as after an undisturbed run."""
-    found = {name: content for name, content in contents(out).items() if name not in inside}
-    if differs := difference(found, expected):
-        return Outcome("wrong", f"the run after: {differs}")
-    if strays := belongings.strays(out, said):
-        return Outcome("loss", strays)
-    return None

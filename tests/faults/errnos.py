@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults import scenarios, shim
-from tests.faults.attempts import attempt, settle
-from tests.faults.scenarios import SCENARIOS, World
-from tests.faults.shim import Shim, Strike
+from tests.faults.scenarios import SCENARIOS, Siege, World
+from tests.faults.shim import Strike
 from tests.faults.tally import RIGHT, Outcome
-from tests.faults.worlds import Belongings, contents, difference
 
 PRELOAD, CASE_S = True, 60.0
 ERRNOS = (
@@ -62,24 +60,12 @@ def _points(world: Path) -> Iterator[Point]:
 def case(world: World, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
     point = world.points[seed % len(world.points)]
-    scenario = SCENARIOS[point.scenario]
-    out, belongings, log = folder / "d/out", Belongings(), folder / "log"
-    scenario.lay_out(world.folder, out)
-    belongings.put_beside(out, draw, world.folder / "truth/shards")
-    command, expected = scenario.command(world.folder, out), world.truth[scenario.format]
-    library = Shim(out.parent, world.folder / "src")
-    strike = Strike(
-        shim.FAIL, point.number, scope=point.scope, error=getattr(errno, point.error), for_good=point.for_good
-    )
-    struck = attempt(command, log, shim=library, strike=strike)
+    siege = Siege(world, SCENARIOS[point.scenario], folder)
+    siege.belongings.put_beside(siege.out, draw, world.folder / "truth/shards")
+    error = getattr(errno, point.error)
+    strike = Strike(shim.FAIL, point.number, scope=point.scope, error=error, for_good=point.for_good)
+    struck = siege.attempt(strike=strike)
     where = {shim.DST: "DST", shim.SRC: "SRC"}[point.scope]
-    did = f"{scenario.name}; {point.error}{' for good' * point.for_good} on {where} at {library.struck}"
-    if fault := struck.fault():
-        return Outcome(fault.kind, f"{did}: {fault.detail}")
-    if lost := belongings.lost():
-        return Outcome("loss", f"{did}: {lost}")
-    if struck.code == 0 and (differs := difference(contents(out), expected)):
-        return Outcome("wrong", f"{did}: exit code 0, but {differs}")
-    if bad := settle(command, out, expected, belongings, log, struck.text):
-        return Outcome(bad.kind, f"{did}: {bad.detail}")
-    return RIGHT if struck.code == 0 else Outcome("clean")
+    siege.did.append(f"{point.error}{' for good' * point.for_good} on {where} at {siege.shim.struck}")
+    bad = siege.judge(struck) or siege.settle()
+    return siege.outcome(bad, RIGHT if struck.code == 0 else Outcome("clean"))

@@ -10,10 +10,9 @@ from pathlib import Path
 
 from precache.conversion.journal import JOURNAL_NAME
 from tests.faults import mutations, nursery
-from tests.faults.attempts import Attempt, attempt
-from tests.faults.scenarios import SCENARIOS, World, load, prepare
-from tests.faults.tally import RIGHT, Outcome
-from tests.faults.worlds import Belongings, contents, difference
+from tests.faults.scenarios import SCENARIOS, Siege, World, load, prepare
+from tests.faults.tally import Outcome
+from tests.faults.worlds import Belongings
 
 __all__ = ["case", "load", "prepare"]
 PRELOAD, CASE_S = True, 45.0
@@ -25,53 +24,34 @@ _STRAYS = (
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
-    scenario = SCENARIOS["resumed"]
-    out, log, belongings = folder / "d/out", folder / "log", Belongings()
-    scenario.lay_out(world.folder, out)
-    did: list[str] = []
-    header = (out / JOURNAL_NAME).read_bytes().splitlines(keepends=True)[0]
+    siege = Siege(world, SCENARIOS["resumed"], folder)
+    path = siege.out / JOURNAL_NAME
+    header = path.read_bytes().splitlines(keepends=True)[0]
     if draw.random() < 0.9:
-        did.append(_spoil(out / JOURNAL_NAME, draw, folder, belongings))
+        siege.did.append(_spoil(path, draw, folder, siege.belongings))
     if draw.random() < 0.3:
-        victim = draw.choice([path for path in out.iterdir() if path.name != JOURNAL_NAME])
+        victim = draw.choice([other for other in siege.out.iterdir() if other.name != JOURNAL_NAME])
         victim.write_bytes(mutations.spoil(victim.read_bytes(), draw, b""))
-        did.append(f"{victim.name} changed")
-    strays = draw.sample(_STRAYS, draw.choice((1, 2))) if draw.random() < 0.4 or not did else []
+        siege.did.append(f"{victim.name} changed")
+    strays = draw.sample(_STRAYS, draw.choice((1, 2))) if draw.random() < 0.4 or len(siege.did) == 1 else []
     for name in strays:
-        belongings.put(out / name, b"mine")
-        did.append(f"{name} put into DST")
-    command = scenario.command(world.folder, out)
+        siege.belongings.put(siege.out / name, b"mine")
+        siege.did.append(f"{name} put into DST")
     overwrites = draw.random() < 0.3
-    nursery.say("; ".join(did))
-    last = attempt([*command, *["--overwrite"] * overwrites], log)
-    did.append("--overwrite" if overwrites else "resumed")
-    if (bad := _judge(world, last, out, belongings)) or last.code == 0:
-        return RIGHT if bad is None else Outcome(bad.kind, f"{'; '.join(did)}: {bad.detail}")
-    journal = mutations.content_of(out / JOURNAL_NAME)
+    nursery.say("; ".join(siege.did))
+    first = siege.attempt(*["--overwrite"] * overwrites)
+    siege.did.append("--overwrite" if overwrites else "resumed")
+    if (bad := siege.judge(first)) or first.code == 0:
+        return siege.outcome(bad)
+    journal = mutations.content_of(path)
     if strays or journal is None or (journal and not journal.startswith(header)):
         return Outcome("clean")  # whose the files are is not known any more: the user is told
-    said = last.error
-    last = attempt([*command, "--overwrite"], log)
-    bad = _judge(world, last, out, belongings)
+    last = siege.attempt("--overwrite")
+    siege.did.append("then --overwrite")
+    bad = siege.judge(last)
     if bad is None and last.code != 0:
-        bad = Outcome("loss", f"neither resumed ({said}) nor replaced: {last.error}")
-    return (
-        Outcome("clean")
-        if bad is None
-        else Outcome(bad.kind, f"{'; '.join(did)}; then --overwrite: {bad.detail}")
-    )
-
-
-def _judge(world: World, last: Attempt, out: Path, belongings: Belongings) -> Outcome | None:
-    if lost := belongings.lost():
-        return Outcome("loss", lost)
-    if fault := last.fault():
-        return fault
-    mine = belongings.names_in(out)
-    found = {name: content for name, content in contents(out).items() if name not in mine}
-    if last.code == 0 and (differs := difference(found, world.truth["shards"])):
-        return Outcome("wrong", differs)
-    return None
+        bad = Outcome("loss", f"neither resumed ({first.error}) nor replaced: {last.error}")
+    return siege.outcome(bad, Outcome("clean"))
 
 
 def _spoil(journal: Path, draw: random.Random, folder: Path, belongings: Belongings) -> str:
@@ -89,17 +69,11 @@ def _spoil(journal: Path, draw: random.Random, folder: Path, belongings: Belongi
             changed = draw.choices(lines, k=draw.randrange(len(lines) + 3))
         journal.write_bytes(b"".join(changed))
     elif way == "name":  # of a file that is not ours
-        belongings.put(journal.parent.parent / "victim.safetensors", b"mine")
-        names = (
-            b"../victim.safetensors",
-            str(journal.parent.parent / "victim.safetensors").encode(),
-            b"..",
-            b".",
-            b"",
-        )
-        journal.write_bytes(
-            content.replace(draw.choice((b"train-00000.safetensors", b"train-00000")), draw.choice(names))
-        )
+        victim = journal.parent.parent / "victim.safetensors"
+        belongings.put(victim, b"mine")
+        names = (b"../victim.safetensors", str(victim).encode(), b"..", b".", b"")
+        named = draw.choice((b"train-00000.safetensors", b"train-00000"))
+        journal.write_bytes(content.replace(named, draw.choice(names)))
     else:
         (folder / "elsewhere").mkdir()
         if draw.random() < 0.3:

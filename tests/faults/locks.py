@@ -14,9 +14,9 @@ from pathlib import Path
 from precache.errors import DatasetError
 from precache.storage.locks import hold_lock
 from tests.faults import nursery, scenarios
-from tests.faults.attempts import attempt, settle
-from tests.faults.scenarios import SCENARIOS, prepare
-from tests.faults.tally import RIGHT, Outcome
+from tests.faults.attempts import attempt
+from tests.faults.scenarios import SCENARIOS, Siege, prepare
+from tests.faults.tally import Outcome
 from tests.faults.worlds import Belongings, contents, difference
 
 __all__ = ["case", "load", "prepare"]
@@ -28,14 +28,13 @@ _REFUSED, _BOTH, _WAITED, _ERROR = 11, 12, 13, 14  # exit codes of those who wan
 
 @dataclass(frozen=True, slots=True)
 class World:
-    folder: Path
+    conversions: scenarios.World
     name: str  # of the lock file of a DST `out`
     stale: bytes  # what a holder that was killed left in it
-    truth: dict[str, bytes | None]
 
 
 def load(world: Path) -> World:
-    truth = scenarios.load(world).truth["shards"]
+    conversions = scenarios.load(world)
     place = world / f"names-{os.getpid()}"
     holder = os.fork()
     if holder == 0:
@@ -43,27 +42,25 @@ def load(world: Path) -> World:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(holder, 0)
     (lock,) = (path for path in place.iterdir() if path.is_file())
-    return World(world, lock.name, lock.read_bytes(), truth)
+    return World(conversions, lock.name, lock.read_bytes())
 
 
 def case(world: World, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
-    out = folder / "d/out"
-    out.parent.mkdir()
-    before, lock, belongings = draw.choice(_BEFORE), out.parent / world.name, Belongings()
-    _leave_behind(lock, before, world, belongings)
+    siege, before = Siege(world.conversions, SCENARIOS["fresh"], folder), draw.choice(_BEFORE)
+    _leave_behind(siege.out.parent / world.name, before, world, siege.belongings)
     if world.name != "out.lock" and draw.random() < 0.2:
-        belongings.put(out.with_name("out.lock"), b"mine")
-    processes = draw.choice((2, 4))
-    did = f"{processes} processes, lock before: {before}"
-    nursery.say(did)
+        siege.belongings.put(siege.out.with_name("out.lock"), b"mine")
+    processes, refusable = draw.choice((2, 4)), before in ("dangling", "text of the user's")
+    siege.did = [f"{processes} processes, lock before: {before}"]
+    nursery.say(siege.did[0])
     if seed % 10 == 0:
-        bad = _convert_at_once(world, out, processes, before, folder, belongings)
+        bad = _convert_at_once(siege, processes, refusable, folder)
     else:
-        bad = _race(out, processes, before, draw, folder)
-    if bad is None and (lost := belongings.lost()):
+        bad = _race(siege.out, processes, refusable, draw, folder)
+    if bad is None and (lost := siege.belongings.lost()):
         bad = Outcome("loss", lost)
-    return RIGHT if bad is None else Outcome(bad.kind, f"{did}: {bad.detail}")
+    return siege.outcome(bad)
 
 
 def _leave_behind(lock: Path, before: str, world: World, belongings: Belongings) -> None:
@@ -77,8 +74,12 @@ def _leave_behind(lock: Path, before: str, world: World, belongings: Belongings)
         belongings.put(lock, b"mine")
 
 
-def _race(out: Path, processes: int, before: str, draw: random.Random, folder: Path) -> Outcome | None:
-    """Each wants the lock a few times; one that has it may be killed."""
+def _race(out: Path, processes: int, refusable: bool, draw: random.Random, folder: Path) -> Outcome | None:
+    """Each wants the lock a few times; one that has it may be killed.
+
+    Args:
+        refusable: a file of the user's at its name, or a link: a refusal is an answer.
+    """
     start_s = time.monotonic() + 0.01  # all at once
     children = []
     for _ in range(processes):
@@ -89,8 +90,6 @@ def _race(out: Path, processes: int, before: str, draw: random.Random, folder: P
         children.append(child)
     # whoever ends first first: one that was killed is no process any more
     codes = [os.waitstatus_to_exitcode(os.wait()[1]) for _ in children]
-    # a file of the user's at its name, or a link: a refusal is an answer
-    refusable = before in ("dangling", "text of the user's")
     if _BOTH in codes:
         return Outcome("wrong", f"two held it at once ({codes})")
     if _ERROR in codes:
@@ -152,19 +151,15 @@ def _said(path: Path) -> str:
     return path.read_text()[:250] if path.exists() else ""
 
 
-def _convert_at_once(
-    world: World, out: Path, processes: int, before: str, folder: Path, belongings: Belongings
-) -> Outcome | None:
-    command = SCENARIOS["fresh"].command(world.folder, out)
+def _convert_at_once(siege: Siege, processes: int, refusable: bool, folder: Path) -> Outcome | None:
     children = []
     for number in range(processes):
         child = os.fork()
         if child == 0:
-            done = attempt(command, folder / f"log-{number}")
+            done = attempt(siege.command, folder / f"log-{number}")
             fault = done.fault()
-            (folder / f"end-{number}").write_text(
-                f"{fault.kind}: {fault.detail}" if fault else str(done.code)
-            )
+            end = f"{fault.kind}: {fault.detail}" if fault else str(done.code)
+            (folder / f"end-{number}").write_text(end)
             os._exit(0)
         children.append(child)
     for child in children:
@@ -174,8 +169,6 @@ def _convert_at_once(
         if end not in ("0", "2"):
             kind, _, detail = end.partition(": ")
             return Outcome(kind, detail)
-    if "0" in ends and (differs := difference(contents(out), world.truth)):
+    if "0" in ends and (differs := difference(contents(siege.out), siege.expected)):
         return Outcome("wrong", differs)
-    if before in ("dangling", "text of the user's") and "0" not in ends:
-        return None
-    return settle(command, out, world.truth, belongings, folder / "log")
+    return None if refusable and "0" not in ends else siege.settle()

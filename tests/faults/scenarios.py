@@ -13,9 +13,10 @@ from typing import Any
 import precache.cli.main
 from precache.cli import commandline
 from tests.faults import shim
-from tests.faults.attempts import attempt
+from tests.faults.attempts import Attempt, attempt
 from tests.faults.shim import Shim, Strike
-from tests.faults.worlds import FORMATS, SIZE, arguments, contents, make_tree
+from tests.faults.tally import RIGHT, Outcome
+from tests.faults.worlds import FORMATS, SIZE, Belongings, arguments, contents, difference, make_tree
 
 OTHER_SIZE = 8
 
@@ -109,6 +110,64 @@ def load(world: Path, points: Iterable[Any] = ()) -> World:
     random.Random(0).shuffle(shuffled)
     _warm_up(world)
     return World(world, {name: contents(world / "truth" / name) for name in FORMATS}, shuffled)
+
+
+class Siege:
+    """One conversion under attack.
+
+    Attributes:
+        belongings: of the user, in DST and beside it.
+        command, expected: what is run, and what an undisturbed run leaves at `out`.
+        did: what was done to it so far.
+        said: all that its runs wrote.
+    """
+
+    def __init__(self, world: World, scenario: Scenario, folder: Path) -> None:
+        self.out, self.log, self.belongings = folder / "d/out", folder / "log", Belongings()
+        self.shim = Shim(self.out.parent, world.folder / "src")
+        scenario.lay_out(world.folder, self.out)
+        self.command, self.expected = scenario.command(world.folder, self.out), world.truth[scenario.format]
+        self.did, self.said = [scenario.name], ""
+
+    def attempt(self, *more: str, **how: Any) -> Attempt:
+        """Run the command, with arguments of `attempt`; under the shim where there is a strike."""
+        shim = self.shim if "strike" in how else None
+        done = attempt([*self.command, *more], self.log, shim=shim, **how)
+        self.said += done.text
+        return done
+
+    def judge(self, done: Attempt) -> Outcome | None:
+        """What no run may do: lose a file of the user's, end badly, or end well with other bytes."""
+        if lost := self.belongings.lost():
+            return Outcome("loss", lost)
+        mine = self.belongings.names_in(self.out)
+        found = {name: content for name, content in contents(self.out).items() if name not in mine}
+        if done.code == 0 and (differs := difference(found, self.expected)):
+            return Outcome("wrong", differs)
+        return done.fault()
+
+    def settle(self) -> Outcome | None:
+        """The same command, not attacked: it has to end with `expected`; None if all is well.
+
+        Where files of the user's lie in DST it may refuse instead; without them it may not.
+        """
+        last = self.attempt()
+        if last.code == 2 and (inside := self.belongings.names_in(self.out)):
+            if lost := self.belongings.lost():
+                return Outcome("loss", lost)
+            for name in inside:
+                self.belongings.forget(self.out / name)
+            last = self.attempt()
+        bad = self.judge(last)
+        if bad is None and last.code != 0:
+            bad = Outcome("loss", f"refused: {last.error}")
+        if bad is None and (strays := self.belongings.strays(self.out, self.said)):
+            bad = Outcome("loss", strays)
+        return bad and Outcome(bad.kind, f"the run after: {bad.detail}")
+
+    def outcome(self, bad: Outcome | None, fine: Outcome = RIGHT) -> Outcome:
+        """`fine`, or what is bad, with what was done."""
+        return fine if bad is None else Outcome(bad.kind, f"{'; '.join(self.did)}: {bad.detail}")
 
 
 def _warm_up(world: Path) -> None:

@@ -44,14 +44,11 @@ def loader(path: Path) -> Iterator[Any]:
 
 def test_a_loader_has_what_a_dataloader_has(loader: Any, path: Path) -> None:
     assert repr(loader) == f"<loaders.Loader shards {path}: train, 70 samples, batches of 16, 5 per epoch>"
-    assert len(loader.dataset) == IMAGES
-    assert loader.dataset.classes == loader.classes
-    assert loader.class_to_idx == loader.dataset.class_to_idx
-    assert [loader.class_to_idx[name] for name in loader.classes] == list(range(5))
-    assert sorted(loader.dataset.targets) == sorted(int(y) for _, labels in loader for y in labels)
+    assert len(loader.dataset) == len(loader.sampler) == IMAGES
+    assert list(loader.dataset.classes) == list(loader.classes) == list(loader.class_to_idx)
+    assert list(loader.class_to_idx.values()) == list(loader.dataset.class_to_idx.values()) == list(range(5))
     assert (loader.batch_size, loader.drop_last, loader.num_workers) == (16, False, 0)
     assert isinstance(loader.sampler, Sampler)
-    assert len(loader.sampler) == IMAGES
     assert len(loader.batch_sampler) == len(loader) == BATCHES
     with build(path, last="drop", shuffle=False, rank=1, world_size=2) as dropping:
         assert repr(dropping).endswith("batches of 16, 2 per epoch, rank 1 of 2>")
@@ -64,14 +61,12 @@ def test_a_loader_has_what_a_dataloader_has(loader: Any, path: Path) -> None:
 def test_a_sampler_says_what_comes(loader: Any) -> None:
     loader.sampler.set_epoch(2)
     positions = list(loader.sampler)
-    assert [batch.tolist() for batch in map(torch.tensor, loader.batch_sampler)] == [
-        positions[start:stop] for start, stop in ((0, 16), (16, 32), (32, 48), (48, 59), (59, 70))
-    ]
-    labels = [y for _, batch in loader for y in batch.tolist()]
+    assert [place for batch in loader.batch_sampler for place in batch] == positions
+    other = [y for _, labels in loader for y in labels.tolist()]
     loader.set_epoch(2)
-    served = [y for _, batch in loader for y in batch.tolist()]
+    served = [y for _, labels in loader for y in labels.tolist()]
     assert [loader.dataset.targets[position] for position in positions] == served
-    assert labels != served, "the batch sampler's iteration was one, too"
+    assert other != served, "the batch sampler's iteration was one, too"
 
 
 def test_torchs_dataloader_takes_a_loader_or_its_parts(loader: Any, path: Path) -> None:
@@ -83,13 +78,13 @@ def test_torchs_dataloader_takes_a_loader_or_its_parts(loader: Any, path: Path) 
     wrapped: DataLoader[Any] = DataLoader(loader, batch_size=None)
     assert len(wrapped) == len(loader)
     assert [ids_of(wrapped) for _ in range(2)] == whole[2:]
+    elsewhere: DataLoader[Any] = DataLoader(
+        loader, batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
     for refused, remedy in (
         (lambda: loader.dataset[3], "iterate over the loader"),
         (lambda: next(iter(DataLoader(loader.dataset, batch_size=4))), "`batch_sampler` together"),
-        (
-            lambda: list(DataLoader(loader, batch_size=None, num_workers=1, multiprocessing_context="fork")),
-            "build it in the process that uses it",
-        ),
+        (lambda: list(elsewhere), "build it in the process that uses it"),
     ):
         with pytest.raises(SettingError, match=remedy):
             refused()
@@ -100,19 +95,15 @@ def torchdata() -> Any:
     return pytest.importorskip("torchdata.stateful_dataloader", reason="pip install torchdata")
 
 
-@pytest.mark.parametrize("served", [0, 3, 5, "end"])
-def test_states_mean_what_those_of_statefuldataloader_do(
-    served: int | str, torchdata: Any, path: Path
-) -> None:
-    """Of a last batch: the epoch's rest is empty. Of an ended iterator: the next epoch starts."""
+@pytest.mark.parametrize("served", [0, 3, 5, 6])
+def test_states_mean_what_those_of_statefuldataloader_do(served: int, torchdata: Any, path: Path) -> None:
+    """Of a last batch: the epoch's rest is empty. Of an ended iterator, 6: the next epoch starts."""
 
     def rests(make: Any) -> list[list[int]]:
         loader = make()
         iterator = iter(loader)
-        for _ in range(5 if served == "end" else int(served)):
-            next(iterator)
-        if served == "end":
-            assert next(iterator, None) is None
+        taken = [next(iterator, None) for _ in range(served)]
+        assert taken[BATCHES:] in ([], [None])
         state = json.loads(json.dumps(loader.state_dict()))
         del iterator
         resumed = make()
@@ -136,8 +127,7 @@ def test_a_loader_resumes_inside_statefuldataloader(served: int, torchdata: Any,
         assert ids_of(taken) + ids_of(iterator) == second
         resumed = torchdata.StatefulDataLoader(again, batch_size=None)
         resumed.load_state_dict(state)
-        assert ids_of(resumed) == second[served * 16 :]
-        assert ids_of(resumed) == third
+        assert [ids_of(resumed), ids_of(resumed)] == [second[served * 16 :], third]
 
 
 # Accelerate.
@@ -149,47 +139,34 @@ def accelerate() -> Any:
 
 
 @pytest.mark.parametrize("method", [False, True], ids=["function", "method"])
-def test_accelerate_prepares_a_loader(method: bool, accelerate: Any, loader: Any, path: Path) -> None:
+def test_accelerate_prepares_a_loader_and_skips_batches_without_reading_them(
+    method: bool, accelerate: Any, loader: Any, path: Path
+) -> None:
+    epochs = epochs_of(path, 4)
     accelerator = accelerate.Accelerator(cpu=True)
     assert accelerator.prepare(loader) is loader, "it shares each epoch out by itself"
     prepare = accelerator.prepare_data_loader if method else accelerate.data_loader.prepare_data_loader
     prepared = prepare(loader)
     assert len(prepared) == BATCHES
     assert not method or prepared is loader
-    gathered = []
-    for _ in range(2):
-        for _, labels in prepared:
-            gathered += accelerator.gather_for_metrics(labels).tolist()
-    assert len(gathered) == 2 * IMAGES, "nothing is taken for a repeat"
-    loader.set_epoch(2)
-    prepared.set_epoch(2)
-    assert ids_of(prepared) == epochs_of(path, 3)[2]
-
-
-@pytest.mark.parametrize("prepared", [False, True])
-def test_accelerate_skips_batches_without_reading_them(
-    prepared: bool, accelerate: Any, loader: Any, path: Path
-) -> None:
-    first, second, third = epochs_of(path, 3)
-    taken = accelerate.data_loader.prepare_data_loader(loader) if prepared else loader
-    assert ids_of(taken) == first
-    skipped = accelerate.skip_first_batches(taken, 3)
+    gathered = [y for _, labels in prepared for y in accelerator.gather_for_metrics(labels).tolist()]
+    assert len(gathered) == IMAGES, "nothing is taken for a repeat"
+    skipped = accelerate.skip_first_batches(prepared, 3)
     assert len(skipped) == 2
-    assert ids_of(skipped) == second[48:]
-    if prepared:
-        taken.set_epoch(2)  # it counts by itself
-    assert ids_of(taken) == third
+    assert ids_of(skipped) == epochs[1][48:]
+    prepared.set_epoch(2)
+    assert [ids_of(prepared), ids_of(accelerate.skip_first_batches(loader, 1))] == [epochs[2], epochs[3][16:]]
 
 
-@pytest.mark.parametrize("batch_size", [14, 16], ids=["whole batches", "shorter last ones"])
 @pytest.mark.parametrize("rank", [0, 1])
 def test_batches_that_are_shared_out_a_second_time_are_refused_not_lost(
-    rank: int, batch_size: int, accelerate: Any, path: Path
+    rank: int, accelerate: Any, path: Path
 ) -> None:
-    with build(path, batch_size=batch_size) as built:
-        second = accelerate.data_loader.prepare_data_loader(built, num_processes=2, process_index=rank)
-        with pytest.raises(SettingError, match="divides them among processes by itself"):
-            list(second)
+    for batch_size in (14, 16):  # whole ones, and shorter last ones
+        with build(path, batch_size=batch_size) as built:
+            second = accelerate.data_loader.prepare_data_loader(built, num_processes=2, process_index=rank)
+            with pytest.raises(SettingError, match="by itself"):
+                list(second)
 
 
 # Lightning.
@@ -202,35 +179,42 @@ def lightning() -> Any:
     return module
 
 
-def make_module(lightning: Any) -> Any:
-    """A model that writes down the ids it is trained on, by epoch, and those it is validated on."""
+Trained = dict[int, list[int]]
+
+
+def fit(
+    lightning: Any,
+    folder: Path,
+    epochs: int,
+    *both: Any,
+    callbacks: Any = (),
+    start: Any = None,
+    **settings: Any,
+) -> tuple[Trained, list[list[int]]]:
+    """Train a model with the loaders `both`: the ids that it is trained on, by epoch, and validated on."""
+    trained: Trained = {}
+    validated: list[list[int]] = []
 
     class Classifier(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.model = torch.nn.Linear(3 * STORED_SIZE**2, 5)
-            self.trained: dict[int, list[int]] = {}
-            self.validated: list[list[int]] = []
 
         def training_step(self, batch: loaders.Batch, number: int) -> torch.Tensor:
             images, labels = batch
-            self.trained.setdefault(self.current_epoch, []).extend(batch.ids.tolist())
+            trained.setdefault(self.current_epoch, []).extend(batch.ids.tolist())
             return torch.nn.functional.cross_entropy(self.model(images.flatten(1)), labels)
 
         def on_validation_epoch_start(self) -> None:
-            self.validated.append([])
+            validated.append([])
 
         def validation_step(self, batch: loaders.Batch, number: int) -> None:
-            self.validated[-1] += batch.ids.tolist()
+            validated[-1] += batch.ids.tolist()
 
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.SGD(self.parameters(), 1e-4)
 
-    return Classifier()
-
-
-def trainer(lightning: Any, folder: Path, epochs: int, *callbacks: Any, **settings: Any) -> Any:
-    return lightning.Trainer(
+    trainer = lightning.Trainer(
         max_epochs=epochs,
         accelerator="cpu",
         logger=False,
@@ -239,34 +223,26 @@ def trainer(lightning: Any, folder: Path, epochs: int, *callbacks: Any, **settin
         enable_checkpointing=bool(callbacks),
         callbacks=list(callbacks),
         default_root_dir=folder,
+        num_sanity_val_steps=0,
         **settings,
     )
+    trainer.fit(Classifier(), *both, ckpt_path=start)
+    return trained, validated
 
 
-@pytest.mark.parametrize("every", [None, 2], ids=["epoch end", "within an epoch"])
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_trains_and_validates_with_one_loader(
-    every: int | None, lightning: Any, loader: Any, path: Path, tmp_path: Path
+    lightning: Any, loader: Any, path: Path, tmp_path: Path
 ) -> None:
-    model = make_module(lightning)
-    run = trainer(lightning, tmp_path, 2, **({"val_check_interval": every} if every else {}))
-    run.fit(model, loader, loader)
-    assert run.train_dataloader is loader
-    epochs = epochs_of(path, 2)
-    assert list(model.trained.values()) == epochs
-    _, *validated = model.validated  # without the sanity check
-    assert validated == [epoch for epoch in epochs for _ in range(2 if every else 1)]
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_lightning_overfits_a_loader_that_does_not_shuffle(
-    lightning: Any, path: Path, tmp_path: Path
-) -> None:
-    model = make_module(lightning)
+    """In the middle of an epoch, too; and overfits one that does not shuffle."""
+    first, second = epochs_of(path, 2)
+    trained, validated = fit(lightning, tmp_path, 2, loader, loader, val_check_interval=2)
+    assert trained == {0: first, 1: second}
+    assert validated == [first, first, second, second]
     with build(path, dtype="float32", shuffle=False) as stored:
-        trainer(lightning, tmp_path, 2, overfit_batches=2).fit(model, stored)
+        trained, _ = fit(lightning, tmp_path, 2, stored, overfit_batches=2)
     (expected,) = epochs_of(path, 1, shuffle=False)
-    assert list(model.trained.values()) == [expected[:32]] * 2
+    assert trained == {0: expected[:32], 1: expected[:32]}
 
 
 @pytest.mark.parametrize("every", [2, 5, 7, None], ids=["middle", "last batch", "second epoch", "epoch end"])
@@ -275,14 +251,13 @@ def test_lightning_resumes_where_its_checkpoint_was_written(
     every: int | None, lightning: Any, loader: Any, path: Path, tmp_path: Path
 ) -> None:
     """5 batches an epoch. With StatefulDataLoader it skips an epoch after the checkpoint at a last batch."""
-    whole = epochs_of(path, 3)
+    whole, steps = epochs_of(path, 3), every or 5
     checkpoints = lightning.callbacks.ModelCheckpoint(
         tmp_path, "{step}", save_top_k=-1, every_n_train_steps=every, every_n_epochs=None if every else 1
     )
-    trainer(lightning, tmp_path, 2, checkpoints).fit(make_module(lightning), loader)
-    model, steps = make_module(lightning), every or 5
+    fit(lightning, tmp_path, 2, loader, callbacks=[checkpoints])
     with build(path, dtype="float32") as again:
-        trainer(lightning, tmp_path, 3).fit(model, again, ckpt_path=tmp_path / f"step={steps}.ckpt")
+        trained, _ = fit(lightning, tmp_path, 3, again, start=tmp_path / f"step={steps}.ckpt")
     epoch, batches = divmod(steps, 5)
     later = {number: whole[number] for number in range(epoch + 1, 3)}
-    assert model.trained == {epoch: whole[epoch][batches * 16 :], **later}
+    assert trained == {epoch: whole[epoch][batches * 16 :], **later}

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from loaders.mixture import samples_of
-from loaders.order.order import Epochs, MixedEpochs, Order
+from loaders.order import Epochs, MixedEpochs, Order
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
 from tests import loader_contract as contract

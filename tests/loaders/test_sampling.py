@@ -10,7 +10,7 @@ import torch
 from loaders import RandomAugmentation
 from loaders.augment.draw import draw_keys
 from loaders.dataset import open_split
-from loaders.order.order import Epochs, Order, draw, gather_windows, occurrences
+from loaders.order import Epochs, Order, draw, gather_windows, occurrences
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES

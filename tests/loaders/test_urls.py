@@ -25,7 +25,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, SettingError, StorageError
 from precache.storage.urls import Url
 from tests.building import build_loader
-from tests.cloud.proxy import Proxy, Seen
+from tests.cloud.storages import Seen, Storage
 from tests.cloud.uploading import upload
 
 QUIET: dict[str, Any] = {"batch_size": 8, "seed": 3, "device": "cpu"}
@@ -52,8 +52,8 @@ def assert_same(found: Served, expected: Served) -> None:
         assert torch.equal(ours[2], theirs[2])
 
 
-def asked_of_shards(proxy: Proxy, since: int = 0) -> list[Seen]:
-    return [seen for seen in proxy.seen[since:] if "train-" in seen.path and seen.method == "GET"]
+def asked_of_shards(storage: Storage, since: int = 0) -> list[Seen]:
+    return [seen for seen in storage.seen[since:] if "train-" in seen.path and seen.method == "GET"]
 
 
 @pytest.mark.parametrize(
@@ -71,16 +71,16 @@ def test_a_url_serves_what_the_folder_serves(
 
 
 def test_the_second_epoch_asks_the_storage_for_nothing(
-    converted: dict[str, Path], bucket: Url, proxy: Proxy
+    converted: dict[str, Path], bucket: Url, storage: Storage
 ) -> None:
     url = upload(converted["shards"], bucket / "a")
     with loaders.build(url, **QUIET) as loader:
         first = sorted(id for batch in loader for id in batch.ids.tolist())
-        asked = len(proxy.seen)
+        asked = len(storage.seen)
         assert sorted(id for batch in loader for id in batch.ids.tolist()) == first
-    assert len(proxy.seen) == asked
+    assert len(storage.seen) == asked
     served(url)  # another loader: the manifest alone
-    assert [seen.path.rpartition("/")[2] for seen in proxy.seen[asked:]] == ["dataset.json"]
+    assert [seen.path.rpartition("/")[2] for seen in storage.seen[asked:]] == ["dataset.json"]
 
 
 def test_what_cannot_be_served_is_refused(converted: dict[str, Path], bucket: Url) -> None:
@@ -91,19 +91,21 @@ def test_what_cannot_be_served_is_refused(converted: dict[str, Path], bucket: Ur
         loaders.build(url, reading=Reading(cache_bytes=100_000))
 
 
-def test_a_damaged_manifest_is_asked_for_again(converted: dict[str, Path], bucket: Url, proxy: Proxy) -> None:
+def test_a_damaged_manifest_is_asked_for_again(
+    converted: dict[str, Path], bucket: Url, storage: Storage
+) -> None:
     url = upload(converted["shards"], bucket / "a")
-    first = len(proxy.seen)
-    proxy.plan = lambda seen: "flip" if seen.number in (first, first + 1) else None
+    first = len(storage.seen)
+    storage.plan = lambda seen: "flip" if seen.number in (first, first + 1) else None
     assert open_dataset(url).digest == open_dataset(converted["shards"]).digest
-    assert proxy.faults == {"flip": 2}
-    proxy.plan = lambda seen: "flip"
+    assert storage.faults == {"flip": 2}
+    storage.plan = lambda seen: "flip"
     with pytest.raises(DatasetError, match=rf"^{url}/dataset.json: "):
         open_dataset(url)
 
 
 def test_a_set_that_does_not_fit_is_served_and_in_part_kept(
-    converted: dict[str, Path], bucket: Url, proxy: Proxy, cache: Path
+    converted: dict[str, Path], bucket: Url, storage: Storage, cache: Path
 ) -> None:
     url = upload(converted["webdataset"], bucket / "a")
     shards = open_dataset(url).manifest.split_shards("train")
@@ -111,9 +113,9 @@ def test_a_set_that_does_not_fit_is_served_and_in_part_kept(
     reading = Reading(memory_bytes=2 * max(sizes), cache_bytes=4 * max(sizes))
     with loaders.build(url, **QUIET, reading=reading) as loader:
         for _ in range(3):
-            before = len(proxy.seen)
+            before = len(storage.seen)
             ids = sorted(id for batch in loader for id in batch.ids.tolist())
-            fetched = [seen for seen in asked_of_shards(proxy, before) if seen.path.endswith(".tar")]
+            fetched = [seen for seen in asked_of_shards(storage, before) if seen.path.endswith(".tar")]
     assert len(set(ids)) == sum(shard.samples for shard in shards)
     assert sum(path.stat().st_size for path in cache.rglob("*.tar")) <= 4 * max(sizes)
     assert len(sizes) == 6
@@ -135,11 +137,11 @@ def test_image_dataset_reads_a_url_also_elsewhere(converted: dict[str, Path], bu
 
 
 def test_closing_does_not_wait_for_a_storage_that_is_silent(
-    converted: dict[str, Path], bucket: Url, proxy: Proxy
+    converted: dict[str, Path], bucket: Url, storage: Storage
 ) -> None:
     url = upload(converted["shards"], bucket / "a")
     loader = loaders.build(url, **QUIET)
-    proxy.plan = lambda seen: "503"
+    storage.plan = lambda seen: "503"
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         next(iter(loader))
@@ -159,10 +161,10 @@ sys.exit(7)
 
 
 def test_the_program_ends_while_a_storage_is_silent(
-    converted: dict[str, Path], bucket: Url, proxy: Proxy
+    converted: dict[str, Path], bucket: Url, storage: Storage
 ) -> None:
     url = upload(converted["shards"], bucket / "a")
-    proxy.plan = lambda seen: "stall" if "train-" in seen.path else None
+    storage.plan = lambda seen: "stall" if "train-" in seen.path else None
     process = subprocess.Popen([sys.executable, "-c", _ABANDON, str(url)], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ending\n"
@@ -190,12 +192,18 @@ def plan_by_seed(seed: int) -> Callable[[Seen], str | None]:
     [("shards", 8), ("webdataset", 8), pytest.param("shards", 500, marks=pytest.mark.faults)],
 )
 def test_faults_that_pass_change_nothing(
-    kind: str, faults: int, converted: dict[str, Path], bucket: Url, proxy: Proxy, cache: Path, tmp_path: Path
+    kind: str,
+    faults: int,
+    converted: dict[str, Path],
+    bucket: Url,
+    storage: Storage,
+    cache: Path,
+    tmp_path: Path,
 ) -> None:
     url = upload(converted[kind], bucket / "a")
     expected, seed = served(converted[kind], shuffle="window"), 0
-    while proxy.faults.total() < faults:
-        proxy.plan = plan_by_seed(seed)
+    while storage.faults.total() < faults:
+        storage.plan = plan_by_seed(seed)
         assert_same(served(url, cache_dir=tmp_path / str(seed)), expected)
         assert list((tmp_path / str(seed)).glob("*/train-*"))
         seed += 1
@@ -204,26 +212,26 @@ def test_faults_that_pass_change_nothing(
 
 @pytest.mark.parametrize("fault", ["flip", "stall", "gone"])
 def test_a_fault_that_stays_ends_the_epoch_with_the_url(
-    fault: str, converted: dict[str, Path], bucket: Url, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    fault: str, converted: dict[str, Path], bucket: Url, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "1")
     url = upload(converted["shards"], bucket / "a")
     with loaders.build(url, **QUIET) as loader:
-        proxy.plan = lambda seen: fault if "train-00002" in seen.path else None
+        storage.plan = lambda seen: fault if "train-00002" in seen.path else None
         begin_s = time.monotonic()
         with pytest.raises(StorageError, match=rf"^{url}/train-00002.safetensors: "):
             list(loader)
     assert time.monotonic() - begin_s < 8
 
 
-def test_ranks_share_what_is_fetched(converted: dict[str, Path], bucket: Url, proxy: Proxy) -> None:
+def test_ranks_share_what_is_fetched(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
     url = upload(converted["shards"], bucket / "a")
     with ExitStack() as stack:
         both = [loaders.Ranks(rank=rank, world_size=2) for rank in range(2)]
         ranks = [stack.enter_context(loaders.build(url, **QUIET, ranks=of_rank)) for of_rank in both]
         found = [id for batches in zip(*ranks, strict=True) for batch in batches for id in batch.ids.tolist()]
     assert sorted(found) == list(range(70))
-    assert set(Counter(seen.path for seen in asked_of_shards(proxy)).values()) == {1}
+    assert set(Counter(seen.path for seen in asked_of_shards(storage)).values()) == {1}
 
 
 # Of a shard of which few samples are needed these alone are fetched.
@@ -232,7 +240,7 @@ def test_ranks_share_what_is_fetched(converted: dict[str, Path], bucket: Url, pr
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
 @pytest.mark.parametrize("asked", ["subset", "weights"])
 def test_few_samples_are_fetched_by_their_ranges(
-    kind: str, asked: str, converted: dict[str, Path], bucket: Url, proxy: Proxy, cache: Path
+    kind: str, asked: str, converted: dict[str, Path], bucket: Url, storage: Storage, cache: Path
 ) -> None:
     url = upload(converted[kind], bucket / "a")
     shards = open_dataset(converted[kind]).manifest.split_shards("train")
@@ -242,30 +250,30 @@ def test_few_samples_are_fetched_by_their_ranges(
     settings = {"subset": few} if asked == "subset" else {"weights": np.isin(ids, few).astype(float)}
     expected = served(converted[kind], shuffle="window", **settings)
     assert_same(served(url, **settings), expected)
-    ranges = [seen.range.removeprefix("bytes=").split("-") for seen in asked_of_shards(proxy)]
+    ranges = [seen.range.removeprefix("bytes=").split("-") for seen in asked_of_shards(storage)]
     fetched = sum(int(last) - int(first) + 1 for first, last in filter(lambda ends: ends != [""], ranges))
     assert 0 < fetched < shard_bytes / 4
     assert sum(path.stat().st_blocks * 512 for path in cache.rglob("*-train-*")) < shard_bytes / 2
-    before = len(proxy.seen)
+    before = len(storage.seen)
     assert_same(served(url, **settings), expected)
-    assert [seen.path.rpartition("/")[2] for seen in proxy.seen[before:]] == ["dataset.json"]
+    assert [seen.path.rpartition("/")[2] for seen in storage.seen[before:]] == ["dataset.json"]
     assert_same(served(url), served(converted[kind], shuffle="window"))
 
 
 @pytest.mark.parametrize(("kind", "range_of"), [("shards", ""), ("shards", "bytes=0-"), ("webdataset", "")])
 def test_what_comes_wrong_of_a_sample_or_header_is_fetched_again(
-    kind: str, range_of: str, converted: dict[str, Path], bucket: Url, proxy: Proxy, tmp_path: Path
+    kind: str, range_of: str, converted: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
 ) -> None:
     url = upload(converted[kind], bucket / "a")
     few = open_dataset(converted[kind]).read_index("train").ids[:2]
 
     def flip(seen: Seen) -> str | None:
         spoilt = "train-" in seen.path and ".idx" not in seen.path and seen.range.startswith(range_of)
-        return "flip" if spoilt and proxy.faults["flip"] < most else None
+        return "flip" if spoilt and storage.faults["flip"] < most else None
 
-    proxy.plan, most = flip, 1
+    storage.plan, most = flip, 1
     assert_same(served(url, subset=few), served(converted[kind], shuffle="window", subset=few))
-    assert proxy.faults["flip"] == 1
+    assert storage.faults["flip"] == 1
     if not range_of:
         most = 1000
         with pytest.raises(StorageError, match=rf"^{url}/train-00000.*: "):

@@ -12,7 +12,7 @@ import pytest
 from bench.machine import page_cache
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order.order import Epochs, Order, Windows
+from loaders.order import Epochs, Order, Windows
 from loaders.read.sequential import look_ahead
 from precache import convert
 from precache.errors import SettingError

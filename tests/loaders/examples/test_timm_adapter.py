@@ -1,4 +1,4 @@
-"""timm's training script on our loaders. No package of timm has it: a script of its calls stands for it.
+"""timm's training script on our loaders. No package of timm has it: SCRIPT, of its calls, stands for it.
 
 PRECACHE_TIMM_TRAIN=.../pytorch-image-models/train.py has the real one run, too.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import loaders
 from precache import SettingError
@@ -18,10 +19,29 @@ from tests.loaders.examples.conftest import CLASSES, IMAGES, TRAINED
 
 pytest.importorskip("timm", reason="pip install 'precache[frameworks]'")
 adapter = pytest.importorskip("loaders.examples.timm_adapter")
-SCRIPT = Path(__file__).with_name("timm_script.py")
 BATCH = 8
+SETTINGS = {"num_workers": 1, "device": torch.device("cpu"), "mean": (0.5,) * 3, "std": (0.5,) * 3}
+SCRIPT = """
+import json, sys, torch
+from timm.data import FastCollateMixup, create_dataset, create_loader
 
-
+root, mixup = sys.argv[1], float(sys.argv[2])
+of_train = create_dataset("", root=root, split="train", is_training=True, batch_size=8, seed=42, repeats=0)
+of_eval = create_dataset("", root=root, split="val", is_training=False, batch_size=8)
+shared = {"input_size": (3, 32, 32), "batch_size": 8, "use_prefetcher": True, "device": torch.device("cpu")}
+shared |= {"mean": (0.5,) * 3, "std": (0.5,) * 3, "num_workers": 1, "distributed": False}
+erases = {"interpolation": "random", "re_prob": 0.5, "re_mode": "pixel"}
+collate = FastCollateMixup(mixup_alpha=mixup, num_classes=5) if mixup else None
+training = create_loader(of_train, is_training=True, collate_fn=collate, **erases, **shared)
+validation = create_loader(of_eval, is_training=False, crop_pct=0.9, **shared)
+for epoch in range(2):
+    of_train.set_epoch(epoch)
+    if epoch == 1 and training.mixup_enabled:
+        training.mixup_enabled = False
+    batches = [([*images.shape], target.tolist()) for images, target in training]
+    assert len(batches) == len(training)
+    print(json.dumps([batches, sum(len(images) for images, _ in validation)]))
+"""
 Run = Callable[..., Any]
 
 
@@ -41,42 +61,30 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def of_training(path: Path, **options: Any) -> Any:
-    import torch
-
-    settings = {"num_workers": 1, "device": torch.device("cpu"), "mean": (0.5,) * 3, "std": (0.5,) * 3}
     dataset = adapter.create_dataset("", root=str(path), split="train", seed=7)
-    training = adapter.create_loader(dataset, (3, 24, 24), BATCH, is_training=True, **settings | options)
-    return dataset, training
+    settings = {"batch_size": BATCH, "is_training": True, **SETTINGS, **options}
+    return dataset, adapter.create_loader(dataset, (3, 24, 24), **settings)
 
 
-@pytest.fixture
-def labels(data: Path) -> list[list[int]]:
-    """Of each whole batch of the epochs 0 and 1, as the script asks for them."""
+@pytest.mark.parametrize("mixup", [0.0, 1.0])
+def test_the_script_gets_what_it_asks_for(mixup: float, run: Run, data: Path, tmp_path: Path) -> None:
+    """Its epochs, its validation; mixed until it turns that off."""
     with loaders.build(data, batch_size=BATCH, seed=42, sampling=loaders.Sampling(last="drop")) as loader:
-        return [batch.labels.tolist() for _ in range(2) for batch in loader]
-
-
-def test_the_script_trains_on_our_batches_and_validates_on_each_picture(
-    run: Run, data: Path, labels: list[list[int]]
-) -> None:
-    code, out, err = run(SCRIPT, data)
+        labels = [[batch.labels.tolist() for batch in loader] for _ in range(2)]
+    (tmp_path / "script.py").write_text(SCRIPT)
+    code, out, err = run(tmp_path / "script.py", data, mixup)
     assert code == 0, err
     epochs = [json.loads(line) for line in out.splitlines()]
-    assert [seen[2] for epoch in epochs for seen in epoch["seen"]] == labels
-    assert {tuple(seen[1]) for epoch in epochs for seen in epoch["seen"]} == {(BATCH, 3, 32, 32)}
-    assert [epoch["validated"] for epoch in epochs] == [IMAGES - TRAINED] * 2
-
-
-def test_mixup_of_the_script_mixes_until_it_is_turned_off(
-    run: Run, data: Path, labels: list[list[int]]
-) -> None:
-    code, out, err = run(SCRIPT, data, "mixup_alpha=1.0", "re_prob=0.5", "re_mode='pixel'")
-    assert code == 0, err
-    first, second = ([seen[2] for seen in json.loads(line)["seen"]] for line in out.splitlines())
-    assert any(sum(share > 0.1 for share in shares) > 1 for batch in first for shares in batch)
-    for shares_of, expected in zip(second, labels[len(first) :], strict=True):
-        assert [shares.index(max(shares)) for shares in shares_of] == expected
-        assert all(max(shares) > 0.9 for shares in shares_of)
+    assert {tuple(shape) for batches, _ in epochs for shape, _ in batches} == {(BATCH, 3, 32, 32)}
+    assert [validated for _, validated in epochs] == [IMAGES - TRAINED] * 2
+    targets = [[target for _, target in batches] for batches, _ in epochs]
+    if mixup:
+        assert any(sum(share > 0.1 for share in shares) > 1 for batch in targets[0] for shares in batch)
+        assert all(max(shares) > 0.9 for batch in targets[1] for shares in batch)
+        unmixed = [[shares.index(max(shares)) for shares in batch] for batch in targets[1]]
+        assert unmixed == labels[1]
+    else:
+        assert targets == labels
 
 
 def test_a_run_that_goes_on_serves_the_epoch_that_it_names(data: Path) -> None:
@@ -109,33 +117,26 @@ def test_pictures_are_normalised_with_the_figures_of_the_model_and_erased_where_
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "mention"),
     [
-        ({"auto_augment": "rand-m9"}, "--aa 'rand-m9': is not there with these loaders"),
-        ({"vflip": 0.5}, "--vflip 0.5"),
+        ({"auto_augment": "rand-m9"}, "--aa 'rand-m9'"),
         ({"num_aug_splits": 3}, "--aug-splits 3"),
-        ({"collate_fn": len}, "batches come whole"),
+        ({"collate_fn": len}, "FastCollateMixup or none"),
+        ({"batch_size": 7, "collate_fn": adapter.FastCollateMixup()}, "--batch-size 7"),
     ],
 )
-def test_what_is_not_there_is_refused(options: dict[str, Any], message: str, data: Path) -> None:
-    with pytest.raises(SettingError, match=message):
+def test_what_is_not_there_is_refused(options: dict[str, Any], mention: str, data: Path) -> None:
+    with pytest.raises(SettingError, match=mention):
         of_training(data, **options)
 
 
-def test_an_odd_batch_is_not_mixed(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[__name__], "BATCH", 7)
-    with pytest.raises(SettingError, match="--batch-size 7 with MixUp"):
-        of_training(data, collate_fn=adapter.FastCollateMixup())
-
-
 def test_a_wrong_path_ends_in_one_line(run: Run, tmp_path: Path) -> None:
-    code, _, err = run(SCRIPT, tmp_path / "none")
-    assert (code, err.count("\n")) == (2, 1)
-    assert err.startswith("timm_adapter: error: ")
-    assert str(tmp_path / "none") in err
-    code, _, err = run(tmp_path / "train.py")
-    assert code == 2
-    assert "train.py: no such file; give the path of timm's train.py" in err
+    (tmp_path / "script.py").write_text(SCRIPT)
+    for words in ((tmp_path / "script.py", tmp_path / "none", 0), (tmp_path / "none",)):
+        code, _, err = run(*words)
+        assert (code, err.count("\n")) == (2, 1)
+        assert err.startswith("timm_adapter: error: ")
+        assert str(tmp_path / "none") in err
 
 
 @pytest.mark.slow

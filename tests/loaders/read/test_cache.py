@@ -4,7 +4,10 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,12 @@ import pytest
 import torch
 
 from loaders import Loader
+from loaders.augment.cpu import Crops
+from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.read import host_memory
+from loaders.deliver.devices import Lane
+from loaders.read import host_memory, shards
+from loaders.read.cache import open_cached
 from precache import convert
 from precache.errors import DatasetError
 from tests.building import build_loader
@@ -99,6 +106,31 @@ def test_shards_that_are_kept_are_never_opened_again(
             Path(file).unlink()
         with pytest.raises(DatasetError):
             ids_of(loader)
+
+
+def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of shards is read ahead, of which hardly a sample is still asked for."""
+    allow(monkeypatch, IMAGES - 1)
+    settings: dict[str, Any] = {"shuffle": "window", "workers": 1, "size": STORED_SIZE, "cache": "ram"}
+    with build_loader(converted["shards"], **settings) as loader:
+        spec = loader.spec
+    data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, STORED_SIZE)
+    asked = 0
+
+    def ask() -> Iterator[Request]:
+        nonlocal asked
+        for asked in range(20 * IMAGES):
+            yield Request(asked // IMAGES, np.array([asked % IMAGES]))
+
+    open_shards = partial(shards.open_reader, spec, data)
+    reader = open_cached(open_shards, "shards", spec, data, crops, Lane(spec.device))
+    with closing(reader):
+        for number, batch in enumerate(reader.read(ask())):
+            assert len(batch.images) == 1
+            assert asked - number < 600
+    assert number + 1 == 20 * IMAGES
 
 
 def test_auto_takes_half_of_what_is_free_and_nothing_where_that_keeps_little(

@@ -40,7 +40,8 @@ def test_corrupt_pictures_are_named_counted_and_left_out(
     assert counts == {"scanned": IMAGES + 1, "converted": IMAGES - 2, "rejected": 2, "ignored": 1}
     assert verify(out) == []
     listed = (out / "rejected.csv").read_text().splitlines()
-    assert [line.split(",")[1] for line in listed] == ["path", *bad]
+    assert listed[0] == "id,path,reason"
+    assert [line.split(",")[1] for line in listed[1:]] == bad
     ids = open_dataset(out).read_index("train").ids
     assert set(ids.tolist()) == set(range(IMAGES)) - {rejected.id for rejected in manifest.rejected}
     files = {file.name for file in manifest.files} | {MANIFEST_NAME, "rejected.csv"}

@@ -14,7 +14,7 @@ from precache.sources import SourceOptions, open_source
 from precache.sources.base import check_apart, reads_of
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
-from tests.cloud.proxy import Proxy
+from tests.cloud.storages import Storage
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import files_of, make_tar
 
@@ -33,13 +33,13 @@ def put(folder: Path, url: Url) -> Url:
     return url
 
 
-def test_pictures_come_several_at_a_time(bucket: Url, proxy: Proxy, raw_tree: Path) -> None:
+def test_pictures_come_several_at_a_time(bucket: Url, storage: Storage, raw_tree: Path) -> None:
     scan = open_source(str(put(raw_tree, bucket / "photos"))).scan()
     refs = list(scan.samples)[:32]
-    proxy.latency_s = 0.1
+    storage.latency_s = 0.1
     begin_s = time.monotonic()
     pictures = [read() for read in reads_of(scan.source, refs, MAX_PIXELS)]
-    assert time.monotonic() - begin_s < proxy.latency_s * len(refs) / 2
+    assert time.monotonic() - begin_s < storage.latency_s * len(refs) / 2
     assert pictures == [(raw_tree / ref.path).read_bytes() for ref in refs]
 
 

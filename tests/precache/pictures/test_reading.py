@@ -49,8 +49,6 @@ def test_an_error_that_passes_costs_no_picture(
     assert not isinstance(caught.value, ImageError)
 
 
-
-
 def pipe_instead(path: Path) -> None:
     path.unlink()
     os.mkfifo(path)

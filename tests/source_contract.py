@@ -476,11 +476,11 @@ def check_columns_are_labels_splits_and_fields(make: Callable[[Columns, Path], A
         assert (scan.target, scan.classes) == (target, classes)
         found = [ref.label if target in ("class", "none") else ref.target for ref in scan.samples]
         assert found == labels
-    folds, of_tar = ["train", "valid", "train", "test"], make is rows_of_tar  # whose name says the split
+    folds, of_tar = [1, 0, 1, 2], make is rows_of_tar  # whose name says the split
     source = make({"label": [*"abca"], "fold": folds, **FIELDS}, place)
     named = {"label": "label"} if of_tar else {"label": "label", "split": "fold"}
     scan = open_source(source, SourceOptions(fields=tuple(FIELDS), **named)).scan()
-    assert [ref.split for ref in scan.samples] == ([""] * 4 if of_tar else folds)
+    assert [ref.split for ref in scan.samples] == ["" if of_tar else f"fold{number}" for number in folds]
     columns = scan.samples.fields
     assert {name: [column.value(row) for row in range(4)] for name, column in columns.items()} == FIELDS
     assert [column.kind for column in columns.values()] == ["int", "float", "text", "ragged", "vector"]

@@ -21,7 +21,7 @@ from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
 from tests.format_contract import stored
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.test_converted_shapes import spotted
+from tests.precache.sources.tables import spotted
 from tests.precache.sources.test_dataset import shards
 from tests.stopping import KilledError, Stop, stopping
 

@@ -9,10 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from precache.sources.base import Scan
-from tests.precache.sources.archives import scan_of
+from tests.precache.pictures.drawing import encoded
+from tests.precache.sources.archives import put, scan_of
 
 
 def write_csv(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
@@ -62,3 +64,13 @@ def classes_of(table: Path) -> dict[str, str]:
 def scan_text(folder: Path, text: str | bytes, name: str = "labels.csv", **options: Any) -> Scan:
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return scan_of(folder / name, **options)
+
+
+def spotted(folder: Path) -> Path:
+    """A table of a black picture of 120 x 80 with a white spot, its box and, in `masks`, its mask."""
+    left, top, right, bottom = 40, 20, 60, 30
+    spot = np.zeros((80, 120), np.uint8)
+    spot[top:bottom, left:right] = 255
+    put(folder, dict.fromkeys(("pictures/0.png", "masks/0.png"), encoded(spot)))
+    (folder / "labels.csv").write_text(f'image,box\n0.png,"[[{left}, {top}, {right}, {bottom}]]"\n')
+    return folder / "labels.csv"

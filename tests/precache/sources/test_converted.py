@@ -13,9 +13,9 @@ from precache.dataset.boxes import placement
 from precache.errors import SettingError, SourceError
 from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored
-from tests.precache.pictures.drawing import encoded
-from tests.precache.sources.archives import put, scan_of
+from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import Items, picture
+from tests.precache.sources.tables import spotted
 from tests.precache.sources.test_dataset import shards
 
 
@@ -171,24 +171,16 @@ def test_enlarging_is_refused(fit: str, raw_tree: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "two").exists()
 
 
-SPOT = (40, 20, 60, 30)  # left, top, right, bottom, on pictures of 120 x 80
-
-
 @pytest.mark.parametrize(
     "second", [{"fit": "crop", "size": 40}, {"fit": "stretch", "size": 20}, {"fit": "pad", "size": (20, 40)}]
 )
 def test_boxes_and_masks_stay_on_what_they_mark(tmp_path: Path, second: dict[str, Any]) -> None:
     """Crop, then something else, of one picture: where the original's size would say another place."""
-    left, top, right, bottom = SPOT
-    spot = np.zeros((80, 120), np.uint8)
-    spot[top:bottom, left:right] = 255
-    put(tmp_path, dict.fromkeys(("pictures/0.png", "masks/0.png"), encoded(spot)))
-    (tmp_path / "labels.csv").write_text(f'image,box\n0.png,"[{list(SPOT)}]"\n')
     options = SourceOptions(
         root=str(tmp_path / "pictures"), fields=("box",), boxes="box", mask=str(tmp_path / "masks")
     )
     first = Recipe(format="shards", size=40, fit="crop")
-    convert(tmp_path / "labels.csv", tmp_path / "one", first, workers=0, options=options)
+    convert(spotted(tmp_path), tmp_path / "one", first, workers=0, options=options)
     convert(tmp_path / "one", tmp_path / "two", Recipe(format="shards", **second), workers=0)
     assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
     dataset = open_dataset(tmp_path / "two")

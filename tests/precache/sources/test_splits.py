@@ -37,6 +37,8 @@ def test_each_picture_goes_where_the_list_puts_it(raw_tree: Path, tmp_path: Path
     assert verify_deep(out, raw_tree, workers=0).problems == ()
     assert "--splits LIST.csv" in manifest.recipe.to_flags()
     assert convert(raw_tree, out, recipe, workers=0, split_list=listed).converted == 0
+    with pytest.raises(PrecacheError, match="cannot be combined"):
+        convert(raw_tree, out, Recipe(format="shards", splits="a=0.5,b=0.5"), workers=0, split_list=listed)
     write_list(listed, [f"{sample.path},train" for sample in samples])
     for other in (listed, None):
         with pytest.raises(PrecacheError, match="out: holds another conversion"):

@@ -64,6 +64,15 @@ def test_a_class_is_called_as_its_cell_is_written(target: str | None, photos: Pa
                 assert [scan.classes[number] for number in found] == [*cells]
 
 
+def test_whole_numbers_stay_apart_whatever_stands_beside_them(photos: Path) -> None:
+    """They are no floats, in which these two are one."""
+    for last in ("", "nan", "1.5", "7"):
+        rows = f"0.jpg,1234567890123456789\n1.jpg,1234567890123456788\n2.jpg,{last}\n"
+        with suppress(SourceError):
+            column = scan_text(photos, f"path,id\n{rows}", fields=("id",)).samples.fields["id"]
+            assert [str(column.value(row))[-2:] for row in range(2)] == ["89", "88"]
+
+
 @pytest.mark.parametrize(
     ("cells", "target", "says"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from precache import convert, open_dataset, verify
+from precache import check, convert, open_dataset, verify
 from precache.errors import SettingError, SourceError
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources import SourceOptions, open_source
@@ -88,6 +88,14 @@ def test_verify_reads_what_the_storage_holds(bucket: Url, converted: dict[str, P
     store.delete(["train-00000.idx"])
     named = [problem.partition(": ")[0] for problem in verify(str(url))]
     assert named == [f"{url}/train-00000.idx", f"{url}/{index}"]
+
+
+def test_check_decodes_a_tree_of_objects(bucket: Url, tmp_path: Path) -> None:
+    ObjectStore(bucket / "photos").put("a/1.jpg", b"\xff\xd8 no picture")
+    with pytest.raises(SettingError, match="--list"):
+        check(str(bucket / "photos"), workers=0)
+    report = check(str(bucket / "photos"), list_file=tmp_path / "list.csv", workers=0)
+    assert [bad.path for bad in report.rejected] == ["a/1.jpg"]
 
 
 def test_messages_name_what_is_fetched_by_its_url(

@@ -1,8 +1,6 @@
 """Properties that every format keeps; `tests/precache/test_formats.py` runs them over all of them."""
 
-import json
-import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +21,38 @@ def stored(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
             yield str(path), sample
 
 
-def check_holds_every_sample_once(dataset: ConvertedDataset, raw_tree: Path) -> None:
-    scan = scan_tree(raw_tree)
+def check_holds_its_tree(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: float) -> None:
+    """Every sample once, shuffled as the index says, with the converter's pixels: exactly, or as near."""
+    samples, how = scan_tree(raw_tree).samples, dataset.manifest.recipe.rendering
     rejected = {sample.id for sample in dataset.manifest.rejected}
-    expected = [(s.id, s.label) for s in scan.samples if s.id not in rejected]
-    held = [(sample.id, sample.label) for _, sample in stored(dataset)]
-    assert sorted(held) == expected
-    assert held != expected, "written in scan order, not shuffled"
-
-
-def check_index_is_the_written_order(dataset: ConvertedDataset) -> None:
-    index = dataset.read_index("train")
-    assert [(sample.id, sample.label) for _, sample in stored(dataset)] == list(
-        zip(index.ids.tolist(), index.labels.tolist(), strict=True)
-    )
-
-
-def check_pixels_are_the_converters(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: float) -> None:
-    """Exact where `worst_psnr` is infinite."""
-    scan = scan_tree(raw_tree)
-    how = dataset.manifest.recipe.rendering
+    expected = [(sample.id, sample.label) for sample in samples if sample.id not in rejected]
+    held = []
     for path, sample in stored(dataset):
-        file = f"{raw_tree}/{scan.samples[sample.id].path}"
-        expected, _ = images.render(images.read_bytes(file), file, how)
+        held.append((sample.id, sample.label))
+        file = f"{raw_tree}/{samples[sample.id].path}"
+        rendered, _ = images.render(images.read_bytes(file), file, how)
         pixels = sample.pixels(path, images.CHANNELS[how.channels])
-        assert pixels.shape == expected.shape
-        error = np.square(pixels.astype(float) - expected).mean()
+        assert pixels.shape == rendered.shape
+        error = np.square(pixels.astype(float) - rendered).mean()
         assert error <= 255**2 / 10 ** (worst_psnr / 10), f"sample {sample.id}"
+    assert sorted(held) == expected != held
+    index = dataset.read_index("train")
+    assert held == list(zip(index.ids.tolist(), index.labels.tolist(), strict=True))
 
 
 def check_another_reader_sees_the_same(
-    dataset: ConvertedDataset, read: Callable[[ConvertedDataset], Iterator[tuple[int, int, Any]]]
+    dataset: ConvertedDataset, read: Iterator[tuple[int, dict[str, Any], Any]], known: dict[str, Any]
 ) -> None:
-    """`read` yields (id, label, JPEG bytes or pixels) in stored order, by somebody else's code."""
-    ours = [(sample.id, sample.label, sample.data) for _, sample in stored(dataset)]
-    theirs = list(read(dataset))
-    assert [(id, label) for id, label, _ in theirs] == [(id, label) for id, label, _ in ours]
-    for (_, _, their_data), (_, _, our_data) in zip(theirs, ours, strict=True):
-        if isinstance(our_data, bytes):
-            assert bytes(their_data) == our_data
-        else:
-            assert np.array_equal(their_data, our_data)
+    """`read` gives (id, some of what is known of it, JPEG or pixels) in stored order, by others' code.
 
-
-def check_bytes_do_not_depend_on_workers(make: Callable[[int], Path]) -> None:
-    first, other = ({path.name: path.read_bytes() for path in make(workers).iterdir()} for workers in (0, 3))
-    assert first == other
-
-
-def origins(dataset: ConvertedDataset) -> Iterator[dict[str, Any]]:
-    """The .json of every sample of a `webdataset` folder."""
-    for shard in dataset.manifest.shards:
-        with tarfile.open(dataset.shard_path(shard)) as tar:
-            for member in tar:
-                file = tar.extractfile(member)
-                if member.name.endswith(".json") and file is not None:
-                    yield {"id": int(member.name[:8]), **json.load(file)}
+    `known` has the values of all samples, by name; lists may come without their shape.
+    """
+    for (_, ours), (sample_id, values, data) in zip(stored(dataset), read, strict=True):
+        assert sample_id == ours.id
+        assert data == ours.data if isinstance(ours.data, bytes) else np.array_equal(data, ours.data)
+        for name, value in values.items():
+            expected = known[name][sample_id]
+            if isinstance(expected, str):
+                assert value == expected
+            else:
+                assert np.allclose(np.ravel(value), np.ravel(np.asarray(expected, float)), rtol=1e-6), name

@@ -1,5 +1,6 @@
 """Properties that every kind of source keeps; `tests/precache/sources/test_sources.py` runs them over all."""
 
+import json
 import os
 import pickle
 import random
@@ -22,6 +23,7 @@ from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
 from tests.faults.mutations import spoil
 from tests.precache.sources.archives import (
+    JPEG,
     Files,
     make_tar,
     make_webdataset,
@@ -30,7 +32,7 @@ from tests.precache.sources.archives import (
     put,
     spoil_archive,
 )
-from tests.precache.sources.objects import Items, opened
+from tests.precache.sources.objects import Items, opened, picture
 from tests.precache.sources.tables import WRITERS, classes_of
 
 
@@ -93,14 +95,6 @@ def packed(make: Callable[..., Path], name: str, **how: Any) -> Callable[[Files,
     return lambda files, place: make(place / name, files, **how)
 
 
-def make_objects(files: Files, bucket: Url) -> str:
-    """A tree of objects."""
-    store = ObjectStore(bucket / "photos")
-    for name, content in files.items():
-        store.put(name, content)
-    return str(bucket / "photos")
-
-
 def make_table(kind: str) -> Callable[[Files, Path], Path]:
     """A table beside the pictures that it names; by the column `species` are they in their classes."""
 
@@ -142,6 +136,12 @@ def make_dataset(files: Files, place: Path, value: Callable[[Path], Any] = Path)
     classes = sorted({name.split("/")[0] for name in files})
     pairs = [(value(tree / name), classes.index(name.split("/")[0])) for name in sorted(files)]
     return Items(pairs, classes=classes)
+
+
+def make_image_folder(files: Files, place: Path) -> Any:
+    """The dataset of torchvision's."""
+    torchvision = pytest.importorskip("torchvision", reason="the extra 'loaders' is not installed")
+    return torchvision.datasets.ImageFolder(put(place / "tree", files))
 
 
 def undecoded(path: Path) -> Any:
@@ -200,7 +200,12 @@ KINDS = {
     "stored zip": Kind(
         packed(make_zip, "x.zip", method=zipfile.ZIP_STORED), is_converted=False, **AN_ARCHIVE
     ),
-    "objects": Kind(make_objects, at_url=True, is_tree=True, change=rewrite_object),
+    "objects": Kind(
+        at_url(lambda files, place: put(place / "photos", files)),
+        at_url=True,
+        is_tree=True,
+        change=rewrite_object,
+    ),
     "tar at a URL": Kind(at_url(packed(make_tar, "x.tar")), at_url=True, is_tree=True, holds_any_name=True),
     "zip at a URL": Kind(at_url(packed(make_zip, "x.zip")), at_url=True, is_tree=True),
     **{
@@ -221,6 +226,7 @@ KINDS = {
         **A_TABLE,
     ),
     "dataset of paths": Kind(make_dataset, **A_DATASET),
+    "ImageFolder": Kind(make_image_folder, **A_DATASET),
     "dataset of bytes": Kind(lambda *given: make_dataset(*given, undecoded), is_sent_whole=True, **A_DATASET),
     "dataset of pictures": Kind(
         lambda *given: make_dataset(*given, opened), holds_files=False, is_sent_whole=True, **A_DATASET
@@ -255,7 +261,7 @@ def check_accounts_for_all(scan: Scan) -> None:
     assert all(ignored.reason for ignored in scan.ignored)
     named = [scan.source.where(ref) for ref in scan.samples]
     assert len(set(named)) == len(named)
-    assert all(str(scan.root) in where for where in named)
+    assert all(str(scan.root) in where or Path(where).is_file() for where in named)
 
 
 def check_says_the_same_again(source: Source) -> None:
@@ -391,3 +397,90 @@ def _state(place: Location) -> Any:
         return sorted((info.name, info.etag) for info in ObjectStore(place.parent).list())
     paths = [place, *sorted(place.rglob("*"))]
     return [(path, path.lstat().st_mtime_ns) for path in paths]
+
+
+Columns = dict[str, list[Any]]
+"""What is known of pictures, by name: a value of each."""
+
+
+def rows_of_table(kind: str) -> Callable[[Columns, Path], Any]:
+    """A table of the columns."""
+
+    def make(columns: Columns, place: Path) -> Path:
+        names = [f"{row}.jpg" for row in range(len(columns["label"]))]
+        put(place, dict.fromkeys(names, JPEG))
+        WRITERS[kind](place / f"table.{kind}", {"path": names, **columns})
+        return place / f"table.{kind}"
+
+    return make
+
+
+def _rows(columns: Columns) -> list[dict[str, Any]]:
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+
+def rows_of_dataset(columns: Columns, place: Path) -> Items:
+    """A dataset of mappings."""
+    return Items([{"image": picture(number), **row} for number, row in enumerate(_rows(columns))])
+
+
+def rows_of_tar(columns: Columns, place: Path) -> Path:
+    """A tar of WebDataset, the columns in its .json."""
+    files = {}
+    for number, row in enumerate(_rows(columns)):
+        files |= {f"{number}.jpg": JPEG, f"{number}.json": json.dumps(row).encode()}
+    return make_tar(place / "x.tar", files)
+
+
+def rows_of_saved_dataset(columns: Columns, place: Path) -> Any:
+    """A dataset of Hugging Face's library."""
+    library = pytest.importorskip("datasets", reason="the extra 'hf' is not installed")
+    pictures = [picture(number) for number in range(len(columns["label"]))]
+    dataset = library.Dataset.from_dict({"image": pictures, **columns})
+    return dataset.cast_column("image", library.Image())
+
+
+ROWS: dict[str, Callable[[Columns, Path], Any]] = {
+    **{kind: rows_of_table(kind) for kind in WRITERS},
+    "dataset": rows_of_dataset,
+    "WebDataset": rows_of_tar,
+    "Hugging Face's datasets": rows_of_saved_dataset,
+}
+"""Each makes a source whose pictures have these columns."""
+LABELS: list[tuple[list[Any], dict[str, Any], str, tuple[str, ...], list[Any]]] = [
+    (["b", "a", "b", "c"], {}, "class", ("a", "b", "c"), [1, 0, 1, 2]),
+    ([10, 9, 9, -1], {}, "class", ("-1", "9", "10"), [2, 1, 1, 0]),  # by their size
+    (["a|b", "", "b | a|b"], {"separator": "|"}, "classes", ("a", "b"), [[0, 1], [], [0, 1]]),
+    ([["a", "b"], [], ["b"]], {}, "classes", ("a", "b"), [[0, 1], [], [1]]),
+    ([0.5, 1.0, -2e-3], {}, "number", (), [0.5, 1, -0.002]),
+    ([3, 1, 2], {"target": "number"}, "number", (), [3, 1, 2]),
+    ([[0.5, 1.0], [1.0, 2.0], [3.0, 4.0]], {}, "number", (), [[0.5, 1], [1, 2], [3, 4]]),
+    ([3, 1, 2], {"target": "none"}, "none", (), [-1, -1, -1]),
+]
+"""Values, options, and the target, the classes and the labels that they give."""
+FIELDS: Columns = {
+    "width": [640, -1, 0, 3],
+    "score": [0.5, 1.0, 2e-3, -4.0],
+    "caption": ["\u00fc \U0001f426", "b", "c, d", 'a "quoted", one'],
+    "box": [[[1, 2, 3, 4], [5, 6, 7, 8]], [], [[0, 0, 1, 1]], []],
+    "vector": [[0.5, 1.0], [1.0, 1.0], [2.0, 2.0], [3.0, 4.0]],
+}
+
+
+def check_columns_are_labels_splits_and_fields(make: Callable[[Columns, Path], Any], place: Path) -> None:
+    """`make` is one of ROWS."""
+    for values, options, target, classes, labels in LABELS:
+        named = {} if options.get("target") == "none" else {"label": "label"}
+        source = make({"label": values}, place)
+        scan = open_source(source, SourceOptions(**named, **options)).scan()
+        assert (scan.target, scan.classes) == (target, classes)
+        found = [ref.label if target in ("class", "none") else ref.target for ref in scan.samples]
+        assert found == labels
+    folds, of_tar = ["train", "valid", "train", "test"], make is rows_of_tar  # whose name says the split
+    source = make({"label": [*"abca"], "fold": folds, **FIELDS}, place)
+    named = {"label": "label"} if of_tar else {"label": "label", "split": "fold"}
+    scan = open_source(source, SourceOptions(fields=tuple(FIELDS), **named)).scan()
+    assert [ref.split for ref in scan.samples] == ([""] * 4 if of_tar else folds)
+    columns = scan.samples.fields
+    assert {name: [column.value(row) for row in range(4)] for name, column in columns.items()} == FIELDS
+    assert [column.kind for column in columns.values()] == ["int", "float", "text", "ragged", "vector"]

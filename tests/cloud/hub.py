@@ -59,6 +59,7 @@ def hub_serving() -> Iterator[Hub]:
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass

@@ -176,6 +176,7 @@ class _Server(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     storage: Storage
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass

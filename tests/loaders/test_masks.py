@@ -22,7 +22,8 @@ from precache.sources import SourceOptions
 from tests.building import build_loader
 from tests.labelled_pictures import BOX, PICTURES, STEP, check_labels, draw_boxed, draw_trees
 from tests.loaders.arms import OF_SHARDS
-from tests.precache.sources.listed import ListedSource, encoded
+from tests.precache.pictures.drawing import encoded
+from tests.precache.sources.listed import listed_pictures
 
 AUGMENTATIONS: dict[str, Any] = {
     "None": None,
@@ -71,7 +72,7 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     drawn = [*map(draw_boxed, range(PICTURES)), Image.new("RGB", (50, 50))]
     boxes = [*([list(BOX), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
     kinds = [list(range(len(row))) for row in boxes]
-    source = ListedSource(tuple(map(encoded, drawn)), "none", None, {"box": boxes, "kind": kinds})
+    source = listed_pictures(tuple(map(encoded, drawn)), "none", None, {"box": boxes, "kind": kinds})
     return maker(tmp_path_factory.mktemp("boxed"), source, SourceOptions(boxes="box"))
 
 
@@ -257,7 +258,14 @@ def test_boxes_are_the_same_with_every_backend(backend: str, kind: str, boxed: M
     ],
 )
 def test_what_is_no_list_of_boxes_is_refused(fields: dict[str, Any], message: str, tmp_path: Path) -> None:
-    source = ListedSource(tuple(encoded(draw_boxed(number)) for number in range(3)), "none", None, fields)
+    source = listed_pictures(tuple(encoded(draw_boxed(number)) for number in range(3)), "none", None, fields)
     with pytest.raises(SettingError, match=message):
         convert(source, tmp_path / "out", Recipe(format="shards"), options=SourceOptions(boxes="b"))
     assert not (tmp_path / "out").exists()
+
+
+def test_pictures_without_any_box_have_lists_without_any(tmp_path: Path) -> None:
+    pictures = tuple(encoded(draw_boxed(number)) for number in range(4))
+    source = listed_pictures(pictures, "none", None, {"box": [[]] * 4})
+    with build(maker(tmp_path, source, SourceOptions(boxes="box"))("shards"), batch_size=4) as loader:
+        assert [boxes.shape for boxes in next(iter(loader)).fields["box"]] == [(0, 4)] * 4

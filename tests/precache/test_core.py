@@ -54,11 +54,8 @@ def test_converting_needs_none_of_the_extras(raw_tree: Path, tmp_path: Path) -> 
 
 
 def test_bench_without_its_packages_names_the_extra(tmp_path: Path) -> None:
-    program = (
-        f"{WITHOUT_EXTRAS}\nimport bench.cli\nsys.argv[1:] = ['loaders', '--help']\nbench.cli.entry_point()"
-    )
-    command = [sys.executable, "-c", program]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    program = f"{WITHOUT_EXTRAS}\nimport bench.cli\nbench.cli.entry_point()"
+    command, environment = [sys.executable, "-c", program, "loaders"], {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     check_bad_input(done, "the extra 'bench'", "-m pip install 'precache[bench]'")
 

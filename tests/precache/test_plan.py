@@ -45,31 +45,41 @@ def test_every_sample_is_in_one_shard_of_its_split_shuffled_and_near_equal_in_si
     assert shards("shards", seed + 1) != plan
 
 
-@pytest.mark.parametrize(
-    ("setting", "bad"),
-    [
-        ("format", ("sharks",)),
-        ("size", (0, 8193, True)),
-        ("quality", (0, 101)),
-        ("shard_bytes", (0,)),
-        ("fit", ("squash",)),
-        ("resample", ("nearest",)),
-        ("splits", ("train=0.8", "train", "train=0.8,train=0.2", "a=0.5,b=0.4", "a=1,b=0", "a=.,b=1", "")),
-        ("seed", (-1,)),
-        ("decode", ("half",)),
-        ("allow_truncated", (1,)),
-        ("background", ("blackish", "#12", "#11223344", "", 7)),
-    ],
-)
-def test_a_bad_setting_names_field_and_value(setting: str, bad: tuple[object, ...]) -> None:
-    for value in bad:
-        with pytest.raises(SettingError, match=rf"^(unknown )?{setting} ") as caught:
-            recipe(**{setting: value})
-        assert repr(value) in str(caught.value)
+BAD: dict[str, tuple[object, ...]] = {
+    "format": ("sharks",),
+    "size": (8193, "60x36", (1, 2, 3), ()),
+    "quality": (0, 101),
+    "shard_bytes": (0,),
+    "fit": ("squash",),
+    "resample": ("nearest",),
+    "splits": ("train=0.8", "train", "train=0.8,train=0.2", "a=0.5,b=0.4", "a=1,b=0", "a=.,b=1", ""),
+    "seed": (-1,),
+    "decode": ("half",),
+    "allow_truncated": (1,),
+    "background": ("blackish", "#12", "#11223344", "", 7),
+    "channels": ("gray", 5, None, True),
+    "dtype": ("float32",),
+}
+TOGETHER: list[tuple[dict[str, object], list[str]]] = [
+    ({"format": "webdataset", "channels": "rgba"}, ["rgba", "shards", "webdataset"]),
+    ({"format": "dali", "channels": "grey", "dtype": "uint16"}, ["uint16", "shards", "dali"]),
+    ({"dtype": "uint16"}, ["uint16", "grey", "rgb"]),
+    *(({"size": size}, ["size", "8,192"]) for size in (0, True, (0, 5), (5, 8193), (True, 5), (5.0, 5))),
+    *(({"fit": fit, "size": (36, 60)}, [fit, "one side"]) for fit in ("keep", "keep-longer")),
+    *(({"fit": fit, "enlarge": True}, [fit, "keep and keep-longer"]) for fit in ("crop", "pad")),
+]
 
 
-def test_a_recipe_survives_json() -> None:
-    assert Recipe(**recipe().to_json()) == recipe()
+def test_a_bad_setting_names_field_and_value_and_what_does_not_go_together() -> None:
+    for setting, bad in BAD.items():
+        for value in bad:
+            with pytest.raises(SettingError, match=rf"^(unknown )?{setting} ") as caught:
+                recipe(**{setting: value})
+            assert repr(value) in str(caught.value)
+    for settings_, mentions in TOGETHER:
+        with pytest.raises(SettingError) as caught:
+            recipe(**settings_)
+        assert [mention for mention in mentions if mention not in str(caught.value)] == []
 
 
 @given(SHARES, st.lists(st.integers(-1, 4), min_size=1, max_size=300), st.integers(0, 9))
@@ -85,6 +95,7 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
 
 
 def test_splits_grow_by_their_shares_however_few_samples_come_at_a_time() -> None:
+    """One that lost its samples gets the new ones first."""
     shares = [0.7, 0.3]
     kept = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
     for update in range(120):
@@ -94,11 +105,8 @@ def test_splits_grow_by_their_shares_however_few_samples_come_at_a_time() -> Non
         for label in range(3):
             counts = [np.count_nonzero(has == label) for has in kept]
             assert abs(counts[0] - 0.7 * sum(counts)) <= 1
-
-
-def test_a_split_that_lost_its_samples_gets_the_new_ones_first() -> None:
-    kept = [np.zeros(80, np.int64), np.zeros(0, np.int64)]
-    split_of = split_samples(np.zeros(20, np.int64), [0.8, 0.2], seed=0, present=kept)
+    lost = [np.zeros(80, np.int64), np.zeros(0, np.int64)]
+    split_of = split_samples(np.zeros(20, np.int64), [0.8, 0.2], seed=0, present=lost)
     assert np.bincount(split_of, minlength=2).tolist() == [0, 20]
 
 

@@ -58,8 +58,7 @@ def beside(baseline: list[float], top1: list[float]) -> Compared:
 def test_quantiles_are_those_of_the_tables_and_intervals_cover_what_is_true() -> None:
     # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
     for share, degrees, expected in (
-        *((0.975, 1, 12.706), (0.975, 2, 4.303), (0.975, 4, 2.776), (0.975, 30, 2.042)),
-        *((0.95, 3, 2.353), (0.995, 4, 4.604), (0.999, 5, 5.893), (0.975, 100, 1.984)),
+        *((0.975, 1, 12.706), (0.975, 2, 4.303), (0.95, 3, 2.353), (0.999, 5, 5.893), (0.975, 100, 1.984)),
     ):
         assert quantile(share, degrees) == pytest.approx(expected, abs=6e-4)
         assert cdf(-expected, degrees) == pytest.approx(1 - share, abs=1e-4)
@@ -121,15 +120,13 @@ def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
     assert table(trained, 1.0).rows[-1][4] == "worse or chance"
 
 
-def test_models_that_learnt_nothing_and_times_beside_other_programs_are_not_relied_on() -> None:
-    assert ["is as good as" in said for said in answers(lines(), 1.0)] == [True]
-    (little,) = answers(lines(classes=3), 1.0)
-    assert little.startswith("Nothing can be told")
-    disturbed = answers(lines(other_cpu=0.4), 1.0)[-1]
-    assert "Other processes took 40% of the CPUs" in disturbed
-
-
-def test_the_page_has_every_training_and_escapes_names() -> None:
+def test_the_page_has_every_training_and_nothing_is_told_of_models_that_learnt_nothing() -> None:
+    for more, said in (
+        ({}, "is as good as"),
+        ({"classes": 3}, "Nothing can be told"),
+        ({"other_cpu": 0.4}, "took 40%"),
+    ):
+        assert said in answers(lines(**more), 1.0)[-1]
     drawn = html(lines(HOSTILE), 1.0)
     assert HOSTILE not in drawn
     assert drawn.count("60.20%") == 2

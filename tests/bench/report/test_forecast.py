@@ -1,7 +1,6 @@
 """The model on hand-made cases: each figure can be worked out on paper."""
 
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from bench.report import forecast
 from bench.report.forecast import Inputs, Loaded, Profile, advised, predict
 from bench.report.row import Row
-from precache.recipe import DEFAULT_SIZE, Recipe
 
 
 def run(rate: float, serial_s: float = 1e-5, overlap: float = 1.0) -> list[Loaded]:
@@ -44,23 +42,7 @@ def test_a_conversion_takes_its_start_and_its_pictures_or_its_bytes() -> None:
         assert [row.convert_s for row in rows] == [None, pytest.approx(shards_s), pytest.approx(tars_s)]
 
 
-def test_loaders_scale_with_cpus_until_one_thread_is_always_busy() -> None:
-    found = {cpus: predictions(cpus=cpus)["webdataset"].loader.median for cpus in (1, 2, 4, 16)}
-    assert [found[cpus] for cpus in (1, 2, 4)] == [1500, 3000, 6000]
-    assert found[16] == pytest.approx(10_000)  # 1 / serial_s
-    assert predictions(cpus=4)["raw tree"].loader.median == 2000
-
-
-def test_from_a_cold_disk_a_loader_is_no_faster_than_its_reads() -> None:
-    for changes, rates in (
-        ({}, (1000, 2 / 0.0014, 3000)),  # a read of a picture of 200 kB takes 1.4 ms, two at a time
-        ({"disk_bytes_per_s": 50e6, "read_s": 0}, (500, 250, 2000)),
-    ):
-        colds = [row.cold for row in predictions(**changes).values()]
-        assert [cold.median for cold in colds if cold] == [pytest.approx(rate) for rate in rates]
-
-
-def test_the_trainer_gets_what_the_slower_of_the_two_gives() -> None:
+def test_the_trainer_gets_what_the_slower_of_the_two_gives_and_loaders_scale_with_cpus() -> None:
     def trained(**changes: Any) -> list[float]:
         return [row.rate.median for row in predictions(**changes).values()]
 
@@ -72,6 +54,8 @@ def test_the_trainer_gets_what_the_slower_of_the_two_gives() -> None:
     overlapping = predictions(replace(TARS, runs=run(3000, 1e-4, 0.9)))["webdataset"]
     assert overlapping.rate.median == pytest.approx(1800)
     assert [row.busy and row.busy.median for row in predictions(gpus=2).values()] == [0.25, 1.0, 0.75]
+    for cpus, rate in ((1, 1500), (4, 6000), (16, 10_000)):  # one thread is always busy: 1 / serial_s
+        assert predictions(cpus=cpus)["webdataset"].loader.median == pytest.approx(rate)
 
 
 def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have() -> None:
@@ -97,12 +81,3 @@ def test_start_and_rate_are_recovered_from_two_conversions() -> None:
     startup_s, image_s = forecast.fit_conversion((2.0, 24), (1.0, 1200), 2)  # noise
     assert startup_s >= 0
     assert image_s > 0
-
-
-def test_ways_to_store_go_from_what_keeps_most_of_a_picture_to_the_smallest() -> None:
-    found = forecast.ways_to_store(224)
-    assert forecast.stored_size(224) == DEFAULT_SIZE
-    assert (found[0], found[-1]) == ((448, 95), (256, 75))  # validation shows 224 of 256
-    assert all(one >= other for pair in pairwise(found) for one, other in zip(*pair, strict=True))
-    assert forecast.stored_words(Recipe(format="shards", size=448)) == "at most 448 px"
-    assert forecast.stored_words(Recipe(format="dali", quality=90)).endswith("px, JPEG quality 90")

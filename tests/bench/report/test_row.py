@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bench.report.row import Result, Row, busy_cores, by_key, more_workers_can_help, read_result, typed
+from bench.report.row import Result, Row, by_key, read_result, typed
 from precache.errors import SettingError
 from tests.bench.rich_result import altered, rich_result, waiting_row
 from tests.command import ROOT
@@ -72,13 +72,3 @@ def test_rows_that_are_alike_are_told_apart_by_their_rank() -> None:
     keys = list(by_key([row, altered(row, trainer_name="resnet50"), row]))
     assert [key.loader for key in keys] == ["pytorch on raw tree"] * 2 + ["pytorch on raw tree (2)"]
     assert [key.trainer for key in keys] == ["emulated:2480", "resnet50", "emulated:2480"]
-
-
-def test_another_worker_needs_a_cpu_that_has_time() -> None:
-    for workers, cpus, cpu_share, helps in (
-        *((2, 4, 0.6, True), (2, 4, None, True)),
-        *((2, 4, 0.97, False), (4, 4, 0.6, False), (0, 4, 0.6, False)),
-    ):
-        assert more_workers_can_help(workers, cpus, cpu_share) == helps
-    assert busy_cores(0.6) is None
-    assert "more workers will not help" in (busy_cores(0.97) or "")

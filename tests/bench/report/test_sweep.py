@@ -32,26 +32,24 @@ def measured(at: Point, *rates: float, trainer: float | None = TRAINER) -> One:
     return at, replace(row, trainer=Estimate(trainer, trainer, trainer), ratio=estimate(trainer))
 
 
-def found(*measured: One, left_out: dict[Point, str] | None = None, other: float | None = None) -> Found:
+def found(*measured: One, left_out: dict[Point, str] | None = None) -> Found:
     points = [*(at for at, _ in measured), *(left_out or {})]
-    return Found(points, dict(measured), left_out or {}, other)
-
-
-RISING = [measured(point(1), 500), measured(point(2), 700)]
-SMALL = [measured(point(0, 32), 200), measured(point(1, 32), 420), measured(point(2, 32), 410)]
+    return Found(points, dict(measured), left_out or {}, None)
 
 
 def test_what_cannot_be_of_use_is_left_out() -> None:
+    rising = [measured(point(1), 500), measured(point(2), 700)]
+    small = [measured(point(0, 32), 200), measured(point(1, 32), 420), measured(point(2, 32), 410)]
     cases: list[tuple[Point, list[One], list[Point], str | None]] = [
         (point(4), [measured(point(2), 985)], [], "the trainer does not wait with 2 workers"),
         (point(4), [measured(point(2), 975)], [], None),
         (point(1), [measured(point(2), 985)], [], None),  # fewer may be enough
         *((point(4), [measured(other, 999)], [], None) for other in (  # another series
             point(2, 32), point(2, backend="shards"))),
-        (point(8), [*RISING, measured(point(4), 620)], [], "4 workers gave less than 2"),
-        (point(8), [*RISING, measured(point(4), 640)], [], None),
-        (point(0, 64), SMALL, [], "with batch 32 0 workers gave 48% of the best"),
-        (point(0, 16), SMALL, [], None),  # smaller batches are another matter
+        (point(8), [*rising, measured(point(4), 620)], [], "4 workers gave less than 2"),
+        (point(8), [*rising, measured(point(4), 640)], [], None),
+        (point(0, 64), small, [], "with batch 32 0 workers gave 48% of the best"),
+        (point(0, 16), small, [], None),  # smaller batches are another matter
         (point(1, 256), [], [point(1, 128)], "batch 128 did not fit into memory"),
         (point(1, 64), [], [point(1, 128)], None),
     ]  # fmt: skip
@@ -90,11 +88,6 @@ BATCHES = {
             point(2),
             "choose 2 workers, batch 64: 970 images/s; the trainer may wait: the trials disagree.",
         ),
-        (
-            series((1, 500), (2, 990), (4, 1000), trainer=None),
-            point(2),
-            "990 images/s, 99% of the best (1,000 with 4 workers, batch 64).",
-        ),
     ],
 )  # fmt: skip
 def test_the_smallest_batch_near_the_best_and_the_fewest_workers_that_keep_up_are_chosen(
@@ -106,16 +99,6 @@ def test_the_smallest_batch_near_the_best_and_the_fewest_workers_that_keep_up_ar
         (text,) = answer(found(*trials))
         assert text.startswith("pytorch on data/raw: choose ")
         assert text.endswith(said)
-
-
-def test_each_loader_has_its_answer_and_beside_other_busy_processes_none_has() -> None:
-    trials = [measured(point(1), 500), measured(point(1, backend="shards"), 1000)]
-    assert [text.split()[0] for text in answer(found(*trials))] == ["pytorch", "shards"]
-    assert answer(found(*trials, other=0.1)) == answer(found(*trials))
-    (busy,) = answer(found(*trials, other=0.11))
-    assert busy.startswith("Other processes took 11% of the CPUs")
-    assert "chosen" not in str(tables(found(*trials, other=0.11)))
-    assert answer(found()) == []
 
 
 def test_tables_and_page_have_workers_down_batch_sizes_across_and_the_answer_first() -> None:
@@ -135,3 +118,7 @@ def test_tables_and_page_have_workers_down_batch_sizes_across_and_the_answer_fir
     assert shown.count("<figcaption>") == 2
     assert shown.count("<tr>") == 1 + 3 + 1 + 1, "a row for each number of workers"
     assert "one run each" in shown
+    (busy,) = answer(replace(sweep, other_cpu=0.11))
+    assert busy.startswith("Other processes took 11% of the CPUs")
+    assert "chosen" not in str(tables(replace(sweep, other_cpu=0.11)))
+    assert answer(found()) == []

@@ -6,7 +6,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import click
 import pytest
 from PIL import features
 
@@ -15,42 +14,26 @@ from precache.cli.commandline import parse_bytes, parse_share
 from precache.cli.main import FIRST, OF_BENCH, main
 from precache.errors import SettingError, shell_command
 from precache.example_data.sample_tree import make_sample
-from tests.command import ROOT, check_bad_input, run_here
+from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
 
 USUAL = "format size fit quality splits workers overwrite update help-all"
 
 
-def test_inspect_shows_what_a_folder_holds(converted: dict[str, Path], tmp_path: Path) -> None:
-    shown = run_here("precache", "inspect", converted["dali"], cwd=tmp_path).stdout
-    for mention in (
-        "dali",
-        "70 in 5 classes",
-        "JPEG of quality 95, 48x48",
-        "001.anchor",
-        "train",
-        "simplejpeg",
-    ):
+def test_inspect_shows_what_a_folder_holds_and_ten_classes_of_it(tmp_path: Path) -> None:
+    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
+    convert(tmp_path / "tree", tmp_path / "out", small_recipe("dali"), workers=0)
+    shown = run_here("precache", "inspect", "out", cwd=tmp_path).stdout
+    for mention in ("JPEG of quality 95, 48x48", "simplejpeg", "precache convert SRC out --format dali"):
         assert mention in shown
     assert not re.search(r"[a-z]_[a-z]", shown), "names of fields, as in the manifest"
-    summary = json.loads(run_here("precache", "inspect", converted["dali"], "--json", cwd=tmp_path).stdout)
-    assert summary["samples"] == summary["splits"]["train"]["samples"] == 70
-    assert sum(summary["splits"]["train"]["classes"].values()) == 70
-    assert summary["recipe"]["size"] == 48
-    assert summary["rejected"] == []
-    assert summary["source"]["options"] == {}
-    assert summary["source"]["digest"] in shown, "which source it was made from"
-
-
-def test_inspect_shows_ten_classes_and_the_summary_last(tmp_path: Path) -> None:
-    make_sample(tmp_path / "tree", images=12, classes=12, like="caltech", workers=0)
-    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
-    shown = run_here("precache", "inspect", "out", cwd=tmp_path).stdout
-    assert "010." in shown
-    assert "011." not in shown
+    assert ("010." in shown, "011." in shown) == (True, False)
     assert shown.index("and 2 more: --all-classes") < shown.index("12 in 12 classes")
-    assert "precache convert SRC out --format shards" in shown
     assert "012." in run_here("precache", "inspect", "out", "--all-classes", cwd=tmp_path).stdout
+    summary = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
+    assert summary["samples"] == sum(summary["splits"]["train"]["classes"].values()) == 12
+    assert (summary["recipe"]["size"], summary["rejected"], summary["source"]["options"]) == (48, [], {})
+    assert summary["source"]["digest"] in shown, "which source it was made from"
 
 
 def test_a_share_is_a_percentage_or_a_number_and_bytes_have_units() -> None:
@@ -91,32 +74,6 @@ def test_a_path_in_a_command_is_one_word_for_a_shell(path: str) -> None:
     assert os.fsdecode(printed).removeprefix("./") == path
 
 
-@pytest.mark.parametrize("path", ["fotos", "dta/photos", "fotos.csv", "fotos.zip"])
-def test_a_mistyped_path_is_answered_by_the_one_that_is_there(
-    path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And never by a command that makes something under the mistyped name."""
-    monkeypatch.chdir(tmp_path)
-    meant = tmp_path / path.replace("fotos", "photos").replace("dta", "data")
-    commands = ("convert {} out --format shards", "check {}", "verify {}", "inspect {}")
-    for _ in range(2):
-        for command in commands:
-            said = run_here("precache", *command.format(path).split(), cwd=tmp_path)
-            check_bad_input(said, path)
-            assert f"did you mean {meant.relative_to(tmp_path)}?" in said.stderr or not meant.exists()
-            assert "did you mean" not in said.stderr or meant.exists()
-            assert not re.search(rf"precache \w+( \w+)? {re.escape(path)}", said.stderr)
-        if not meant.exists():
-            meant.mkdir(parents=True)
-
-
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    result = run_here("precache", "verify", "nowhere", "--debug", cwd=tmp_path)
-    assert result.returncode != 0
-    assert "Traceback" in result.stderr
-    assert "DatasetError" in result.stderr
-
-
 def test_doctor_names_backends_and_the_command_that_installs_what_is_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,43 +96,35 @@ def test_doctor_names_backends_and_the_command_that_installs_what_is_missing(
     assert "-m pip install 'precache[dali]'" in shown
 
 
-@pytest.mark.parametrize(
-    ("installed", "driver", "expected"),
-    [
-        ({}, None, "nvidia-dali-cuda120"),
-        ({}, "575.57.08", "nvidia-dali-cuda120"),
-        ({}, "580.65.06", "nvidia-dali-cuda130"),
-        ({"nvidia-dali-cuda130"}, "575.57.08", "nvidia-dali-cuda130"),
-        ({"nvidia-dali-cuda120"}, "580.65.06", "nvidia-dali-cuda120"),
-    ],
-)
-def test_dali_is_the_build_that_is_installed_or_fits_the_driver(
-    installed: set[str], driver: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packages, "version_of", lambda name: "2.4.0" if name in installed else None)
-    assert packages.dali_package(driver) == expected
+def test_dali_is_the_build_that_is_installed_or_fits_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    for installed, driver, cuda in (
+        ("", None, 120),
+        ("", "575.57.08", 120),
+        ("", "580.65.06", 130),
+        ("nvidia-dali-cuda130", "575.57.08", 130),
+        ("nvidia-dali-cuda120", "580.65.06", 120),
+    ):
+        found = {installed: "2.4.0"}
+        monkeypatch.setattr(packages, "version_of", found.get)
+        assert packages.dali_package(driver) == f"nvidia-dali-cuda{cuda}"
 
 
 def test_help_shows_the_way_and_cuts_no_sentence_off(tmp_path: Path) -> None:
-    shown = run_here("precache", "--help", cwd=tmp_path).stdout
-    places = [shown.index(f"\n  {name} ") for name in (*FIRST, "check", "push")]
+    """That of convert begins with an example and keeps the rest for --help-all."""
+
+    def shown(*command: str) -> str:
+        return run_here("precache", *command, cwd=tmp_path).stdout
+
+    whole = shown("--help")
+    places = [whole.index(f"\n  {name} ") for name in (*FIRST, "check", "push")]
     assert places == sorted(places)
-    assert "..." not in shown.partition("\n")[2]
+    assert "..." not in whole.partition("\n")[2]
     for name, command in main.commands.items():
+        names = {name for param in command.params for name in param.opts if name[:2] == "--"}
         if name not in OF_BENCH:
-            assert "--debug" in run_here("precache", name, *help_of(command), cwd=tmp_path).stdout
-
-
-def help_of(command: click.Command) -> list[str]:
-    names = {name for param in command.params for name in param.opts}
-    return ["--help-all"] if "--help-all" in names else ["--help"]
-
-
-def test_help_of_convert_begins_with_an_example_and_keeps_the_rest_for_help_all(tmp_path: Path) -> None:
-    usual = run_here("precache", "convert", "--help", cwd=tmp_path).stdout
+            full = shown(name, "--help-all" if "--help-all" in names else "--help")
+            assert names | {"--debug"} <= set(re.findall(r"--[a-z-]+", full))
+    usual = shown("convert", "--help")
     assert usual.split("\n\n")[1].strip().startswith("precache convert photos ")
     listed = re.findall(r"^  (--[a-z-]+)", usual, re.MULTILINE)
     assert listed == [f"--{name}" for name in USUAL.split()]
-    full = run_here("precache", "convert", "--help-all", cwd=tmp_path).stdout
-    every = {name for param in main.commands["convert"].params for name in param.opts if name[:2] == "--"}
-    assert every <= set(re.findall(r"--[a-z-]+", full))

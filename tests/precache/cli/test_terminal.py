@@ -7,9 +7,10 @@ import subprocess
 import sys
 import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from precache.cli.terminal import ProgressBar
 from precache.conversion.journal import JOURNAL_NAME
 from precache.storage.locks import hold_lock
 from tests.command import ROOT
+from tests.precache.destinations import contents
 
 # Each picture takes its time, so that there are moments in which to lose a terminal.
 SLOWLY = """
@@ -39,45 +41,66 @@ CONVERT = (
 )
 
 
-RUNNING: "list[subprocess.Popen[bytes]]" = []
+LISTENERS = ("a reader that ends", "a lost terminal", "a reader that stands still")
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """A test that fails leaves no process behind; workers end with theirs."""
-    yield
-    while RUNNING:
-        process = RUNNING.pop()
+@pytest.fixture
+def listener(request: pytest.FixtureRequest) -> Iterator[tuple[dict[str, Any], Callable[[Path], None]]]:
+    """Settings of a process, and what happens to whom it writes to while it converts into a folder."""
+
+    def take_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+    theirs, ours = os.openpty() if request.param == "a lost terminal" else os.pipe()
+    if request.param == "a reader that stands still":  # as a terminal that was stopped with Ctrl-S
+        os.set_blocking(ours, False)
+        with suppress(BlockingIOError):
+            while True:
+                os.write(ours, bytes(4096))
+        os.set_blocking(ours, True)
+        yield {"stdout": subprocess.DEVNULL, "stderr": ours}, lambda out: os.close(ours)
+        os.close(theirs)
+    elif request.param == "a reader that ends":  # as `2>&1 | head -c 20`
+
+        def end(out: Path) -> None:
+            os.close(ours)
+            os.read(theirs, 20)
+            os.close(theirs)
+
+        yield {"stdout": ours, "stderr": ours}, end
+    else:  # its window is closed: writing fails with EIO, and SIGHUP comes
+
+        def close(out: Path) -> None:
+            os.close(ours)
+            while not (out / JOURNAL_NAME).exists():
+                time.sleep(0.005)
+            os.close(theirs)
+
+        pipes = {"stdin": ours, "stdout": ours, "stderr": ours}
+        yield {"start_new_session": True, "preexec_fn": take_terminal, **pipes}, close
+
+
+@pytest.mark.timeout(90)
+@pytest.mark.parametrize("listener", LISTENERS, indirect=True)
+def test_a_lost_terminal_does_not_end_a_conversion(
+    listener: Any, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    (settings, happens), out = listener, tmp_path / "out"
+    (tmp_path / "slowly.py").write_text(SLOWLY)
+    workers = str(0 if settings["stdout"] == subprocess.DEVNULL else 2)
+    command = [sys.executable, "slowly.py", "convert", raw_tree, out, *CONVERT, "--workers", workers]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, **settings)
+    try:
+        happens(out)
+        assert process.wait(timeout=80) == 0
+    finally:
         process.kill()
         process.wait()
-
-
-class Started:
-    """`precache convert` of the tree, slowly, in `folder`."""
-
-    def __init__(self, tree: Path, folder: Path, workers: int, **options: object) -> None:
-        script = folder / "slowly.py"
-        script.write_text(SLOWLY)
-        self.out = folder / "out"
-        command = [sys.executable, script, "convert", tree, self.out, *CONVERT, "--workers", str(workers)]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, **options)
-        RUNNING.append(self.process)
-
-    def wait_until_it_converts(self) -> None:
-        deadline = time.monotonic() + 60
-        while not (self.out / JOURNAL_NAME).exists() and time.monotonic() < deadline:
-            assert self.process.poll() is None
-            time.sleep(0.005)
-
-    def check_done(self, expected: Path) -> None:
-        """It ends with 0, its dataset is what it should be, nothing is left of it."""
-        assert self.process.wait(timeout=90) == 0
-        files = {path.name: path.read_bytes() for path in self.out.iterdir()}
-        assert files == {path.name: path.read_bytes() for path in expected.iterdir()}
-        assert verify(self.out) == []
-        with hold_lock(self.out):
-            pass
+    assert contents(out) == contents(converted["shards"])
+    assert verify(out) == []
+    with hold_lock(out):
+        pass
 
 
 def shell(script: str, *arguments: object, folder: Path) -> "subprocess.CompletedProcess[str]":
@@ -88,57 +111,6 @@ def shell(script: str, *arguments: object, folder: Path) -> "subprocess.Complete
         ["bash", "-c", command, "bash", *map(str, arguments)],
         cwd=folder, env=environment, capture_output=True, text=True, timeout=100, check=False,
     )  # fmt: skip
-
-
-def test_a_reader_that_ends_does_not_end_a_conversion(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    """As `2>&1 | head -c 20`."""
-    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = Started(raw_tree, tmp_path, 2, **pipe)
-    assert started.process.stdout is not None
-    started.process.stdout.read(20)
-    started.process.stdout.close()
-    started.check_done(converted["shards"])
-
-
-def test_a_lost_terminal_does_not_end_a_conversion(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    """Its window is closed: writing fails with EIO, and SIGHUP comes."""
-    ours, theirs = os.openpty()
-
-    def take_terminal() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-    pipes = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    started = Started(raw_tree, tmp_path, 2, start_new_session=True, preexec_fn=take_terminal, **pipes)
-    os.close(theirs)
-    started.wait_until_it_converts()
-    os.close(ours)
-    started.check_done(converted["shards"])
-
-
-@pytest.fixture
-def full_pipe() -> Iterator[int]:
-    """The end of a pipe that takes nothing more, and whose other end nobody reads."""
-    theirs, ours = os.pipe()
-    os.set_blocking(ours, False)
-    with suppress(BlockingIOError):
-        while True:
-            os.write(ours, bytes(4096))
-    os.set_blocking(ours, True)
-    yield ours
-    os.close(ours)
-    os.close(theirs)
-
-
-def test_a_reader_that_stands_still_does_not_hold_a_conversion_up(
-    full_pipe: int, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    """As a terminal that was stopped with Ctrl-S."""
-    started = Started(raw_tree, tmp_path, 0, stdout=subprocess.DEVNULL, stderr=full_pipe)
-    started.check_done(converted["shards"])
 
 
 needs_a_full_disk = pytest.mark.skipif(not Path("/dev/full").exists(), reason="as Linux simulates it")
@@ -155,8 +127,7 @@ def test_where_messages_go_does_not_matter(
     """
     result = shell(script, raw_tree, folder=tmp_path)
     assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr
-    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert files == {path.name: path.read_bytes() for path in converted["shards"].iterdir()}
+    assert contents(tmp_path / "out") == contents(converted["shards"])
 
 
 @needs_a_full_disk

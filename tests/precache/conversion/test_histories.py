@@ -5,14 +5,15 @@ At each moment DST is the dataset that it was or the one that it becomes, and fi
 beside it, are as they were. What ends well leaves nothing behind.
 """
 
-import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
-from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -27,8 +28,10 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.locks import lock_path
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
+from tests.cloud.storages import Storage, Stored
 from tests.faults.worlds import make_tree
 from tests.precache.destinations import THESIS, contents
+from tests.precache.sources.archives import put
 from tests.stopping import WAYS, KilledError, Stop, stopping
 
 Contents = dict[str, bytes]
@@ -38,24 +41,12 @@ RECIPES = {
     for name, size in (("shards", 16), ("webdataset", 24))
 }
 VERSIONS = 4
-_INSIDE = (
+INSIDE = (
     "thesis.txt", "mine-12345.jpg", "mine-00000.safetensors", "train-99999.safetensors", ".x.partial",
     "folder/thesis.txt", "journal.jsonl.bak",
 )  # fmt: skip
-_BESIDE = (
-    "out.old/thesis.txt",
-    "out.new/dataset.json",
-    ".out.0123456789abcdef.precache/thesis.txt",
-    "out.lock",
-)
+BESIDE = "out.old/thesis.txt", "out.new/dataset.json", ".out.0123456789abcdef.precache/thesis.txt", "out.lock"
 _trees: list[Path] = []
-_undisturbed: dict[Any, Contents | None] = {}
-_of: dict[str, tuple[str, int]] = {}
-"""Which recipe and version of the tree a dataset is of, by the digest of its bytes."""
-_names: dict[str, frozenset[str]] = {}
-"""Of the files that readers of a dataset need, by the same digest."""
-_changes: dict[Any, int] = {}
-"""How many changes an undisturbed run makes."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,19 +61,26 @@ def _versions_of_a_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
         shutil.copyfile(pictures[-1], pictures[2])
         (tree / "000.class" / f"broken-{number}.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
         shutil.copytree(tree / "002.class", tree / f"00{number + 2}.new")
-    fsync, os.fsync = os.fsync, lambda descriptor: None  # what is killed loses no page of the system's cache
-    folder, tempfile.tempdir = tempfile.tempdir, str(root)  # staging folders of other processes lie elsewhere
     _trees[:] = [root / f"{number}" for number in range(VERSIONS)]
-    yield
-    os.fsync, tempfile.tempdir = fsync, folder
-    _undisturbed.clear()
-    _of.clear()
-    _names.clear()
-    _changes.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(root))  # staging folders of other processes lie elsewhere
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+    afresh.cache_clear()
+    updated.cache_clear()
 
 
-def digest_of(files: Contents | None) -> str:
-    return hashlib.sha256(repr(sorted((files or {}).items())).encode()).hexdigest() if files else ""
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A finished one, of a version of the tree; `needed`: of all its files, those that readers need."""
+
+    recipe: str
+    version: int
+    files: Contents
+    needed: frozenset[str]
+
+    def is_in(self, found: Contents) -> bool:
+        return all(found.get(name) == self.files[name] for name in self.needed)
 
 
 def execute(kind: str, recipe: str, version: int, place: Location) -> None:
@@ -90,43 +88,31 @@ def execute(kind: str, recipe: str, version: int, place: Location) -> None:
     convert(_trees[version], place, RECIPES[recipe], workers=0, max_rejects=0.5, **how)
 
 
-def undisturbed(kind: str, recipe: str, version: int, base: Contents | None) -> Contents | None:
-    """What DST holds after the command, if it held the dataset `base`; None: it refuses."""
-    key = kind, recipe, version, digest_of(base)
-    if key not in _undisturbed:
-        with tempfile.TemporaryDirectory() as folder:
-            out = Path(folder, "out")
-            for name, content in (base or {}).items():
-                out.mkdir(exist_ok=True)
-                (out / name).write_bytes(content)
-            try:
-                with stopping(out, Stop()) as count:
-                    execute(kind, recipe, version, out)
-                found: Contents | None = contents(out)
-                named = frozenset(file.name for file in open_dataset(out).manifest.files)
-            except PrecacheError:
-                assert contents(out) == base
-                found = None
-        _changes[key] = count.count
-        was = _of.get(digest_of(base))
-        if found is not None:
-            _of[digest_of(found)] = recipe, version
-            _names[digest_of(found)] = named | {MANIFEST_NAME}
-        _undisturbed[key] = found
-        if base is None or kind == "overwrite":
-            assert found is not None
-            assert found == undisturbed("convert", recipe, version, None)
-        elif kind == "convert":
-            assert found == (base if was == (recipe, version) else None)
-        else:
-            assert (found is None) == (was is None or was[0] != recipe)
-    return _undisturbed[key]
+def undisturbed(kind: str, recipe: str, version: int, before: Contents) -> Dataset:
+    with tempfile.TemporaryDirectory() as folder:
+        out = put(Path(folder, "out"), before)
+        execute(kind, recipe, version, out)
+        assert verify(out) == []
+        needed = {MANIFEST_NAME, *(file.name for file in open_dataset(out).manifest.files)}
+        return Dataset(recipe, version, contents(out), frozenset(needed))
+
+
+@cache
+def afresh(recipe: str, version: int) -> Dataset:
+    return undisturbed("convert", recipe, version, {})
+
+
+@cache
+def updated(base: Dataset, version: int) -> Dataset:
+    found = undisturbed("update", base.recipe, version, base.files)
+    return base if found.files == base.files else found
 
 
 class Histories(RuleBasedStateMachine):
     """Of a folder.
 
     Attributes:
+        data: the folder in which DST, `out`, lies; files are named by their paths below it.
         mine: the user's files.
         bases: the finished datasets that may be in DST; None: there is none. One, but in the midst of a swap.
         begun: recipe and version of conversions that may be unfinished in DST.
@@ -138,35 +124,40 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="histories-"))
-        self.place: Location = self.folder / "data" / "out"
+        self.data: Any = self.folder / "data"
         self.version = 0
-        self.mine: dict[Any, bytes] = {}
-        self.bases: list[Contents | None] = [None]
+        self.mine: Contents = {}
+        self.bases: list[Dataset | None] = [None]
         self.begun: set[tuple[str, int]] = set()
         self.stopped: set[str] = set()
 
-    @initialize()
-    def belongings_beside(self) -> None:
-        for name in _BESIDE:
-            self.put_file(self.place.parent / name)
+    @property
+    def place(self) -> Any:
+        return self.data / "out"
 
     # What can be done.
+
+    @initialize()
+    def belongings_beside(self) -> None:
+        for name in BESIDE:
+            self.put(name)
 
     @rule()
     def source_changes(self) -> None:
         self.version = min(self.version + 1, VERSIONS - 1)
 
-    @rule(name=st.sampled_from(_INSIDE))
+    @rule(name=st.sampled_from(INSIDE))
     def user_puts_a_file_into_it(self, name: str) -> None:
-        self.put_file(self.place / name)
+        self.put(f"out/{name}")
 
     @rule()
     def user_takes_files_out_of_it(self) -> None:
         for name in self.inside():
-            self.remove_file(self.place / name)
+            del self.mine[name]
+            self.take(name)
 
     @rule(
-        kind=st.sampled_from(("convert", "convert", "overwrite", "overwrite", "update", "update")),
+        kind=st.sampled_from(("convert", "overwrite", "update")),
         recipe=st.sampled_from(("shards", "shards", "webdataset")),
         stops=st.lists(st.tuples(st.integers(0, 999), st.sampled_from(("kill", *WAYS))), max_size=3),
         is_run_again=st.sampled_from((True, True, False)),
@@ -174,37 +165,31 @@ class Histories(RuleBasedStateMachine):
     def command(self, kind: str, recipe: str, stops: list[tuple[int, str]], is_run_again: bool) -> None:
         """Run it, stopped a few times; then, perhaps, to its end."""
         for drawn, way in stops:
-            moment = drawn * 7919 % 1000 * self.moments(kind, recipe) // 1000 + 1  # as often late as early
+            moment = drawn * 7919 % 1000 * self.moments() // 1000 + 1  # as often late as early
             self.attempt(kind, recipe, Stop(moment, way, self.counts))
         if is_run_again or not stops:
             self.attempt(kind, recipe, Stop())
 
     @rule(moment=st.one_of(st.just(0), st.integers(1, 20)))
     def clean(self, moment: int) -> None:
-        try:
-            with (
-                stopping(self.folder, stop := Stop(moment, counts=self.counts)),
-                leftovers(self.place) as found,
-            ):
-                found.remove()
-        except KilledError:
-            return
+        stop = Stop(moment, counts=self.counts)
+        with suppress(KilledError), stopping(self.folder, stop), leftovers(self.place) as found:
+            found.remove()
         self.look(self.bases)
         if not stop.where and len(self.bases) == 1 and not self.waits_to_be_swapped_in():
             self.begun.clear()
-            self.stopped.clear()
             self.check_nothing_else(as_before=True)
 
     # What holds.
 
     @invariant()
     def nothing_of_the_users_is_lost(self) -> None:
-        assert {path: self.read_file(path) for path in self.mine} == self.mine
+        assert self.mine.items() <= self.files().items()
 
     def attempt(self, kind: str, recipe: str, stop: Stop) -> None:
         before, written = self.bases, self.written()
         is_somebody_elses = before == [None] and not self.begun and bool(self.inside())
-        expected = [self.undisturbed(kind, recipe, base) for base in before]
+        results = [self.result(kind, recipe, base) for base in before]
         error: BaseException | None = None
         try:
             with stopping(self.folder, stop):
@@ -212,233 +197,185 @@ class Histories(RuleBasedStateMachine):
         except (KilledError, KeyboardInterrupt, PrecacheError) as caught:
             error = caught
         self.nothing_of_the_users_is_lost()
-        self.look([*before, *(one for one in expected if one is not None)])
-        if stop.where:
-            assert error is not None or stop.way == "error"
+        self.look([*before, *filter(None, results)])
         if stop.where:  # what an error of the disk left, the next run removes
             self.stopped.add(kind)
-        assert error is not None or not is_somebody_elses
+            assert error is not None or stop.way == "error"
+        this = (recipe, self.version)
         if error is None:
-            self.ended_well(kind, before, expected, is_whole=not stop.where)
+            assert not is_somebody_elses
+            assert len(self.bases) == 1
+            assert self.bases[0] in results
+            self.begun.clear()
             if self.bases == before and kind != "overwrite":
                 assert self.written() == written, "was written again"
+            if not stop.where:
+                self.check_what_is_left(kind, before)
         elif stop.where:
-            self.begun |= {(recipe, self.version)} if None in before else set()
+            self.begun |= {this} if None in before else set()
         else:
-            others = (
-                self.begun - {(recipe, self.version)} if None in before and kind != "overwrite" else set()
-            )
-            assert None in expected or others or self.inside(), error
+            others = self.begun - {this} if None in before and kind != "overwrite" else set()
+            assert None in results or others or self.inside(), error
             assert "\n" not in str(error)
 
-    def ended_well(
-        self, kind: str, before: list[Contents | None], expected: list[Contents | None], is_whole: bool
-    ) -> None:
-        assert any(self.bases == [one] for one in expected)
-        self.begun.clear()
-        if not is_whole:
-            return
-        if before == [None] or kind == "overwrite":
-            self.stopped.clear()
-        if "overwrite" in self.stopped or ("update" in self.stopped and kind == "convert"):
-            return  # what was stopped goes on when it is run again, or with `clean`
-        self.stopped.clear()
-        self.check_nothing_else(as_before=self.bases == before)
+    def check_what_is_left(self, kind: str, before: list[Dataset | None]) -> None:
+        """What was stopped goes on when it is run again, or with `clean`; what begins anew removes it."""
+        is_new = before == [None] or kind == "overwrite"
+        if is_new or not ("overwrite" in self.stopped or ("update" in self.stopped and kind == "convert")):
+            self.check_nothing_else(as_before=self.bases == before)
 
-    def look(self, bases: list[Contents | None]) -> None:
+    def look(self, possible: list[Dataset | None]) -> None:
         """Find out which of these datasets, all that may be there, is there."""
-        found = self.contents()
-        self.bases = [base for number, base in enumerate(bases) if base not in bases[:number]]
-        if MANIFEST_NAME in found:
-            self.bases = [base for base in self.bases if base is not None and is_in(base, found)]
-            assert len(self.bases) == 1, sorted(found)
-        elif None in self.bases:
-            self.bases = [None]
-        else:
+        found = self.in_dst(self.files())
+        whole = [base for base in dict.fromkeys(possible) if base is not None and base.is_in(found)]
+        assert len(whole) == (MANIFEST_NAME in found), sorted(found)
+        if not whole and None not in possible:
             assert self.waits_to_be_swapped_in(), sorted(found)
+            whole = possible
+        self.bases = [*whole] or [None]
 
     def check_nothing_else(self, as_before: bool) -> None:
         """In DST are the dataset and the user's files, and nothing is beside it.
 
         A dataset that is as before may lack what an update that was stopped has removed, and no reader needs.
         """
-        found, expected = self.contents(), {**(self.bases[0] or {}), **self.inside()}
+        self.stopped.clear()
+        (base,) = self.bases
+        dataset = {f"out/{name}": content for name, content in base.files.items()} if base else {}
+        found, expected = self.files(), {**dataset, **self.mine}
         if as_before:
-            assert found.keys() <= expected.keys()
-            expected = {name: expected[name] for name in found} | {REJECTED_NAME: found.get(REJECTED_NAME)}
-            found |= {REJECTED_NAME: found.get(REJECTED_NAME)}
+            expected = {name: content for name, content in expected.items() if name in found}
+            name = f"out/{REJECTED_NAME}"
+            expected[name] = found[name] = found.get(name, b"")
         assert found == expected
-        self.check_nothing_beside()
+        self.check_this_machine()
 
     def teardown(self) -> None:
         try:
-            if _trees:
-                self.user_takes_files_out_of_it()
-                self.attempt_at_last()
-                with leftovers(self.place) as found:
-                    assert not found
+            self.user_takes_files_out_of_it()
+            self.attempt("overwrite", "shards", Stop())
+            self.clean(0)
+            with leftovers(self.place) as found:
+                assert not found
         finally:
             shutil.rmtree(self.folder)
 
-    # Of a folder; of a URL, see below.
+    def in_dst(self, files: Contents) -> Contents:
+        return {name.removeprefix("out/"): files[name] for name in files if name.startswith("out/")}
 
-    def attempt_at_last(self) -> None:
-        self.attempt("overwrite", "shards", Stop())
-        assert self.bases == [undisturbed("convert", "shards", self.version, None)]
-        assert verify(self.place) == []
-
-    def undisturbed(self, kind: str, recipe: str, base: Contents | None) -> Contents | None:
-        return undisturbed(kind, recipe, self.version, base)
-
-    def moments(self, kind: str, recipe: str) -> int:
-        """At which it may be stopped, about."""
-        undisturbed(kind, recipe, self.version, self.bases[0])
-        return _changes[kind, recipe, self.version, digest_of(self.bases[0])]
-
-    def contents(self) -> Contents:
-        return contents(self.place)
-
-    def written(self) -> dict[str, Any]:
-        """When each file of the dataset was."""
-        names = _names.get(digest_of(self.bases[0]), ())
-        return {
-            name: (self.place / name).stat().st_mtime_ns for name in names if (self.place / name).exists()
-        }
-
-    def inside(self) -> Contents:
+    def inside(self) -> list[str]:
         """The user's files in DST."""
-        return {
-            str(p.relative_to(self.place)): c for p, c in self.mine.items() if p.is_relative_to(self.place)
-        }
+        return [name for name in self.mine if name.startswith("out/")]
 
-    def put_file(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(THESIS)
-        self.mine[path] = THESIS
-
-    def read_file(self, path: Path) -> bytes:
-        return path.read_bytes()
-
-    def remove_file(self, path: Path) -> None:
-        del self.mine[path]
-        path.unlink()
-        for folder in path.parents:
-            if folder == self.place.parent or any(folder.iterdir()):
-                break
-            folder.rmdir()
+    def put(self, name: str) -> None:
+        self.mine[name] = THESIS
+        self.write(name)
 
     def waits_to_be_swapped_in(self) -> bool:
-        """Whether one of the datasets that may be there lies beside DST, whole."""
-        beside = [contents(path) for path in self.place.parent.glob(".out.*.precache")]
-        return any(is_in(base, found) for base in self.bases if base for found in beside) or any(
-            MANIFEST_NAME in found for found in beside
-        )
+        """Whether a dataset lies beside DST."""
+        return any(Path(name).match(f".out.*.precache/{MANIFEST_NAME}") for name in self.files())
 
-    def check_nothing_beside(self) -> None:
-        mine = {path.relative_to(self.place.parent).parts[0] for path in self.mine}
-        assert {path.name for path in self.place.parent.iterdir()} - {"out"} == mine - {"out"}
+    # Of a folder; of a URL, see below.
 
+    def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
+        """What DST holds after the command, if it held `base`; None: it refuses."""
+        if base is None or kind == "overwrite":
+            return afresh(recipe, self.version)
+        if kind == "convert":
+            return base if (base.recipe, base.version) == (recipe, self.version) else None
+        return updated(base, self.version) if base.recipe == recipe else None
 
-def is_in(base: Contents, found: Contents) -> bool:
-    """Whether all that readers of the dataset `base` need is there."""
-    return all(found.get(name) == base[name] for name in _names[digest_of(base)])
+    def moments(self) -> int:
+        """At which a command may be stopped, about."""
+        return 90
+
+    def files(self) -> Contents:
+        return contents(self.data)
+
+    def written(self) -> dict[str, Any]:
+        """When each file that readers of the dataset need was."""
+        names = self.bases[0].needed if self.bases[0] else ()
+        found = [self.place / name for name in names]
+        return {path.name: path.stat().st_mtime_ns for path in found if path.exists()}
+
+    def write(self, name: str) -> None:
+        put(self.data, {name: THESIS})
+
+    def take(self, name: str) -> None:
+        (self.data / name).unlink()
+        with suppress(OSError):  # not empty
+            os.removedirs((self.data / name).parent)
+
+    def check_this_machine(self) -> None:
+        folders = {path for path in self.data.rglob("*") if path.is_dir()}
+        assert {path for path in folders if not any(path.iterdir())} <= {self.place}
 
 
 class HistoriesAtUrl(Histories):
     """Of a URL: a finished dataset stays as it is, and this machine keeps the journal."""
 
     counts = "requests"
+    storage: ClassVar[Storage]
     bucket: ClassVar[Url]
-    number: ClassVar[int] = 0
 
     def __init__(self) -> None:
         super().__init__()
-        HistoriesAtUrl.number += 1
-        self.place = self.bucket / f"{self.number}/out"
-        self.store = ObjectStore(self.bucket / f"{self.number}")
-        self.environment = mock.patch.dict(os.environ, PRECACHE_CACHE_DIR=str(self.folder / "cache"))
-        self.environment.start()
+        self.data = self.bucket / self.folder.name
+        self.store = ObjectStore(self.data)
+        os.environ["PRECACHE_CACHE_DIR"] = str(self.folder)  # until the end of the test, see `storage`
 
-    def attempt_at_last(self) -> None:
-        try:
-            self.clean(0)
-            assert self.contents() == (self.bases[0] or {})
-            if self.bases == [None]:
-                self.attempt("convert", "shards", Stop(25, counts=self.counts))
-                self.clean(0)
-                self.user_puts_a_file_into_it("thesis.txt")
-                self.attempt("overwrite", "shards", Stop())
-                self.clean(0)
-        finally:
-            self.environment.stop()
+    def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
+        return None if base and kind != "convert" else super().result(kind, recipe, base)
 
-    def undisturbed(self, kind: str, recipe: str, base: Contents | None) -> Contents | None:
-        if base is None:
-            return undisturbed("convert", recipe, self.version, None)
-        return base if kind == "convert" and _of[digest_of(base)] == (recipe, self.version) else None
-
-    def moments(self, kind: str, recipe: str) -> int:
+    def moments(self) -> int:
         return 44 if self.bases == [None] else 8
 
-    def contents(self) -> Contents:
-        names = [info.name for info in self.store.list() if info.name.startswith("out/")]
-        return {name.removeprefix("out/"): self.store.get(name) for name in names}
+    def files(self) -> Contents:
+        return {name: stored.content for name, stored in self.stored().items()}
 
     def written(self) -> dict[str, Any]:
-        return {info.name: info.modified_ns for info in self.store.list() if info.name.startswith("out/")}
+        return {name: stored.number for name, stored in self.stored().items()}
 
-    def inside(self) -> Contents:
-        start = f"{self.place}/"
-        return {str(p).removeprefix(start): c for p, c in self.mine.items() if str(p).startswith(start)}
+    def stored(self) -> dict[str, Stored]:
+        start = f"{self.folder.name}/"
+        return {
+            key.removeprefix(start): stored
+            for (_, key), stored in self.storage.objects.items()
+            if key.startswith(start)
+        }
 
-    def put_file(self, path: Any) -> None:
-        ObjectStore(path.parent).put(path.name, THESIS)
-        self.mine[path] = THESIS
+    def write(self, name: str) -> None:
+        self.store.put(name, THESIS)
 
-    def read_file(self, path: Any) -> bytes:
-        return ObjectStore(path.parent).get(path.name)
+    def take(self, name: str) -> None:
+        self.store.delete([name])
 
-    def remove_file(self, path: Any) -> None:
-        ObjectStore(path.parent).delete([path.name])
-        del self.mine[path]
-
-    def waits_to_be_swapped_in(self) -> bool:
-        return False
-
-    def check_nothing_beside(self) -> None:
+    def check_this_machine(self) -> None:
         here = working_folder(self.place)
         assert not here.exists()
         assert not lock_path(here).exists()
 
 
-QUICK = settings(
-    max_examples=25, stateful_step_count=8, derandomize=True, deadline=None, database=None,
-    suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
-)  # fmt: skip
+LONG = pytest.mark.slow, pytest.mark.timeout(1800)
 
 
-def test_no_history_of_a_folder_loses_anything() -> None:
-    run_state_machine_as_test(Histories, settings=QUICK)
+def run(histories: type[Histories], examples: int, steps: int) -> None:
+    how = settings(
+        max_examples=examples, stateful_step_count=steps, derandomize=True, deadline=None, database=None,
+        suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
+    )  # fmt: skip
+    run_state_machine_as_test(histories, settings=how)
 
 
-def test_no_history_of_a_url_loses_anything(bucket: Url) -> None:
-    HistoriesAtUrl.bucket = bucket
-    run_state_machine_as_test(HistoriesAtUrl, settings=settings(QUICK, max_examples=5))
+@pytest.mark.parametrize(("examples", "steps"), [(25, 8), pytest.param(500, 20, marks=LONG)])
+def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> None:
+    run(Histories, examples, steps)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_no_long_history_of_a_folder_loses_anything() -> None:
-    run_state_machine_as_test(Histories, settings=settings(QUICK, max_examples=500, stateful_step_count=20))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_no_long_history_of_a_url_loses_anything(bucket: Url) -> None:
-    HistoriesAtUrl.bucket = bucket
-    run_state_machine_as_test(
-        HistoriesAtUrl, settings=settings(QUICK, max_examples=150, stateful_step_count=12)
-    )
+@pytest.mark.parametrize(("examples", "steps"), [(15, 8), pytest.param(150, 12, marks=LONG)])
+def test_no_history_of_a_url_loses_anything(examples: int, steps: int, bucket: Url, storage: Storage) -> None:
+    HistoriesAtUrl.bucket, HistoriesAtUrl.storage = bucket, storage
+    run(HistoriesAtUrl, examples, steps)
 
 
 SITUATIONS = {
@@ -451,32 +388,22 @@ SITUATIONS = {
 files of the user's lie in DST, which stand in the way of the others."""
 
 
-def stop_at_changes(situation: str, first: int, step: int) -> int:
-    """Stop the command at each of these changes that it makes, then run it again; the last of them."""
+@pytest.mark.parametrize("step", [11, pytest.param(1, marks=LONG)])
+@pytest.mark.parametrize(("situation", "first"), [*zip(SITUATIONS, (1, 3, 5, 7), strict=True)])
+def test_stopped_at_a_change_a_conversion_is_completed(situation: str, first: int, step: int) -> None:
+    """Each so many changes that it makes it is stopped, and then run again."""
     before, command, has_files = SITUATIONS[situation]
-    for moment in range(first, 1000, step):
+    for moment in range(min(first, step), 1000, step):
         machine = Histories()
         machine.belongings_beside()
         for kind, recipe, stopped_at in before:
             machine.attempt(kind, recipe, Stop(stopped_at))
             machine.source_changes()
-        for name in _INSIDE if has_files else ():
+        for name in INSIDE if has_files else ():
             machine.user_puts_a_file_into_it(name)
         machine.attempt(*command, stop := Stop(moment, WAYS[moment % len(WAYS)]))
         machine.attempt(*command, Stop())
         machine.teardown()
         if not stop.where:
-            return moment - step
-    raise AssertionError("it does not end")
-
-
-@pytest.mark.parametrize(("situation", "first"), [*zip(SITUATIONS, (1, 3, 5, 7), strict=True)])
-def test_stopped_at_a_change_a_conversion_is_completed(situation: str, first: int) -> None:
-    assert stop_at_changes(situation, first, 11) > 30
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("situation", SITUATIONS)
-def test_stopped_at_each_change_a_conversion_is_completed(situation: str) -> None:
-    assert stop_at_changes(situation, 1, 1) > 40
+            break
+    assert 40 < moment < 200

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from precache import Recipe, convert, export, open_dataset, verify
+from precache import Recipe, convert, export, open_dataset
 from precache.conversion.clean import leftovers
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
@@ -39,60 +39,33 @@ def test_no_name_leads_out_of_the_folder(name: Any, converted: dict[str, Path], 
         open_dataset(path)
 
 
-def verified(path: Path) -> None:
-    for problem in verify(path):
-        raise DatasetError(problem)
-
-
-CONSUMERS: dict[str, Callable[[Path, Path, Path], object]] = {
-    "open": lambda path, tree, new: open_dataset(path),
-    "verify": lambda path, tree, new: verified(path),
-    "clean": lambda path, tree, new: leftovers(path).__enter__().remove(),
-    "export": lambda path, tree, new: export(path, new, workers=0),
-    "read": lambda path, tree, new: convert(path, new, small_recipe("dali"), workers=0),
-    "again": lambda path, tree, new: convert(tree, path, small_recipe("shards"), workers=0),
-    "update": lambda path, tree, new: convert(tree, path, small_recipe("shards"), workers=0, update=True),
-    "overwrite": lambda path, tree, new: convert(tree, path, small_recipe("dali"), workers=0, overwrite=True),
+CONSUMERS: dict[str, Callable[[Path, Path, Url], object]] = {
+    "clean": lambda path, tree, url: leftovers(path).__enter__().remove(),
+    "export": lambda path, tree, url: export(path, path.with_name("new"), workers=0),
+    "read": lambda path, tree, url: convert(path, path.with_name("new"), small_recipe("dali"), workers=0),
+    "update": lambda path, tree, url: convert(tree, path, small_recipe("shards"), workers=0, update=True),
+    "overwrite": lambda path, tree, url: convert(tree, path, small_recipe("dali"), workers=0, overwrite=True),
+    "pull": lambda path, tree, url: pull(url, path.with_name("new")),
+    "push": lambda path, tree, url: push(path, url / "other"),
 }
-
-
-@pytest.fixture
-def victim(tmp_path: Path, converted: dict[str, Path]) -> Path:
-    """A folder of the user's, with files of the names that `train` and a number make."""
-    (tmp_path / "user").mkdir()
-    for shard in open_dataset(converted["shards"]).manifest.shards:
-        (tmp_path / "user" / shard.file_name).write_bytes(THESIS)
-    return tmp_path / "user"
 
 
 @pytest.mark.parametrize("name", CONSUMERS)
 def test_nothing_outside_is_touched(
-    name: str, victim: Path, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+    name: str, bucket: Url, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
+    """Nor believed: a folder of the user's has files of the names that its split and a number make."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    lead_away(path, f"../{victim.name}/train")
+    (tmp_path / "user").mkdir()
+    for shard in open_dataset(path).manifest.shards:
+        (tmp_path / "user" / shard.file_name).write_bytes(THESIS)
+    lead_away(path, "../user/train")
+    ObjectStore(bucket).upload(path / MANIFEST_NAME, MANIFEST_NAME)
     before = contents(tmp_path)
     with pytest.raises(DatasetError, match="splits"):
-        CONSUMERS[name](path, raw_tree, tmp_path / "new")
+        CONSUMERS[name](path, raw_tree, bucket)
     (tmp_path / ".set.precache-lock").unlink(missing_ok=True)
     assert contents(tmp_path) == before
-
-
-def test_nothing_outside_is_written_by_a_pull_or_believed_by_a_push(
-    victim: Path, converted: dict[str, Path], bucket: Url, tmp_path: Path
-) -> None:
-    path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    lead_away(path, f"{victim}/train")
-    store = ObjectStore(bucket / "set")
-    for file in path.iterdir():
-        store.upload(file, f"{victim}/{file.name}" if file.name.startswith("train") else file.name)
-    before = contents(victim)
-    with pytest.raises(DatasetError, match="splits"):
-        pull(bucket / "set", tmp_path / "copy")
-    for source, destination in ((path, bucket / "other"), (converted["shards"], bucket / "set")):
-        with pytest.raises(DatasetError):
-            push(source, destination)
-    assert contents(victim) == before
 
 
 def test_a_recipe_that_the_pictures_do_not_follow_is_refused(
@@ -101,8 +74,7 @@ def test_a_recipe_that_the_pictures_do_not_follow_is_refused(
     """Its checksum fits, and every value has its type."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
     content = json.loads((path / MANIFEST_NAME).read_bytes())
-    wrong: tuple[dict[str, Any], ...] = ({"size": 1}, {"size": 47}, {"size": 49})
-    for number, changes in enumerate((*wrong, {"channels": "grey"}, {"channels": "rgba"})):
+    for number, changes in enumerate(({"size": 1}, {"size": 47}, {"size": 49}, {"channels": "grey"})):
         edit_manifest(path, recipe={**content["recipe"], **changes})
         for fit in ("keep", "crop"):
             recipe = Recipe(format="dali", size=1, fit=fit)

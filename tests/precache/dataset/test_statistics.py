@@ -7,18 +7,8 @@ import pytest
 
 from precache import convert, open_dataset
 from precache.dataset.statistics import NO_PIXELS, PixelSums
-from precache.formats import FORMATS
 from tests.conftest import small_recipe
-
-SPLITS = {"splits": "train=0.7,val=0.3"}
-
-
-def stored_pixels(path: Path, split: str) -> np.ndarray:
-    dataset = open_dataset(path)
-    read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
-    shards = dataset.manifest.split_shards(split)
-    pictures = [s.pixels("") for shard in shards for s in read_shard(dataset.shard_path(shard))]
-    return np.concatenate([picture.reshape(-1, picture.shape[-1]) for picture in pictures])
+from tests.format_contract import stored
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -32,10 +22,11 @@ def test_sums_are_exact_of_the_brightest_picture_too(dtype: type[np.integer]) ->
 
 
 def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Path) -> None:
-    manifest = convert(raw_tree, tmp_path / "out", small_recipe("shards", **SPLITS), workers=0).manifest
+    recipe = small_recipe("shards", splits="train=0.7,val=0.3")
+    manifest = convert(raw_tree, tmp_path / "out", recipe, workers=0).manifest
     for split in ("train", "val"):
-        pixels = stored_pixels(tmp_path / "out", split).astype(np.float64) / 255
-        found = manifest.statistics[split]
+        pictures = [s.pixels("") for path, s in stored(open_dataset(tmp_path / "out")) if split in path]
+        pixels, found = np.concatenate([*map(np.vstack, pictures)]) / 255, manifest.statistics[split]
         assert found.pixels == len(pixels)
         assert found.mean == pytest.approx(pixels.mean(axis=0), abs=1e-12)
         assert found.std == pytest.approx(pixels.std(axis=0), abs=1e-12)

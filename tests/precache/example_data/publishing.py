@@ -44,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.missing:
             self.send_error(self.server.status)
             return
-        start = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.server.ranges else 0
+        start = int(wanted[len("bytes=") : -1]) if wanted and self.server.ranges else 0
         if start and start >= len(self.server.content):
             self.send_error(416)
             return

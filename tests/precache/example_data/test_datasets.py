@@ -1,8 +1,6 @@
 """`fetch` against a local HTTP server that breaks, lies or refuses, with archives like the published ones."""
 
-import io
 import tarfile
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,11 +10,13 @@ import pytest
 from precache.errors import DownloadError, SettingError
 from precache.example_data import datasets
 from precache.example_data.datasets import PublicDataset, fetch
-from precache.sources.tree import scan_tree
 from tests.precache.example_data.publishing import Server, published, tar_of
+from tests.precache.sources.archives import files_of, link, make_tar, make_zip
 
 
-def test_fetch_gives_the_tree(dataset: PublicDataset, raw_tree: Path, tmp_path: Path) -> None:
+def test_fetch_gives_the_tree(dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path) -> None:
+    """An archive that is there, be it put there by hand, needs no network; a tree that exists stays."""
+
     def fail(done: int, total: int) -> None:
         raise BrokenPipeError("mine")
 
@@ -24,78 +24,51 @@ def test_fetch_gives_the_tree(dataset: PublicDataset, raw_tree: Path, tmp_path: 
     with pytest.raises(BrokenPipeError, match="mine"):  # and no fault of the connection
         fetch(dataset, tmp_path / "raw", on_progress=fail)
     assert fetch(dataset, tmp_path / "raw", on_progress=lambda *p: progress.append(p)) == 70
-    ours, theirs = (
-        {s.path: (root / s.path).read_bytes() for s in scan_tree(root).samples}
-        for root in (tmp_path / "raw", raw_tree)
-    )
-    assert ours == theirs
     assert progress[-1][0] == progress[-1][1] > 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.tar", "raw"]
-
-
-def zip_of(*members: tuple[str, bytes]) -> bytes:
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in members:
-            archive.writestr(zipfile.ZipInfo(name), content)
-    return buffer.getvalue()
+    asked = len(server.requests)
+    assert fetch(dataset, tmp_path / "again") == 70
+    for root in (tmp_path / "raw", tmp_path / "again"):
+        assert files_of(root) == files_of(raw_tree)
+        with pytest.raises(SettingError, match="exists and is not empty"):
+            fetch(dataset, root)
+    assert len(server.requests) == asked
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "archive.tar", "raw"]
 
 
 def test_an_archive_inside_a_zip_is_unpacked(server: Server, raw_tree: Path, tmp_path: Path) -> None:
     """As Caltech-101 is published: a zip with a tar.gz, annotations and Finder leftovers."""
-    inner = io.BytesIO()
-    with tarfile.open(fileobj=inner, mode="w:gz") as tar:
-        tar.add(raw_tree, "101_Objects")
-    content = zip_of(
-        ("caltech-101/101_Objects.tar.gz", inner.getvalue()),
-        ("caltech-101/Annotations.tar", b""),
-        ("__MACOSX/caltech-101/101_Objects.tar.gz", b""),
-    )
+    inner = make_tar(tmp_path / "inner", files_of(raw_tree, "101_Objects/"), mode="w:gz").read_bytes()
+    name = "caltech-101/101_Objects.tar.gz"
+    files = {name: inner, "caltech-101/Annotations.tar": b"", f"__MACOSX/{name}": b""}
     changes = {"inner": "101_Objects.tar.gz", "folder": "101_Objects"}
+    content = make_zip(tmp_path / "outer", files).read_bytes()
     assert fetch(published(server, content, **changes), tmp_path / "raw") == 70
 
 
-def test_an_archive_put_there_by_hand_needs_no_network_and_an_existing_tree_stays(
-    dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "archive.tar").write_bytes(server.content)
-    assert fetch(replace(dataset, url="http://127.0.0.1:1/files/archive.tar"), tmp_path / "raw") == 70
-    with pytest.raises(SettingError, match="exists and is not empty"):
-        fetch(dataset, raw_tree)
-    assert server.requests == []
-
-
-def member(name: str, kind: bytes = tarfile.REGTYPE) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, "/etc/passwd" if kind != tarfile.REGTYPE else ""
-    info.size = 10 if kind == tarfile.REGTYPE else 0
-    return info
-
-
 def test_what_is_no_file_of_the_tree_is_left_out(server: Server, raw_tree: Path, tmp_path: Path) -> None:
-    extra = [member(name) for name in ("", ".", "./", "/evil.jpg", "other/evil.jpg")]
+    extra = [tarfile.TarInfo(name) for name in ("", ".", "./", "/evil.jpg", "other/evil.jpg")]
     for number, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE)):
-        extra.append(member(f"256_Objects/001.anchor/evil{number}.jpg", kind))
+        extra.append(link(f"256_Objects/001.anchor/evil{number}.jpg", "/etc/passwd", kind))
     content = tar_of(raw_tree, "256_Objects", *extra)
     assert fetch(published(server, content), tmp_path / "raw") == 70
     assert not any("evil" in path.name for path in tmp_path.rglob("*"))
 
 
-OUTSIDE = member("256_Objects/../../evil.jpg")
-OTHERS: list[tuple[dict[str, object], bytes | tarfile.TarInfo | None, str]] = [
+OTHERS: list[tuple[dict[str, Any], bytes | None, str]] = [
     ({"md5": "0000"}, None, "expected MD5 0000, got"),
     ({"images": 71}, None, "expected 71 pictures in it, got 70"),
     ({}, b"no tar at all", "cannot be unpacked"),
-    ({"inner": "101_Objects.tar.gz"}, zip_of(("", b"nothing")), r"101_Objects\.tar\.gz is 0 times in it"),
-    ({}, OUTSIDE, "points outside; do not use this archive"),
+    ({"inner": "inner.tar.gz"}, b"PK\5\6" + bytes(18), r"inner\.tar\.gz is 0 times in it"),
+    ({}, None, "points outside; do not use this archive"),
 ]
 
 
 @pytest.mark.parametrize(("changes", "content", "said"), OTHERS)
 def test_an_archive_that_is_not_the_published_one_leaves_nothing(
-    changes: dict[str, object], content: Any, said: str, server: Server, raw_tree: Path, tmp_path: Path
+    changes: dict[str, Any], content: bytes | None, said: str, server: Server, raw_tree: Path, tmp_path: Path
 ) -> None:
-    data = content if isinstance(content, bytes) else tar_of(raw_tree, "256_Objects", content)
+    outside = [tarfile.TarInfo("256_Objects/../../evil.jpg")] if "outside" in said else []
+    data = tar_of(raw_tree, "256_Objects", *outside) if content is None else content
     with pytest.raises(DownloadError, match=said) as caught:
         fetch(published(server, data, **changes), tmp_path / "deep" / "raw")
     assert str(tmp_path / "deep/archive.tar") in str(caught.value)

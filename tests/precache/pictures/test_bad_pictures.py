@@ -64,6 +64,11 @@ BOMBS = {
 }
 """Few bytes that say that they are very many pixels."""
 
+UNREAD = (
+    *(b"SIMPLE  =                    T", b"\x89HDF\r\n\x1a\n", b"GRIB", b"BUFR", b"\xd7\xcd\xc6\x9a\0\0"),
+    *(b"\0\0\x01\xb3", b"8BPS\0\1", b"icns", b"/* XPM */\nstatic", b"#define x_width 8\n"),
+)
+"""What Pillow opens besides: stubs, renderers and work files."""
 BAD = {
     "empty": (b"", "the file is empty"),
     "error page": (b"<html>404</html>", UNKNOWN),
@@ -74,18 +79,8 @@ BAD = {
     "SVG": (SVG, DRAWN.format("SVG")),
     "SVG with a mark": (b"\xef\xbb\xbf" + SVG, DRAWN.format("SVG")),
     "PDF": (b"%PDF-1.4\n", DRAWN.format("PDF")),
-    # what Pillow opens besides: stubs, renderers and work files
     "EPS": (EPS, UNKNOWN),
-    "FITS": (b"SIMPLE  =                    T" + b" " * 2850, UNKNOWN),
-    "HDF5": (b"\x89HDF\r\n\x1a\n" + bytes(64), UNKNOWN),
-    "GRIB": (b"GRIB" + bytes(64), UNKNOWN),
-    "BUFR": (b"BUFR" + bytes(64), UNKNOWN),
-    "WMF": (b"\xd7\xcd\xc6\x9a\0\0" + bytes(64), UNKNOWN),
-    "MPEG": (b"\0\0\x01\xb3" + bytes(64), UNKNOWN),
-    "PSD": (b"8BPS\0\1" + bytes(64), UNKNOWN),
-    "ICNS": (b"icns" + bytes(64), UNKNOWN),
-    "XPM": (b"/* XPM */\nstatic", UNKNOWN),
-    "XBM": (b"#define x_width 8\n#define x_height 8\n", UNKNOWN),
+    **{f"{mark!r}": (mark + bytes(64), UNKNOWN) for mark in UNREAD},
     **{f"bomb: {name}": (data, r": is too large \(") for name, data in BOMBS.items()},
     "bilevel bomb": (encoded(Image.new("1", (20_000, 20_000))), ": is too large .* allows 100,000,000"),
 }  # fmt: skip
@@ -129,9 +124,9 @@ def test_a_picture_of_more_pixels_is_refused_by_size_and_option(kind: str) -> No
 def test_a_kind_without_its_decoder_is_named_with_what_installs_it(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boxes = {"AVIF": b"\0\0\0\x20ftypavif\0\0\0\0avif", "HEIF": b"\0\0\0\x1cftypheic\0\0\0\0mif1"}
-    for lacking in {kind, "HEIF" if kind == "AVIF" else kind}:
+    marks = {"AVIF": b"\0\0\0\x20ftypavif\0\0\0\0avif", "HEIF": b"\0\0\0\x1cftypheic\0\0\0\0mif1"}
+    for lacking in ("PNG", "AVIF", "HEIF"):
         monkeypatch.delitem(Image.OPEN, lacking, raising=False)
     remedy = kinds.DECODER_PACKAGES.get(kind, "'precache doctor' prints")
     with pytest.raises(ImageError, match=rf"this Pillow has no decoder for {kind}.*{remedy}"):
-        images.decode(boxes.get(kind, PNG) + bytes(64), "x")
+        images.decode(marks.get(kind, PNG) + bytes(64), "x")

@@ -3,8 +3,6 @@
 import io
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +13,12 @@ from PIL import Image
 from safetensors.numpy import load_file
 
 from precache import Recipe, convert, open_dataset, verify, verify_deep
-from precache.dataset.manifest import write_manifest
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
 from tests import format_contract
 from tests.building import build_loader
 from tests.command import run_here
-from tests.conftest import IMAGES, small_recipe
 from tests.precache.pictures.drawing import encoded, noise
 
 
@@ -48,7 +44,7 @@ def test_shards_hold_what_is_rendered_and_stock_readers_see_it(
     out, recipe = tmp_path / "out", Recipe(format="shards", size=24, fit=fit, shard_bytes=4000, **channels)
     manifest = convert(alpha_tree, out, recipe, workers=0).manifest
     assert fit != "crop" or len(manifest.shards) == (9 if recipe.channels == "rgba" else 3), "of 4,000 bytes"
-    format_contract.check_pixels_are_the_converters(open_dataset(out), alpha_tree, np.inf)
+    format_contract.check_holds_its_tree(open_dataset(out), alpha_tree, np.inf)
     stored = []
     for shard in manifest.shards:
         tensors = load_file(out / shard.file_name)
@@ -68,7 +64,6 @@ def test_shards_hold_what_is_rendered_and_stock_readers_see_it(
     assert verify(out) == []
     assert verify_deep(out, alpha_tree, workers=0).problems == ()
     assert run_here("precache", "inspect", out, "--html", "page.html", cwd=tmp_path).returncode == 0
-    assert f"{recipe.channels} pixels" in (tmp_path / "page.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["webdataset", "dali"])
@@ -86,56 +81,36 @@ def test_jpegs_are_grey_to_every_decoder_and_grey_ones_alone_are_copied(name: st
     assert verify_deep(tmp_path / "out", tmp_path / "tree", workers=0).problems == ()
 
 
-LIES = [(b'1],"data', field) for field in (b'4],"data', b'0],"data', b'-1],"data', b'true],"data')]
-LIES.append((b'"U8"', b'"U16"'))
-
-
-@pytest.mark.parametrize(("said", "changed"), LIES)
+@pytest.mark.parametrize("size", [b"4", b"0", b"-1", b"true"])
 def test_a_shard_whose_header_says_other_pixels_is_refused(
-    said: bytes, changed: bytes, grey: dict[str, Path], tmp_path: Path
+    size: bytes, grey: dict[str, Path], tmp_path: Path
 ) -> None:
     dataset = open_dataset(grey["shards"])
     content = dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
-    header = content[:DATA_START]
-    assert said in header
-    header = header.replace(said, changed, 1).rstrip().ljust(DATA_START)[:DATA_START]
-    (tmp_path / "x.safetensors").write_bytes(header + content[DATA_START:])
-    with pytest.raises(DatasetError, match=r"x.safetensors: (not a shard|expected)"):
-        ShardFile(tmp_path / "x.safetensors")
+    header = content[:DATA_START].replace(b'1],"data', size + b'],"data', 1)
+    changed = header.rstrip().ljust(DATA_START) + content[DATA_START:]
+    (tmp_path / "x").write_bytes(changed)
+    with pytest.raises(DatasetError, match=f"{tmp_path}/x: (not a shard|expected)"):
+        ShardFile(tmp_path / "x")
 
 
-def flipped(place: int, bit: int) -> Callable[[bytearray], None]:
-    """A bit of what lies behind the offsets, or before their end."""
-
-    def change(shapes: bytearray) -> None:
-        shapes[place] ^= bit
-
-    return change
-
-
-def all_turned(shapes: bytearray) -> None:
-    """Height for width: offsets still fit."""
-    shapes[8:] = np.frombuffer(shapes[8:], "<i4").reshape(-1, 2)[:, ::-1].tobytes()
-
-
-@pytest.mark.parametrize(
-    "damage", [flipped(2, 1), flipped(8, 1), flipped(11, 0x80), flipped(12, 1), all_turned]
-)
-def test_damaged_offsets_are_found(
-    damage: Callable[[bytearray], None], shaped: dict[str, Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("place", [2, 8, 11, 12, None])
+def test_damaged_offsets_are_found(place: int | None, shaped: dict[str, Path], tmp_path: Path) -> None:
+    """A bit of what lies behind the offsets, or before their end; or height for width: then they fit."""
     path = Path(shutil.copytree(shaped["keep-shards"], tmp_path / "copy"))
     entry = open_dataset(path).manifest.shards[1]
     shard = open_dataset(path).shard_path(entry)
     content = bytearray(shard.read_bytes())
     header = json.loads(content[8:DATA_START])
     start = DATA_START + int(header["offsets"]["data_offsets"][0]) + 8 * (entry.samples - 1)
-    shapes = content[start:]
-    damage(shapes)
-    shard.write_bytes(content[:start] + shapes)
+    if place is None:
+        content[start + 8 :] = np.frombuffer(content[start + 8 :], "<i4").reshape(-1, 2)[:, ::-1].tobytes()
+    else:
+        content[start + place] ^= 0x80 if place == 11 else 1
+    shard.write_bytes(content)
     assert [str(shard) in problem for problem in verify(path)] == [True]
-    if damage is not all_turned:
-        with pytest.raises(DatasetError, match=f"{shard}: its offsets do not fit its pictures"):
+    if place is not None:
+        with pytest.raises(DatasetError, match=f"{shard}: its offsets do not fit"):
             list(FORMATS["shards"].read_shard(shard))
     for check in ("first-read", "never"):
         with (
@@ -143,13 +118,3 @@ def test_damaged_offsets_are_found(
             pytest.raises(DatasetError, match=f"{shard}: .*'?precache verify"),
         ):
             list(loader)
-
-
-def test_verify_deep_finds_a_picture_of_another_size(raw_tree: Path, tmp_path: Path) -> None:
-    """The same tree at another size, under this one's manifest."""
-    convert(raw_tree, tmp_path / "small", small_recipe("webdataset", size=24, fit="keep"), workers=0)
-    manifest = open_dataset(tmp_path / "small").manifest
-    write_manifest(tmp_path / "small", replace(manifest, recipe=replace(manifest.recipe, size=28)))
-    report = verify_deep(tmp_path / "small", raw_tree, workers=0)
-    assert len(report.problems) == IMAGES
-    assert "pixels, expected" in report.problems[0]

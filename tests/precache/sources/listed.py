@@ -1,20 +1,17 @@
-"""A source of pictures that stand in a list, with any target and any fields: for tests."""
+"""A dataset of pictures that stand in a list, with any target and any fields: for tests."""
 
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from precache.dataset.columns import Column
-from precache.sources.base import SampleRef, Samples, Scan, digest_of
+from precache import SourceOptions, open_source
+from precache.sources.base import Source
+from tests.precache.pictures.drawing import encoded
+from tests.precache.sources.objects import Items
 
-ROOT = Path("listed")
 CLASSES = ("bird", "cat", "dog")
-SHARES = "train=0.75,val=0.25"
 SAMPLES = 24
 
 FIELDS: dict[str, list[Any]] = {
@@ -46,62 +43,27 @@ TARGETS: dict[str, Any] = {
 """What the samples are labelled with, for each target, and for `number` twice."""
 
 
-@dataclass(frozen=True)
-class ListedSource:
-    """Pictures, encoded or None for one that is missing; `target` is a key of TARGETS."""
-
-    pictures: tuple[bytes | None, ...]
-    target: str
-    values: Sequence[Any] | None
-    fields: Mapping[str, Sequence[Any]]
-    root: Path = ROOT
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        """No file at all."""
-        return ()
-
-    def scan(self) -> Scan:
-        """The list."""
-        kind = "number" if self.target == "vector" else self.target
-        labels = [-1] * len(self.pictures) if kind != "class" or self.values is None else [*self.values]
-        refs = [
-            SampleRef(row, f"{row}.png", labels[row], -1 if data is None else len(data))
-            for row, data in enumerate(self.pictures)
-        ]
-        targets = None if kind in ("class", "none") or self.values is None else Column.of(self.values)
-        columns = {name: Column.of(values) for name, values in self.fields.items()}
-        samples = Samples.of(refs, targets, columns)
-        classes = CLASSES if kind.startswith("class") else ()
-        return Scan(self, classes, samples, (), len(refs), digest_of(samples, classes), target=kind)
-
-    def read(self, ref: SampleRef, max_pixels: int) -> bytes:
-        """The picture."""
-        from precache.errors import ImageError
-
-        data = self.pictures[ref.id]
-        if data is None:
-            raise ImageError(self.where(ref), "is not there")
-        return data
-
-    def where(self, ref: SampleRef) -> str:
-        """Its row."""
-        return f"{self.root}: row {ref.id}"
+def listed_pictures(
+    pictures: Sequence[bytes | None], target: str, values: Sequence[Any] | None, fields: Mapping[str, Any]
+) -> Source:
+    """A dataset of pictures, encoded or None for one that is missing; `target` is a key of TARGETS."""
+    columns = {"image": pictures, **fields, **({} if values is None else {"label": values})}
+    rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    dataset = Items(rows, **({"classes": list(CLASSES)} if target.startswith("class") else {}))
+    options = SourceOptions(
+        target="number" if target == "vector" else target,
+        label=None if values is None else "label",
+        fields=tuple(fields),
+    )
+    return open_source(dataset, options)
 
 
 def listed(
     target: str = "class", fields: Mapping[str, Sequence[Any]] | None = None, missing: Sequence[int] = ()
-) -> ListedSource:
+) -> Source:
     """24 pictures of 40 x 32 pixels with all of FIELDS, or these, labelled as TARGETS says."""
-    pictures = tuple(None if row in missing else _picture(row) for row in range(SAMPLES))
-    return ListedSource(pictures, target, TARGETS[target], FIELDS if fields is None else fields)
-
-
-def encoded(picture: Image.Image) -> bytes:
-    """As PNG."""
-    file = io.BytesIO()
-    picture.save(file, "PNG")
-    return file.getvalue()
+    pictures = [None if row in missing else _picture(row) for row in range(SAMPLES)]
+    return listed_pictures(pictures, target, TARGETS[target], FIELDS if fields is None else fields)
 
 
 def _picture(row: int) -> bytes:

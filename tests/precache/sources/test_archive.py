@@ -28,23 +28,22 @@ MAKERS = pytest.mark.parametrize(("make", "suffix"), [(make_tar, "tar"), (make_z
 def test_folders_that_hold_everything_are_no_classes(
     make: Any, suffix: str, prefix: str, tmp_path: Path
 ) -> None:
-    def of(*names: str, **options: Any) -> tuple[tuple[str, ...], list[tuple[str, str]]]:
-        archive = make(tmp_path / f"x.{suffix}", {f"{prefix}{name}": JPEG for name in names})
-        scan = scan_of(archive, **options)
-        return scan.classes, [(ref.path, ref.split) for ref in scan.samples]
-
-    names = ("train/a/1.jpg", "train/b/2.jpg", "val/a/3.jpg")
-    assert of(*names) == (("a", "b"), list(zip(names, ("train", "train", "val"), strict=True)))
-    assert of("train/dog/1.jpg") == (("dog",), [("train/dog/1.jpg", "train")])
-    assert of("dog/1.jpg") == (("dog",), [("dog/1.jpg", "")])
-    deep = of("animals/dog/1.jpg", "cars/vw/3.jpg", class_depth=2)
-    assert deep[0] == ("animals/dog", "cars/vw")
-    assert of("1.jpg", "2.jpg", class_depth=0) == ((), [("1.jpg", ""), ("2.jpg", "")])
-    beside = scan_of(
-        make(tmp_path / f"y.{suffix}", {"top/dog/1.jpg": JPEG, "README": b"", "__MACOSX/x": b""})
-    )
-    assert [ref.path for ref in beside.samples] == ["dog/1.jpg"]
-    assert {ignored.path for ignored in beside.ignored} == {"README", "__MACOSX"}
+    for names, depth, found in (
+        ("train/a/1 train/b/2 val/a/3", 1, "train/a/1:a:train train/b/2:b:train val/a/3:a:val"),
+        ("train/dog/1", 1, "train/dog/1:dog:train"),
+        ("dog/1", 1, "dog/1:dog:"),
+        ("animals/dog/1 cars/vw/3", 2, "animals/dog/1:animals/dog: cars/vw/3:cars/vw:"),
+        ("1 2", 0, "1:: 2::"),
+    ):
+        files = {f"{prefix}{name}.jpg": JPEG for name in names.split()}
+        scan = scan_of(make(tmp_path / f"x.{suffix}", files), class_depth=depth)
+        classes = (*scan.classes, "")  # the last one of what has none
+        said = [f"{s.path.removesuffix('.jpg')}:{classes[s.label]}:{s.split}" for s in scan.samples]
+        assert " ".join(said) == found
+    beside = {"top/dog/1.jpg": JPEG, "README": b"", "__MACOSX/x": b""}
+    scan = scan_of(make(tmp_path / f"y.{suffix}", beside))
+    assert [ref.path for ref in scan.samples] == ["dog/1.jpg"]
+    assert {ignored.path for ignored in scan.ignored} == {"README", "__MACOSX"}
 
 
 def zip_with_links(path: Path, files: Files, links: list[tarfile.TarInfo]) -> Path:
@@ -68,12 +67,15 @@ def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_
         link("c/long.jpg", "./" * 2500 + "../a/1.jpg"),
         link("d", "a"),
     ]
+    odd: list[tarfile.TarInfo] = []
     right = [link("b/again.jpg", "nowhere"), link("b/again.jpg", "../a/1.jpg")]  # the last one counts
     right += [link("b/soft.jpg", "../a/1.jpg"), link("b/chain.jpg", "soft.jpg")]
     if suffix == "tar":
+        kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"V")
+        odd = [link(f"a/{kind!r}.jpg", "", kind) for kind in kinds]
         wrong.append(link("c/gone.jpg", "none", tarfile.LNKTYPE))
         right.append(link("b/hard.jpg", "a/1.jpg", tarfile.LNKTYPE))
-    scan = scan_of(make(tmp_path / f"x.{suffix}", {"a/1.jpg": b"picture"}, wrong + right))
+    scan = scan_of(make(tmp_path / f"x.{suffix}", {"a/1.jpg": b"picture"}, wrong + right + odd))
     names = {"a/1.jpg", *(member.name for member in right)}
     assert {ref.path: scan.source.read(ref, 10) for ref in scan.samples} == dict.fromkeys(names, b"picture")
     assert f" and {len(wrong) - 1 - 3} more" in scan.warnings[0]
@@ -119,30 +121,6 @@ def test_names_of_zips_without_utf8_are_those_that_unzip_writes(tmp_path: Path) 
         assert [ref.path for ref in scan_of(tmp_path / "x.zip").samples] == [name]
 
 
-def test_devices_and_pipes_are_ignored(tmp_path: Path) -> None:
-    kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"V")
-    members = [link(f"a/{kind!r}.jpg", "", kind) for kind in kinds]
-    scan = scan_of(make_tar(tmp_path / "x.tar", {"a/x.jpg": JPEG}, members))
-    assert [ref.path for ref in scan.samples] == ["a/x.jpg"]
-    assert [ignored.reason for ignored in scan.ignored] == ["not a regular file"] * len(kinds)
-
-
-def lying(**fields: Any) -> Callable[[Path], bytes]:
-    """A tar whose second member's header has other values; its sum is right."""
-
-    def make(path: Path) -> bytes:
-        member = tarfile.TarInfo("a/2.jpg")
-        data = bytearray(make_tar(path, {"a/1.jpg": JPEG}, [member], form=tarfile.GNU_FORMAT).read_bytes())
-        for name, value in fields.items():
-            start = {"size": 1024 + 124, "kind": 1024 + 156}[name]
-            data[start : start + len(value)] = value
-        data[1024 + 148 : 1024 + 156] = b" " * 8
-        data[1024 + 148 : 1024 + 156] = b"%06o\0 " % sum(data[1024:1536])
-        return bytes(data)
-
-    return make
-
-
 def patched_zip(mark: bytes, offset: int, value: bytes) -> Callable[[Path], bytes]:
     def make(path: Path) -> bytes:
         data = bytearray(make_zip(path, {"a/1.jpg": JPEG * 9}).read_bytes())
@@ -153,28 +131,23 @@ def patched_zip(mark: bytes, offset: int, value: bytes) -> Callable[[Path], byte
     return make
 
 
-def sparse_in_pax(path: Path) -> bytes:
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        member = tarfile.TarInfo("a/p.jpg")
-        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
-        member.size = 512
-        tar.addfile(member, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
-    return path.read_bytes()
-
-
 def many_headers(path: Path) -> bytes:
     """Headers about a header that is never there, behind a member."""
     whole = make_tar(path, {"a/1.jpg": JPEG}).read_bytes()[:1024]
     return whole + tarfile.TarInfo("a" * 200).tobuf(tarfile.GNU_FORMAT)[:1024] * 5000
 
 
-def bzipped(path: Path) -> bytes:
-    return make_zip(path, {"a/1.jpg": JPEG}, zipfile.ZIP_BZIP2).read_bytes()
+def sparse_in_pax(path: Path) -> bytes:
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("a/s.jpg")
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
+        member.size = 512
+        tar.addfile(member, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
+    return path.read_bytes()
 
 
 def odd_member(kind: bytes) -> Callable[[Path], bytes]:
-    member = tarfile.TarInfo("a/s.jpg")
-    member.type = kind
+    member = link("a/s.jpg", "", kind)
     return lambda path: make_tar(path, {}, [member], form=tarfile.GNU_FORMAT).read_bytes()
 
 
@@ -182,30 +155,25 @@ REFUSED: list[tuple[str, Callable[[Path], bytes], list[str]]] = [
     ("tar", lambda path: b"x" * 2000, ["is not a tar"]),
     ("tar", lambda path: b"", ["is not a tar"]),
     ("tar", odd_member(tarfile.GNUTYPE_SPARSE), ["'a/s.jpg'", "sparse", "unpack"]),
-    ("tar", sparse_in_pax, ["'a/p.jpg'", "sparse", "unpack"]),
+    ("tar", sparse_in_pax, ["'a/s.jpg'", "sparse", "unpack"]),
     ("tar", odd_member(b"M"), ["'a/s.jpg'", "continues in another", "unpack"]),
     ("tar", lambda path: make_tar(path, {"a/1.jpg": JPEG}).read_bytes() * 2, ["'tar -A'"]),
-    ("tar", lying(size=b"77777777777\0"), ["breaks off", "'a/2.jpg'", "download"]),
-    ("tar", lying(size=b"\xff" * 12), ["impossible size", "download"]),
-    ("tar", lying(size=b"77777777777\0", kind=b"L"), ["at byte 1,024", "a header of", "download"]),
     ("tar", many_headers, ["at byte 1,024", "recursion", "download"]),
     ("zip", lambda path: b"x" * 2000, ["is not a zip"]),
     ("zip", patched_zip(b"PK\1\2", 20, b"\xff\xff\xff\x7f"), ["'a/1.jpg'", "large", "download"]),
     ("zip", patched_zip(b"PK\1\2", 8, b"\1"), ["'a/1.jpg'", "encrypted", "unpack"]),
-    ("zip", bzipped, ["'a/1.jpg'", "bzip2", "unpack"]),
+    ("zip", patched_zip(b"PK\1\2", 10, b"\x0c"), ["'a/1.jpg'", "bzip2", "unpack"]),
     ("zip", patched_zip(b"PK\5\6", 12, b"\xff\xff"), ["join the parts"]),
 ]
 
 
-@pytest.mark.parametrize(("suffix", "make", "mentions"), REFUSED)
-def test_what_cannot_be_read_in_place_is_refused_by_name(
-    suffix: str, make: Callable[[Path], bytes], mentions: list[str], tmp_path: Path
-) -> None:
-    path = tmp_path / f"x.{suffix}"
-    path.write_bytes(make(path))
-    with pytest.raises(SourceError, match=f"^{path}: ") as caught:
-        scan_of(path)
-    assert [mention for mention in mentions if mention not in str(caught.value)] == []
+def test_what_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
+    for suffix, make, mentions in REFUSED:
+        path = tmp_path / f"x.{suffix}"
+        path.write_bytes(make(path))
+        with pytest.raises(SourceError, match=f"^{path}: ") as caught:
+            scan_of(path)
+        assert [mention for mention in mentions if mention not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("suffix", ["tar", "zip", "tar.gz", "tar.bz2", "tar.xz"])
@@ -241,14 +209,6 @@ def test_zips_written_to_a_pipe_or_behind_a_program_are_read(tmp_path: Path) -> 
         assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"picture" * 9]
 
 
-def test_a_picture_that_is_not_what_its_crc_says_is_rejected(tmp_path: Path) -> None:
-    path = make_zip(tmp_path / "x.zip", {"a/1.jpg": b"picture"}, zipfile.ZIP_STORED)
-    path.write_bytes(path.read_bytes().replace(b"picture", b"pictura"))
-    scan = scan_of(path)
-    with pytest.raises(ImageError, match="CRC-32"):
-        scan.source.read(scan.samples[0], 100)
-
-
 def test_a_bomb_is_stopped_by_what_a_picture_can_be(tmp_path: Path) -> None:
     path = make_zip(tmp_path / "x.zip", {"a/1.jpg": bytes(80 << 20), "a/2.jpg": bytes(80 << 20)})
     whole = bytearray(path.read_bytes())
@@ -268,23 +228,18 @@ def test_a_bomb_is_stopped_by_what_a_picture_can_be(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_unpacked_is_removed_by_the_next(tmp_path: Path) -> None:
-    files = {"a/1.jpg": os.urandom(20_000)}
-    path = make_tar(tmp_path / "x.tar.gz", files, mode="w:gz")
+    path = make_tar(tmp_path / "x.tar.gz", {"a/1.jpg": os.urandom(20_000)}, mode="w:gz")
     (tmp_path / "tmp").mkdir()
-    unpacked = make_tar(tmp_path / "x.tar", files).stat().st_size
     code = (
         "import os, sys; from precache import open_source\n"
-        "paths = {open_source(sys.argv[1]).scan().source.archive.path for _ in range(2)}\n"
-        "print(*map(os.path.getsize, paths), flush=True)\n"
+        "both = [open_source(sys.argv[1]).scan() for _ in range(2)]\n"
         "os.kill(os.getpid(), 9)"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
-    command = [sys.executable, "-c", code, str(path)]
     for _ in range(2):
-        answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        assert answer.returncode == -signal.SIGKILL
-        assert answer.stdout.split() == [str(unpacked)], "once"
-        assert len(os.listdir(tmp_path / "tmp")) == 1
+        done = subprocess.run([sys.executable, "-c", code, path], env=environment, check=False)
+        assert done.returncode == -signal.SIGKILL
+        assert len(os.listdir(tmp_path / "tmp")) == 1, "unpacked once"
 
 
 def test_where_there_is_no_room_to_unpack_it_says_so(tmp_path: Path) -> None:

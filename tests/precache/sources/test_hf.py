@@ -4,15 +4,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
 
 from precache import convert, open_dataset
-from precache.errors import MissingDependencyError, SettingError, SourceError
+from precache.errors import MissingDependencyError
 from precache.sources import open_source
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import scan_of
+from tests.precache.sources.objects import picture
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,19 +32,18 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 ROWS = 12
 
 
-def made(datasets: Any, labels: Any = None) -> Any:
-    """12 grey pictures, labelled a and b in turns, or as given; that of row 1 is missing."""
+def made(datasets: Any) -> Any:
+    """12 grey pictures, labelled a and b in turns; that of row 1 is missing."""
     features = {
         "image": datasets.Image(),
         "label": datasets.ClassLabel(names=["a", "b"]),
         "caption": datasets.Value("string"),
     }
+    rows = range(ROWS)
     columns = {
-        "image": [
-            None if row == 1 else Image.fromarray(np.full((8, 8), row * 20, np.uint8)) for row in range(ROWS)
-        ],
-        "label": labels or [row % 2 for row in range(ROWS)],
-        "caption": [f"n° {row}" for row in range(ROWS)],
+        "image": [None if row == 1 else picture(row * 20) for row in rows],
+        "label": [row % 2 for row in rows],
+        "caption": [f"n° {row}" for row in rows],
     }
     return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
 
@@ -75,16 +73,3 @@ def test_formats_and_transforms_of_the_library_change_nothing(datasets: Any) -> 
     turned = scan_of(dataset.with_transform(lambda rows: rows))
     assert turned.digest == plain.digest
     assert "its transform is left out" in turned.warnings[0]
-
-
-def test_bad_columns_are_named(datasets: Any) -> None:
-    for options, says in (
-        ({"label": "species"}, "no column 'species'.*--label.*has 'image', 'label'"),
-        ({"fields": ("weight",)}, "no column 'weight'"),
-    ):
-        with pytest.raises(SettingError, match=says):
-            scan_of(made(datasets), **options)
-    with pytest.raises(SettingError, match="--image"):
-        scan_of(made(datasets).select_columns(["label"]))
-    with pytest.raises(SourceError, match="row 0: 'label': -1 is not a class"):
-        scan_of(made(datasets, [-1] * ROWS))

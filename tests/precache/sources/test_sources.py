@@ -90,3 +90,8 @@ def test_what_a_tree_holds_any_other_place_of_its_files_holds(
         files["val/class/9.jpg"] = JPEG
     tree = scan_tree(put(tmp_path / "files", files))
     contract.check_is_as_the_tree(open_source(kind.make(files, place)).scan(), tree)
+
+
+@pytest.mark.parametrize("make", contract.ROWS.values(), ids=contract.ROWS)
+def test_columns_are_labels_splits_and_fields(make: Any, tmp_path: Path) -> None:
+    contract.check_columns_are_labels_splits_and_fields(make, tmp_path)

@@ -11,17 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from torchvision.transforms import v2
 
 import loaders
-from loaders.fields import follow_boxes, follow_mask
+from loaders.fields import follow_mask
 from precache import Recipe, convert, open_dataset
 from precache.errors import SampleError, SettingError
 from precache.formats import FORMATS
 from precache.pictures.images import FITS
 from precache.sources import SourceOptions
 from tests.building import build_loader
-from tests.labelled_pictures import BOX, PICTURES, check_labels, draw_boxed, draw_trees
+from tests.labelled_pictures import BOX, PICTURES, STEP, check_labels, draw_boxed, draw_trees
 from tests.loaders.arms import OF_SHARDS
 from tests.precache.pictures.drawing import encoded
 from tests.precache.sources.listed import listed_pictures
@@ -69,11 +68,11 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
 
 @pytest.fixture(scope="module")
 def boxed(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
-    """Pictures with a bright square and its box."""
-    pictures = tuple(encoded(draw_boxed(number)) for number in range(PICTURES))
-    boxes = [[list(BOX), *OTHERS[: number % 5]] for number in range(PICTURES)]
+    """Pictures with a bright square and its box, and a black one without any."""
+    drawn = [*map(draw_boxed, range(PICTURES)), Image.new("RGB", (50, 50))]
+    boxes = [*([list(BOX), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
     kinds = [list(range(len(row))) for row in boxes]
-    source = listed_pictures(pictures, "none", None, {"box": boxes, "kind": kinds})
+    source = listed_pictures(tuple(map(encoded, drawn)), "none", None, {"box": boxes, "kind": kinds})
     return maker(tmp_path_factory.mktemp("boxed"), source, SourceOptions(boxes="box"))
 
 
@@ -91,18 +90,14 @@ def test_a_mask_is_cropped_resized_and_mirrored_as_its_picture(
     backend: str, kind: str, augment: str, masked: MakeFolder, device: str
 ) -> None:
     seen, close = set(), []
+    # a picture that is enlarged is a mixture further from its labels' edges
+    reach = 1 if augment in ("None", "crop") else 5
     with build(masked(kind), backend, augment=AUGMENTATIONS[augment], device=device) as loader:
         for batch in (*loader, *loader):
-            masks = batch.fields["mask"]
-            assert masks.shape == (len(batch.ids), 24, 24)
-            assert (masks.dtype, masks.device) == (torch.uint8, batch.images.device)
-            assert set(masks.unique().tolist()) <= {0, 1, 2, 3}, "no mixture"
+            check_masks(batch, 4 if kind == "shards" else 40, reach)
             seen |= set(batch.ids.tolist())
-            # a picture that is enlarged is a mixture further from its labels' edges
-            reach = 1 if augment in ("None", "crop") else 5
-            for picture, mask in zip(batch.images[:, 0].cpu(), masks.cpu(), strict=True):
-                check_labels(picture, mask, 4 if kind == "shards" else 40, reach)
-                close.append((np.abs(picture.numpy() - mask.numpy() * 80.0) < 42).mean())
+            greys = batch.fields["mask"].cpu().float() * STEP
+            close.append(((batch.images[:, 0].cpu() - greys).abs() < 42).float().mean())
     assert np.mean(close) > 0.9
     assert seen == set(range(PICTURES))
     assert batch.to("meta").fields["mask"].device.type == "meta"
@@ -119,29 +114,25 @@ def test_masks_follow_pictures_of_every_fit(fit: str, masked: MakeFolder, device
     else:
         cases += [(24, 24 / STORED, 1), (STORED, 1.0, 1)]
         cases += [] if fit == "keep" else [((20, STORED), 1.0, 1)]
+    path = masked("shards", fit)
     for size, ratio, reach in cases:
-        shown = 0.0
-        with build(masked("shards", fit), size=size, crop_ratio=ratio, device=device) as loader:
-            for batch in loader:
-                for picture, mask in zip(batch.images.cpu(), batch.fields["mask"].cpu(), strict=True):
-                    shown += check_labels(picture[0], mask, reach=reach)
-        assert shown > 0, (size, ratio)
-
-
-def test_a_mask_shows_what_resize_and_center_crop_show(masked: MakeFolder) -> None:
-    path = masked("shards", "keep")
-    dataset = open_dataset(path)
-    read = FORMATS["shards"].read_shard
-    stored = {s.id: s.mask for shard in dataset.manifest.shards for s in read(dataset.shard_path(shard))}
-    nearest = {"interpolation": v2.InterpolationMode.NEAREST}
-    recipe = v2.Compose([v2.Resize(28, **nearest), v2.CenterCrop(24)])
-    with build(path, crop_ratio=24 / 28) as loader:
-        for batch in loader:
-            for i, mask in zip(batch.ids.tolist(), batch.fields["mask"], strict=True):
-                assert np.array_equal(mask.numpy(), np.asarray(recipe(Image.fromarray(stored[i]))))
-    with build(masked("shards"), augment=lambda images, ids, epoch: images, size=None) as loader:
-        batch = next(iter(loader))  # a function gets all of the picture
+        with build(path, size=size, crop_ratio=ratio, device=device) as loader:
+            shown = [check_masks(batch, reach=reach) for batch in loader]
+        assert sum(shown) > 0, (size, ratio)
+    if fit == "crop":
+        with build(path, augment=lambda images, ids, epoch: images, size=None) as loader:
+            batch = next(iter(loader))  # a function gets all of the picture
         assert batch.images.shape[2:] == batch.fields["mask"].shape[1:] == (STORED, STORED)
+
+
+def check_masks(batch: loaders.Batch, tolerance: float = 4, reach: int = 1) -> float:
+    """How much of the pictures of a batch is of one label all around, and then of its grey."""
+    masks = batch.fields["mask"]
+    assert len(batch.ids) == len(batch.images) == len(batch.labels) == len(masks)
+    assert (masks.dtype, masks.device) == (torch.uint8, batch.images.device)
+    assert set(masks.unique().tolist()) <= {0, 1, 2, 3}, "no mixture"
+    each = zip(batch.images[:, 0].cpu(), masks.cpu(), strict=True)
+    return sum(check_labels(picture, mask, tolerance, reach) for picture, mask in each)
 
 
 def spoil_a_mask(path: Path) -> int:
@@ -157,11 +148,14 @@ def spoil_a_mask(path: Path) -> int:
     return sample.id
 
 
-def check_whole(batch: loaders.Batch) -> list[int]:
-    ids: list[int] = batch.ids.tolist()
-    assert len(ids) == len(batch.images) == len(batch.labels) == len(batch.fields["mask"])
-    for picture, mask in zip(batch.images, batch.fields["mask"], strict=True):
-        check_labels(picture[0], mask, 40)
+def served_whole(loader: loaders.Loader) -> list[int]:
+    """Ids of an epoch, each batch of which has as many of everything."""
+    ids: list[int] = []
+    for batch in loader:
+        check_masks(batch, 40)
+        assert {len(view) for view in batch.views} == {len(batch.ids)}
+        assert not any(torch.equal(batch.images, view) for view in batch.views[1:])
+        ids += batch.ids.tolist()
     return ids
 
 
@@ -169,54 +163,41 @@ def check_whole(batch: loaders.Batch) -> list[int]:
 def test_a_mask_that_changed_on_disk_is_not_served(
     backend: str, kind: str, masked: MakeFolder, tmp_path: Path
 ) -> None:
+    """Nor its picture; masks go with the first view of whatever is chosen."""
     path = Path(shutil.copytree(masked(kind), tmp_path / "out"))
     damaged = spoil_a_mask(path)
     with build(path, backend) as loader, pytest.raises(SampleError, match=f"sample {damaged}") as caught:
         list(loader)
     assert "mask" in str(caught.value) or kind == "dali", "the record's own checksum knows no parts"
-    with build(path, backend, on_error="skip") as loader:
+    with build(path, backend, on_error="skip", augment="crop", views=2) as loader:
         for _ in range(2):
-            served = [i for batch in loader for i in check_whole(batch)]
-            assert sorted(served) == [i for i in range(PICTURES) if i != damaged]
-
-
-@pytest.mark.parametrize("how", [{"views": 2}, {"weights": "balanced"}, {"classes": ["a"]}], ids=str)
-def test_masks_go_with_the_first_view_of_whatever_is_chosen(
-    how: dict[str, Any], masked: MakeFolder, tmp_path: Path
-) -> None:
-    """Also where one is left out, and where a sample comes again and is drawn anew."""
-    path = Path(shutil.copytree(masked("shards"), tmp_path / "out"))
-    damaged = spoil_a_mask(path)
-    with build(path, augment="crop", on_error="skip", **how) as loader:
-        for batch in (*loader, *loader):
-            assert damaged not in check_whole(batch)
-            assert {len(view) for view in batch.views} == {len(batch.ids)}
-            assert not any(torch.equal(batch.images, view) for view in batch.views[1:])
+            assert sorted(served_whole(loader)) == [i for i in range(PICTURES) if i != damaged]
+    for how in ({"weights": "balanced"}, {"classes": ["a"]}):
+        with build(path, backend, on_error="skip", augment="crop", **how) as loader:
+            assert damaged not in served_whole(loader)
 
 
 @settings(deadline=None)
-@given(shape=st.tuples(*[st.integers(1, 60)] * 4), mirrored=st.booleans(), seed=st.integers(0, 2**32 - 1))
+@given(
+    crop=st.tuples(*[st.integers(-40, 280)] * 2, *[st.integers(1, 240)] * 2),
+    size=st.tuples(*[st.integers(1, 60)] * 2),
+    mirrored=st.booleans(),
+    seed=st.integers(0, 2**32 - 1),
+)
 def test_any_crop_of_a_mask_is_sampled_at_the_centres(
-    shape: tuple[int, int, int, int], mirrored: bool, seed: int
+    crop: tuple[int, int, int, int], size: tuple[int, int], mirrored: bool, seed: int
 ) -> None:
-    height, width, rows, columns = shape
-    mask = np.random.default_rng(seed).integers(0, 256, (height + 5, width + 7)).astype(np.uint8)
-    out = np.empty((rows, columns), np.uint8)
-    follow_mask(mask, np.array([4, 3, width, height]), mirrored=mirrored, out=out)
-    down, across = (2 * np.arange(rows) + 1) * height, (2 * np.arange(columns) + 1) * width
-    expected = mask[np.ix_(3 + down // (2 * rows), 4 + across // (2 * columns))]
-    # on the border of two pixels either is as near
-    clear = np.ix_(down % (2 * rows) > 0, across % (2 * columns) > 0)
-    assert np.array_equal((out[:, ::-1] if mirrored else out)[clear], expected[clear])
-
-
-def test_a_crop_of_a_mask_may_reach_beyond_it_or_begin_between_pixels() -> None:
-    mask = np.arange(16, dtype=np.uint8).reshape(4, 4)
-    out = np.empty((2, 2), np.uint8)
-    follow_mask(mask, np.array([-1, 3, 2, 2]), mirrored=False, out=out)
-    assert out.tolist() == [[0, 12], [0, 0]]
-    follow_mask(mask, np.array([0.6, 1.25, 2.5, 2.5]), mirrored=False, out=out)
-    assert out.tolist() == [[5, 6], [13, 14]], "at 1.225 and 2.475, and at 1.875 and 3.125"
+    """In quarters of pixels; what lies outside is 0."""
+    mask = np.random.default_rng(seed).integers(1, 256, (50, 60)).astype(np.uint8)
+    out = np.empty(size, np.uint8)
+    follow_mask(mask, np.array(crop) / 4, mirrored=mirrored, out=out)
+    around, wide = np.pad(mask, 140), []
+    for start, length, count in zip(crop[:2], crop[2:], size[::-1], strict=True):
+        eighths = 2 * start * count + (2 * np.arange(count) + 1) * length  # of a pixel, times count
+        wide.append((140 + eighths // (8 * count), eighths % (8 * count) > 0))
+    (columns, clear_columns), (rows, clear_rows) = wide
+    clear = np.ix_(clear_rows, clear_columns)  # on the border of two pixels either is as near
+    assert np.array_equal((out[:, ::-1] if mirrored else out)[clear], around[np.ix_(rows, columns)][clear])
 
 
 # Boxes.
@@ -288,10 +269,3 @@ def test_pictures_without_any_box_have_lists_without_any(tmp_path: Path) -> None
     source = listed_pictures(pictures, "none", None, {"box": [[]] * 4})
     with build(maker(tmp_path, source, SourceOptions(boxes="box"))("shards"), batch_size=4) as loader:
         assert [boxes.shape for boxes in next(iter(loader)).fields["box"]] == [(0, 4)] * 4
-
-
-def test_boxes_are_cut_off_and_dropped() -> None:
-    boxes = np.array([[0, 0, 4, 4], [6, 6, 9, 9], [2, 2, 2, 8], [3, 1, 5, 3]])
-    cut, kept = follow_boxes(boxes, np.array([2, 0, 4, 4]), mirrored=True, size=(8, 4))
-    assert kept.tolist() == [0, 3]
-    assert cut.tolist() == [[2, 0, 4, 8], [1, 2, 3, 6]]

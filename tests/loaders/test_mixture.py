@@ -1,6 +1,5 @@
 """Several datasets served as one: shares, classes, and the contract of any loader."""
 
-import json
 import math
 import shutil
 from functools import partial
@@ -13,11 +12,9 @@ import torch
 from PIL import Image
 
 from loaders.mixture import samples_of
-from loaders.order import Epochs, MixedEpochs, Order
 from precache import Recipe, convert
 from precache.errors import SampleError, SettingError
 from tests import loader_contract as contract
-from tests import sampling_contract
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
@@ -106,38 +103,23 @@ def test_pictures_and_labels_are_those_of_their_dataset(build: contract.Build, p
 
 
 def test_the_contract_of_any_loader_holds(build: contract.Build) -> None:
-    """Beside what the state machine does with a mixture."""
+    """Beside what the state machine does with a mixture, without shares."""
     contract.check_order_depends_on_seed_and_epoch_alone(build)
     contract.check_resume(build)
-    sampling_contract.check_set_size(build, (STORED_SIZE, STORED_SIZE // 2))
     contract.check_a_cache_changes_nothing_but_the_reading(build, "ram")
     with build(batch_size=24) as whole:
-        expected = sorted(pairs(whole))
-    ranks = [build(batch_size=8, rank=rank, world_size=3, last="pad", workers=0) for rank in range(3)]
-    served = [list(loader) for loader in ranks]
-    assert {len(batches) for batches in served} == {len(loader) for loader in ranks}
-    kept = [
-        place
-        for batches in served
-        for batch in batches
-        for place, repeat in zip(pairs([batch]), batch.padding.tolist(), strict=True)
-        if not repeat
-    ]
-    assert sorted(kept) == expected
+        expected = [sorted(pairs([batch])) for batch in whole]
+    ranks = [build(batch_size=8, rank=rank, world_size=3) for rank in range(3)]
+    assert [sorted(pairs(batches)) for batches in zip(*ranks, strict=True)] == expected
     for loader in ranks:
         loader.close()
 
 
-def test_without_shares_all_samples_are_served_once(paths: list[Path]) -> None:
+def test_without_shares_all_samples_are_in_the_sampler(paths: list[Path]) -> None:
     with build_loader(paths, workers=1, batch_size=16, size=STORED_SIZE) as loader:
         assert loader.samples == len(loader.dataset) == IMAGES + OTHERS
-        for _ in range(2):
-            expected = [(0, i) for i in range(IMAGES)] + [(1, i) for i in range(OTHERS)]
-            assert sorted(pairs(loader)) == expected
-        targets = loader.dataset.targets
-        assert [targets[place] for place in loader.sampler] == [
-            int(label) for batch in loader for label in batch.labels
-        ]
+        targets = [loader.dataset.targets[place] for place in loader.sampler]
+        assert targets == [label for batch in loader for label in batch.labels.tolist()]
 
 
 def test_a_damaged_sample_is_named_or_left_out_with_its_neighbours_in_their_places(
@@ -161,36 +143,6 @@ def test_a_damaged_sample_is_named_or_left_out_with_its_neighbours_in_their_plac
             assert pairs([batch]) == [place for place in pairs([expected]) if place != (1, bad)]
             for name in ("images", "labels", "padding"):
                 assert torch.equal(getattr(batch, name), getattr(expected, name)[kept])
-
-
-@pytest.mark.parametrize("counts", [(70, 30), (5, 500), (100, 100, 1), (64, 64, 64, 64)])
-def test_any_run_of_a_mixture_has_its_shares(counts: tuple[int, ...]) -> None:
-    parts = tuple(
-        Epochs(shard_starts=np.array([0, n]), kind="full", seed=0) for n in (70, 40, 30, 20)[: len(counts)]
-    )
-    epochs = MixedEpochs(parts=parts, counts=counts)
-    order = Order(epochs=epochs, batch_size=8, last="partial")
-    starts = np.cumsum([0, *(part.samples for part in parts)])
-    for epoch in (0, 1, 7):
-        served = np.concatenate([share.positions for share in order.batches(epoch)])
-        numbers = np.searchsorted(starts, served, side="right") - 1
-        assert np.bincount(numbers).tolist() == list(counts)
-        for number, count in enumerate(counts):
-            so_far = np.cumsum(numbers == number)
-            due = np.arange(1, len(numbers) + 1) * count / len(numbers)
-            assert np.abs(so_far - due).max() <= len(counts) / 4 + 0.5
-
-
-def test_a_state_fits_the_same_mixture_alone(converted: dict[str, Path], other: dict[str, Path]) -> None:
-    one, two = converted["shards"], other["shards"]
-    made = [([one, two], (1, 1)), ([one, two], (2, 1)), ([two, one], (1, 1))]
-    built = [build_loader(paths, shares=shares, workers=1) for paths, shares in made]
-    states = [json.loads(json.dumps(loader.state_dict())) for loader in built]
-    for number, loader in enumerate(built):
-        loader.load_state_dict(states[number])
-        with pytest.raises(SettingError, match="this state was taken with"):
-            loader.load_state_dict(states[number - 1])
-        loader.close()
 
 
 def test_what_cannot_be_mixed_is_refused(converted: dict[str, Path], other: dict[str, Path]) -> None:

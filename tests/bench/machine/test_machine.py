@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import os
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -42,14 +42,9 @@ def test_every_series_has_one_value_per_sample_at_growing_times_and_the_thread_e
         assert len(values) == len(watched.time_s) > 0
         assert 0 <= min(values) <= max(values) == watched.peak[name]
         assert watched.mean[name] == pytest.approx(sum(values) / len(values))
-
-
-def test_limits_that_hurt_are_flagged_and_others_are_not() -> None:
     assert find_limits({"gpu_memory_share": 0.9}, {"cpu_share": 0.94}, 0) == []
-    gpu, cpu, swap = find_limits({"gpu_memory_share": 0.93}, {"cpu_share": 0.97}, 5 * MIB)
-    assert "GPU memory was filled to 93%" in gpu
-    assert "All cores were busy (97% on average)" in cpu
-    assert "swapped 5 MiB" in swap
+    said = find_limits({"gpu_memory_share": 0.93}, {"cpu_share": 0.97}, 5 * MIB)
+    assert [re.findall(r"\d+", each)[0] for each in said] == ["93", "97", "5"]
 
 
 def test_memory_of_a_tree_of_processes_is_none_once_they_are_gone() -> None:
@@ -160,9 +155,6 @@ def test_dropped_pages_leave_and_reading_brings_them_back(folder: Path) -> None:
 @advised
 @pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no tmpfs at /dev/shm")
 def test_a_file_system_in_memory_is_found_out() -> None:
-    folder = Path(tempfile.mkdtemp(dir=SHARED_MEMORY))
-    try:
-        (folder / "file").write_bytes(bytes(2**20))
-        assert page_cache.drop(folder) == 1
-    finally:
-        shutil.rmtree(folder)
+    with tempfile.TemporaryDirectory(dir=SHARED_MEMORY) as folder:
+        (Path(folder) / "file").write_bytes(bytes(2**20))
+        assert page_cache.drop(Path(folder)) == 1

@@ -20,9 +20,7 @@ from tests.bench.squares import TINY, TRAIN, VAL, Squares
 def test_a_source_is_written_in_one_word(squares: Squares) -> None:
     for text, *told in (
         ("{shards}", "shards", "shards", "shards", "auto"),
-        ("crop={shards}", "crop", "shards", "shards", "auto"),
         ("q75=shards:{shards}", "q75", "shards", "shards", "auto"),
-        ("imagefolder", "imagefolder", "imagefolder", "tree", "auto"),
         ("raw=pytorch,augment=cpu", "raw", "pytorch", "tree", "cpu"),
         ("a=synthetic:{tree},augment=device", "a", "synthetic", "tree", "device"),
     ):
@@ -62,10 +60,8 @@ def test_other_pictures_are_refused_and_those_that_the_tree_lacks_named(
     for root, sources, error, told in (
         (squares.tree, ("ours=shards", other), DatasetError, rf"{path} .*with the same --splits"),
         (squares.tree, (no_val,), DatasetError, r"no_val: .*convert with --splits FILE"),
-        (squares.tree, ("imagefolder", "pytorch"), SettingError, "--splits"),
         (squares.tree, ("same=shards", "same=pytorch"), SettingError, "'same'"),
         (tree, ("ours=shards",), DatasetError, r"has red/03\.png in class 'red', .*tree does not"),
-        (tree, ("imagefolder",), DatasetError, "is another tree than"),
     ):
         with pytest.raises(error, match=told):
             find_pictures(root, squares.sources(*sources))

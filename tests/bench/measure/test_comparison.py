@@ -1,6 +1,5 @@
 """The comparison on real loaders, with trainers slow enough to tell."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -55,20 +54,15 @@ def test_every_backend_reads_every_folder_that_it_can_or_is_skipped(result: Resu
     assert skipped == {"nvjpeg"} - {backend for backend, _ in measured}
 
 
-def test_a_result_survives_json_and_says_what_one_needs_to_repeat_it(result: Result, tree: Path) -> None:
-    assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+def test_the_result_says_what_one_needs_to_repeat_it_and_which_pictures_were_served(
+    result: Result, tree: Path, converted: dict[str, Path]
+) -> None:
     text = ", ".join(conditions(result))
     for mention in ("CPUs", "torch", "batch 8 of 32x32", "1 worker", "page cache warm", "one run each"):
         assert mention in text
-    assert "imagefolder is torchvision's own training recipe with Pillow" in text
     assert f"imagefolder on {tree} knows {IMAGES - 1} of the {IMAGES} pictures, by the endings" in text
     assert result.machine["date"] in text
     assert 0 <= result.settings["other_cpu"] <= 1
-
-
-def test_the_result_says_which_pictures_were_served_and_their_bytes(
-    result: Result, tree: Path, converted: dict[str, Path]
-) -> None:
     data = result.settings["data"]
     assert data.keys() == {row.label for row in result.rows}
     bytes_of = {row.label: row.image_bytes for row in result.rows}
@@ -96,7 +90,6 @@ def test_a_fed_trainer_has_a_wait_and_a_step_of_every_batch(result: Result) -> N
         assert row.first_step_s.low >= 8 / 200
         assert row.predicted == min(row.loader.median, row.trainer.median)
         assert row.monitor is not None
-        assert len(row.monitor.time_s) == len(row.monitor.series["cpu_share"]) > 0
         assert row.stages.keys() >= {"compute", "transfer"}
         assert (row.advice == "") == (row.changes == ()) == (row.backend == "synthetic")
 

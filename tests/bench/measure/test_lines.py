@@ -46,10 +46,9 @@ def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path) -> None
 def test_what_differs_is_named_but_for_the_date() -> None:
     machine = {"cpu": "EPYC", "date": "2026-11-21"}
     check_same("work", {"machine": machine, "sweep": 1}, {"machine": {**machine, "date": "2026-12-01"}})
-    for found, asked, said in (
-        ({"cpu": "Z80"}, {"cpu": "EPYC"}, r"other machine \(cpu: Z80, here EPYC\); name another --out"),
-        ({}, {"cpu": "EPYC"}, r"other machine \(cpu: none, here EPYC\)"),
-        ({"cpu": "EPYC", "gpu": "H200"}, {"cpu": "EPYC"}, r"other machine \(gpu: H200, here none\)"),
+    for found, said in (
+        ({"cpu": "Z80"}, "cpu: Z80, here EPYC"),
+        ({**machine, "gpu": "H200"}, "gpu: H200, here none"),
     ):
-        with pytest.raises(SettingError, match=f"^work: was measured with {said}"):
-            check_same("work", {"machine": found}, {"machine": asked})
+        with pytest.raises(SettingError, match=rf"^work: .*\({said}\); name another --out"):
+            check_same("work", {"machine": found}, {"machine": machine})

@@ -10,12 +10,26 @@ from bench.report.forecast import fit_conversion
 from precache.dataset.converted import open_dataset
 from precache.errors import SourceError
 from precache.recipe import Recipe
-from precache.sources.tree import scan_tree
+from precache.sources.tree import ObjectTree, scan_tree
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Url
 from tests.bench.settings import quick
 
 
 def seconds(count: float) -> Settings:
     return quick(trainer="emulated", workers=2, seconds=count)
+
+
+def test_of_a_tree_at_a_url_a_sample_is_taken_and_no_more(
+    bucket: Url, raw_tree: Path, tmp_path: Path
+) -> None:
+    originals = {path.read_bytes() for path in raw_tree.glob("*/*")}
+    for path in raw_tree.glob("*/*"):
+        ObjectStore(bucket / "photos").upload(path, str(path.relative_to(raw_tree)))
+    scan = ObjectTree(bucket / "photos").scan()
+    trees = make_trees(scan, Recipe(format="shards", size=48), seconds(0.1), tmp_path, 20)
+    assert (trees.pictures, trees.small_images) == (20, 20)
+    assert {path.read_bytes() for path in trees.small.glob("*/*")} <= originals
 
 
 def test_the_sample_is_like_the_tree_and_is_converted_by_all_workers(raw_tree: Path, tmp_path: Path) -> None:
@@ -28,8 +42,6 @@ def test_the_sample_is_like_the_tree_and_is_converted_by_all_workers(raw_tree: P
     assert set(large.classes) <= set(scan.classes)
     assert trees.image_bytes == pytest.approx(scan.samples.file_bytes.mean(), rel=0.1)
     assert trees.image_bytes == pytest.approx(large.samples.file_bytes.mean())
-    originals = {(raw_tree / ref.path).read_bytes() for ref in scan.samples}
-    assert {(trees.large / ref.path).read_bytes() for ref in large.samples} <= originals
     first, second, image_bytes = convert_twice(
         trees, len(scan.samples), Recipe(format="webdataset", size=48), 2, tmp_path / "tars"
     )

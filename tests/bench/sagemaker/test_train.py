@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -14,9 +13,8 @@ import torch
 from bench.sagemaker.train import Place, main, run_ranks
 from precache import Recipe, convert
 from tests.bench.sagemaker.test_place import SLURM, write_job
-from tests.command import ROOT
+from tests.command import ROOT, run
 
-TINY = ["--size", "16", "--batch-size", "16", "--epochs", "2"]
 SRUN = """#!/bin/bash
 # two nodes that are both this machine: options go, the command runs once for each
 while [[ "$1" == --* ]]; do shift; done
@@ -36,70 +34,25 @@ def data(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def environment(ml: Path, data: Path, **resources: Any) -> dict[str, str]:
-    """Of a host of SageMaker whose folder is `ml`, with the channel `train`."""
-    write_job(ml, channels=("train",), **resources)
-    (ml / "input/data").mkdir(exist_ok=True)
-    (ml / "input/data/train").symlink_to(data)
-    others = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    return {**others, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SAGEMAKER_BASE_DIR": str(ml)}
-
-
-def started(ml: Path, environment: dict[str, str], *options: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "bench.sagemaker.train", "--checkpoints", str(ml / "checkpoints")]
-    return subprocess.Popen(
-        [*command, *options], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(data: Path, tmp_path: Path) -> None:
-    process = started(tmp_path, environment(tmp_path, data), *TINY, "--tensorboard")
-    said, errors = process.communicate(timeout=110)
-    assert process.returncode == 0, errors
-    assert [line.split(":")[0] for line in said.splitlines()] == ["epoch 1", "epoch 2"]
-    assert "validation accuracy" in said
+def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_job(tmp_path, channels=("train",))
+    (tmp_path / "input/data").mkdir()
+    (tmp_path / "input/data/train").symlink_to(data)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
+    for name in [name for name in os.environ if name.startswith("SLURM_")]:
+        monkeypatch.delenv(name)
+    options = ("--size", 16, "--batch-size", 16, "--epochs", 2, "--tensorboard")
+    ended = run("bench.sagemaker.train", "--checkpoints", "checkpoints", *options, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split(":")[0] for line in ended.stdout.splitlines()] == ["epoch 1", "epoch 2"]
+    assert "validation accuracy" in ended.stdout
     model = torch.load(tmp_path / "model/model.pt", weights_only=True)
     assert (model["name"], len(model["classes"])) == ("resnet18", 5)
     assert "fc.weight" in model["model"]
     assert (tmp_path / "checkpoints/checkpoint.pt").exists()
     assert list((tmp_path / "output/data").glob("events.*"))
-
-
-@pytest.mark.slow
-def test_a_spot_machine_that_is_taken_away_loses_no_training(data: Path, tmp_path: Path) -> None:
-    options = ["--size", "16", "--batch-size", "8", "--epochs"]
-    there = environment(tmp_path, data)
-    first = started(tmp_path, there, *options, "1000")
-    assert first.stdout is not None
-    first.stdout.readline()  # one epoch is done
-    first.send_signal(signal.SIGTERM)
-    said, errors = first.communicate(timeout=110)
-    assert first.returncode == 143, errors
-    assert "Traceback" not in errors
-    done = 1 + len(said.splitlines())
-    second = started(tmp_path, there, *options, str(done + 2))
-    said, errors = second.communicate(timeout=110)
-    assert second.returncode == 0, errors
-    assert said.splitlines()[-1].startswith(f"epoch {done + 2}: loss")
-    assert f"epoch {done}: loss" not in said  # it was not trained again
-    assert (tmp_path / "model/model.pt").exists()
-
-
-@pytest.mark.slow
-def test_two_hosts_train_one_model(data: Path, tmp_path: Path) -> None:
-    hosts = ("127.0.0.1", "localhost")  # names that the network knows, as it knows those of SageMaker's hosts
-    shared = {"hosts": ["localhost", "127.0.0.1"], "network_interface_name": "lo"}
-    port = {"MASTER_PORT": str(20_000 + os.getpid() % 10_000)}
-    processes = [
-        started(tmp_path, {**environment(tmp_path / host, data, **shared, current_host=host), **port}, *TINY)
-        for host in hosts
-    ]
-    ended = [(process.communicate(timeout=110), process.returncode) for process in processes]
-    assert [code for _, code in ended] == [0, 0], ended
-    assert ended[0][0][0].count("epoch") == 2
-    assert ended[1][0][0] == ""
-    assert (tmp_path / "127.0.0.1/model/model.pt").exists()
-    assert not (tmp_path / "localhost/model").exists()
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from click.testing import CliRunner
 
 from bench.lab import checks, image_dataset, object_storage, stored_sizes
 from bench.lab.harness import Column, Turns
-from precache.cli import commandline
-from tests.command import check_bad_input
 
 
 def test_runs_take_turns_and_each_is_set_beside_the_same_turn_of_another() -> None:
@@ -61,12 +58,6 @@ def test_each_program_prints_its_table(converted: dict[str, Path], raw_tree: Pat
     found = rows(object_storage.command, tmp_path / "data", *options)
     assert list(found) == ["plain download", "shards", "webdataset"]
     assert found["plain download"][2] == "1.00 (1.00-1.00)"
-
-
-def test_bad_input_of_a_program_is_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    code = commandline.run(image_dataset.command, "bench.lab.image_dataset", ["nowhere"])
-    ended = subprocess.CompletedProcess([], code, *capfd.readouterr())
-    check_bad_input(ended, "nowhere", "does not exist")
 
 
 @pytest.mark.slow

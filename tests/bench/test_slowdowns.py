@@ -87,9 +87,3 @@ def test_the_stage_that_is_slowed_down_is_named(
     assert row.stages[slowed] == min(row.stages.values())
     assert row.together is not None
     assert row.predicted == pytest.approx(row.together.median)
-
-
-def test_no_stage_is_named_where_none_is_slowed_down(raw_tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = measured(raw_tree, {**dict.fromkeys(STAGES, PICTURE_S), "compute": 3 * PICTURE_S}, monkeypatch)
-    assert row.binds is None, row.advice
-    assert "within noise" in row.advice

@@ -87,7 +87,6 @@ def test_what_differs_in_machine_or_work_is_not_compared_unless_forced(
     printed = capfd.readouterr().out
     assert printed.startswith("0 of 4 rates fell by more than 5%"), "the answer comes first"
     assert f"{busy}: Other processes took 31% of the CPUs" in " ".join(printed.split())
-    assert f"{before}: Other" not in printed
     for changed, mention in (
         ({"cpu": "Xeon, 8 CPUs"}, "cpu EPYC, 2 CPUs and Xeon, 8 CPUs"),
         ({"batch_size": 32}, "batch_size 64 and 32"),
@@ -115,14 +114,11 @@ def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced(
 
 
 def test_the_json_has_each_ratio_with_its_interval_and_verdict(
-    write: Write, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Write, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before, after = write("a.json", SHARDS, TREE), write("b.json", SLOWER, DALI)
-    written = tmp_path / "out/compared.json"
     assert compare(before, after, "--json", "-", "--quiet") == 1
     content = json.loads(capsys.readouterr().out)
-    assert compare(before, after, "--json", written, "--quiet") == 1
-    assert (json.loads(written.read_text()), capsys.readouterr().out) == (content, "")
     of_shards = {"backend": "shards", "data": "shards", "trainer": "emulated:4000", "rank": 1}
     loader, together = content["changes"]
     assert (loader["row"], loader["rate"], loader["verdict"]) == (of_shards, "loader", "not distinguishable")

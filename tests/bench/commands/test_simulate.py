@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,27 +16,18 @@ from tests.command import ROOT
 RESULT = min((ROOT / "bench/results").glob("quickstart-*.json"))
 
 
-def command(*arguments: object) -> int:
-    return commandline.run(main, "bench", ["simulate", *map(str, arguments)])
-
-
-@pytest.mark.parametrize(
-    ("changed", "binds", "per_gpu", "of_a_full_node", "together"),
-    [
-        ({}, STEP, 1000, None, None),
-        ({"loader_images_per_s": 500.0}, LOADER, 500, None, None),
-        ({"storage_mbps": 50.0}, STORAGE, None, None, 500),
-        ({"node_mbps": 20.0, "storage_mbps": 1e6}, LINK, None, 200, None),
-    ],
-)
-def test_the_slowest_stage_decides(
-    changed: dict[str, float], binds: str, per_gpu: int, of_a_full_node: int, together: int
-) -> None:
+def test_the_slowest_stage_decides() -> None:
     """All GPUs share the storage, those of a node its link, and all wait for the fullest node."""
     usual = {"loader_images_per_s": 1e5, "trainer_images_per_s": 1000.0, "image_bytes": 100_000.0}
-    for gpus, per_node in itertools.product((1, 3, 8, 64), (1, 4)):
+    cases: list[tuple[dict[str, float], str, Callable[[int, int], float]]] = [
+        ({}, STEP, lambda gpus, _: 1000 * gpus),
+        ({"loader_images_per_s": 500.0}, LOADER, lambda gpus, _: 500 * gpus),
+        ({"storage_mbps": 50.0}, STORAGE, lambda *_: 500),
+        ({"node_mbps": 20.0, "storage_mbps": 1e6}, LINK, lambda gpus, node: 200 * gpus / min(gpus, node)),
+    ]
+    for (changed, binds, rate), gpus, per_node in itertools.product(cases, (1, 3, 8, 64), (1, 4)):
         found = predict(gpus, per_node, **{**usual, **changed})
-        expected = together or gpus * (per_gpu or of_a_full_node / min(gpus, per_node))
+        expected = rate(gpus, per_node)
         assert found.images_per_s == pytest.approx(expected)
         assert found.nodes == -(-gpus // per_node)
         assert found.binds == binds
@@ -45,7 +37,8 @@ def test_the_slowest_stage_decides(
 
 def predicted(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[dict[str, Any], Prediction]:
     """The rates, and the last prediction, of `--json -`."""
-    assert command(*arguments, "--json", "-") == 0
+    words = ["simulate", *map(str, arguments), "--json", "-"]
+    assert commandline.run(main, "bench", words) == 0
     found = json.loads(capsys.readouterr().out)
     return found["rates"], Prediction(**found["predictions"][-1])
 

@@ -11,8 +11,6 @@ import psutil
 import pytest
 import torch
 
-from bench.report.stats import Estimate
-from bench.report.waiting import Replaced
 from bench.watch import hook
 from precache.dataset.converted import is_converted
 from tests.bench.conftest import Bench
@@ -51,7 +49,8 @@ def main():
             pass
     with open("own.json", "w") as file:
         json.dump(times, file)
-    print(sum(net.weight.flatten().tolist()) if len(sys.argv) < 7 else labels, flush=True)
+    print(sum(net.weight.flatten().tolist()))
+    print(labels, flush=True)
     print(torch.rand(2).tolist(), "to stderr", file=sys.stderr)
 
 main()
@@ -106,42 +105,37 @@ def content(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_a_script_gives_what_it_would_alone_and_its_waits_are_found(scripts: Path, bench: Bench) -> None:
+def test_a_script_gives_what_it_would_alone_its_waits_are_found_and_a_cure_changes_no_label(
+    scripts: Path, bench: Bench
+) -> None:
     words = ["train.py", "data/raw", "0.015", "0.06", "0", "1"]
     alone = subprocess.run([sys.executable, *words], cwd=scripts, capture_output=True, text=True, check=False)
-    found = bench("watch", "--for", "1h", "--json", "found.json", *words)
+    cure = ("--cure", "shards", "--yes", "--dst", "out")
+    found = bench("watch", "--whole", *cure, "--json", "found.json", *words)
     assert (alone.returncode, found.returncode) == (7, 7)
     assert found.stdout.startswith(alone.stdout)
     assert found.stderr.startswith(alone.stderr)  # with what it drew at random
-    train, val = content(scripts)["streams"]
+    train, val = content(scripts)["streams"]  # a loader that is only built is not measured
     assert (train["role"], val["role"]) == ("training", "validation")
     asked, *times = json.loads((scripts / "own.json").read_text())[6:]  # the first batches are not counted
     waited_s = sum(got - before for before, got in zip([asked, *times[1::2]], times[::2], strict=False))
-    assert train["share"][0] == pytest.approx(waited_s / (times[-1] - asked), abs=0.1)
+    cured = content(scripts)["cured"][0]
+    assert cured["role"] == "training"
+    assert cured["share"][0] == pytest.approx(waited_s / (times[-1] - asked), abs=0.1)
     assert train["where"].endswith(f"train.py:{WHERE}")
     assert train["stage"] == "read"
     assert found.stdout.index("Training waits") < found.stdout.index("It waits for reading files")
     assert f"train.py:{WHERE}: DataLoader(..., num_workers=" in found.stdout
-    assert len(content(scripts)["streams"]) == 2, "a loader that is only built is not measured"
-
-
-def test_a_script_is_ended_whole_and_a_cure_changes_no_label(
-    scripts: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    half = Replaced("shards", Estimate(0.5, 0.4, 0.6), None, "write", "1 GB")
-    monkeypatch.setattr("bench.commands.watch.measure_replaced", lambda *_: [half])
-    words = ["train.py", "data/raw", "0.002", "0.001", "1", "1", "labels"]
-    found = bench(
-        "watch", "--whole", "--cure", "shards", "--yes", "--dst", "out", "--json", "found.json", *words
-    )
-    assert found.returncode == 7
     first, second = [line for line in found.stdout.splitlines() if line.startswith("[")]
     assert first == second
     assert len(json.loads(first)) == 70
     assert is_converted(scripts / "out")
     assert "With shards:" in found.stdout
-    assert content(scripts)["cured"][0]["role"] == "training"
-    ended = bench("watch", "--batches", "6", "--json", "found.json", *words[:5], "9999")
+
+
+def test_a_script_is_ended_with_its_workers_once_enough_is_measured(scripts: Path, bench: Bench) -> None:
+    words = ["train.py", "data/raw", "0.002", "0.001", "1", "9999"]
+    ended = bench("watch", "--batches", "6", "--json", "found.json", *words)
     assert ended.returncode == 0
     assert content(scripts)["ended"]
     left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]

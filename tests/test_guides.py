@@ -2,8 +2,10 @@
 
 import csv
 import json
+import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -164,7 +166,9 @@ def test_what_the_guide_lets_decide_is_decided(photos: Path, capfd: pytest.Captu
 
 
 @pytest.mark.slow
-def test_the_commands_of_bench_run(photos: Path) -> None:
+@pytest.mark.timeout(900)
+def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for script in ("train.py", "mytrainer.py"):
         (photos / script).write_text(TRAIN)
     for program, name, *words in commands("bench/README.md"):

@@ -232,6 +232,8 @@ class Histories(RuleBasedStateMachine):
         if not whole and None not in possible:
             assert self.waits_to_be_swapped_in(), sorted(found)
             whole = possible
+        elif whole and self.waits_to_be_swapped_in("new"):  # as the next command will
+            whole += [base for base in possible if base is not None and base not in whole]
         self.bases = [*whole] or [None]
 
     def check_nothing_else(self, as_before: bool) -> None:
@@ -271,9 +273,9 @@ class Histories(RuleBasedStateMachine):
         self.mine[name] = THESIS
         self.write(name)
 
-    def waits_to_be_swapped_in(self) -> bool:
-        """Whether a dataset lies beside DST."""
-        return any(Path(name).match(f".out.*.precache/{MANIFEST_NAME}") for name in self.files())
+    def waits_to_be_swapped_in(self, kind: str = "*") -> bool:
+        """Whether a dataset lies beside DST: the old one, or a new one."""
+        return any(Path(name).match(f".out.*.{kind}.precache/{MANIFEST_NAME}") for name in self.files())
 
     # Of a folder; of a URL, see below.
 

@@ -391,11 +391,13 @@ def refuse(
 
 
 def check_given(path: object, precache: object, recipe: object) -> None:
-    """SettingError for a `recipe` without a folder, or a `path` of None.
+    """SettingError for a `recipe` without a folder, `precache` of several paths, or a `path` of None.
 
-    That is a default only so that `refuse` speaks first of `root`.
+    The last is a default only so that `refuse` speaks first of `root`.
     """
     if recipe is not None and precache is None:
         raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
+    if precache is not None and isinstance(path, (list, tuple)):
+        raise SettingError("precache converts one tree, path names several; run 'precache convert' on each")
     if path is None:
         raise SettingError("path is missing; give a tree of pictures or what precache convert made of one")

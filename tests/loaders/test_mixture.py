@@ -152,6 +152,7 @@ def test_what_cannot_be_mixed_is_refused(converted: dict[str, Path], other: dict
         *((both, {"shares": shares}, "shares must be 2 numbers above 0") for shares in wrong),
         (both, {"shares": (1e-20, 1)}, "make an epoch of more than"),
         (both[0], {"shares": (1, 1)}, "give a list of paths"),
+        (both, {"precache": "shards"}, "run 'precache convert' on each"),
         ([], {}, "give the paths of datasets"),
         (both, {"weights": "balanced"}, "weights are of one dataset"),
         (both, {"classes": ["000.new"]}, "classes.* are of one dataset"),

@@ -15,11 +15,6 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def beside(path: Path) -> list[str]:
-    """What lies beside `path`, be it a lock."""
-    return sorted({entry.name for entry in path.parent.iterdir()} - {path.name})
-
-
 def interrupt(tree: Path, out: Location, name: str = "shards", **options: object) -> None:
     def stop(done: int, total: int) -> None:
         if done > 40:

@@ -5,7 +5,6 @@ See `test_histories.py` for runs that are stopped.
 
 import random
 import urllib.request
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
-from tests.cloud.storages import FAULTS, Seen, Storage
+from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents, interrupt
@@ -34,40 +33,32 @@ def replace_one(url: Url) -> None:
     store.put(name, bytes(len(store.get(name))))
 
 
-def left_here(url: Url) -> list[str]:
-    """What lies on this machine of conversions into `url`, its lock among it."""
-    folder = working_folder(url)
-    files = folder.iterdir() if folder.is_dir() else ()
-    return sorted(path.name for path in (*files, *folder.parent.glob(".*")))
-
-
 def test_workers_push_what_they_write_and_leave_nothing_here(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
-    convert(raw_tree, str(bucket / "sets/caltech"), small_recipe("webdataset"), workers=2)
+    url = bucket / "sets/caltech"
+    convert(raw_tree, str(url), small_recipe("webdataset"), workers=2)
     expected = contents(converted["webdataset"])
     assert objects(bucket) == {f"sets/caltech/{name}": content for name, content in expected.items()}
-    assert left_here(bucket / "sets/caltech") == []
+    assert list(working_folder(url).parent.iterdir()) == []  # the lock lay there, too
 
 
 def test_an_s3_that_is_not_ours_takes_what_is_converted_and_serves_it(
-    storage: Storage, raw_tree: Path, converted: dict[str, Path]
+    storage: Storage, raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of moto: what the stand-in of the other tests answers, we think that an S3 does."""
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(
-        ip_address="127.0.0.1", port=0, verbose=False
-    )
+    moto = pytest.importorskip("moto.server")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
         address = "http://{}:{}".format(*server.get_host_and_port())
         urllib.request.urlopen(urllib.request.Request(f"{address}/other", method="PUT"), timeout=10).close()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("AWS_ENDPOINT_URL", address)
-            url = Url("s3://other", "sets/caltech")
-            convert(raw_tree, url, small_recipe("shards"), workers=0)
-            assert objects(url) == contents(converted["shards"])
-            with loaders.build(str(url), batch_size=8) as loader:
-                assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(70))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        url = Url("s3://other", "sets/caltech")
+        convert(raw_tree, url, small_recipe("shards"), workers=0)
+        assert objects(url) == contents(converted["shards"])
+        with loaders.build(str(url), batch_size=8) as loader:
+            assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(70))
     finally:
         server.stop()
     assert not storage.seen
@@ -137,18 +128,6 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
     with pytest.raises(DatasetError, match="was replaced after it was pushed"):
         convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=replace)
     assert ObjectStore(bucket).find("dataset.json") is None
-    convert(raw_tree, bucket, small_recipe("shards"), workers=0)
-    assert objects(bucket) == contents(converted["shards"])
-
-
-# With a storage that fails at random.
-
-
-def at_random(seed: int) -> Callable[[Seen], str | None]:
-    """One request in four fails, in any way that there is."""
-    draw = random.Random(seed)
-    kinds = [fault for fault in FAULTS if fault not in ("flip", "stall")]  # stalls take their time
-    return lambda seen: draw.choice(kinds) if draw.random() < 0.25 else None
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.faults)])
@@ -161,14 +140,16 @@ def test_a_storage_that_fails_at_random_loses_nothing(
     converted: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One request in four fails, in any way that there is; but stalls take their time."""
     monkeypatch.setenv(PATIENCE, "1")
     storage.plan = lambda seen: "503" if seen.method == "PUT" and "train-" in seen.path else None
     with pytest.raises(StorageError, match=r"s3://bucket.*train-0000.*SlowDown"):
         convert(raw_tree, bucket / "none", small_recipe("shards"), workers=0)
     monkeypatch.setenv(PATIENCE, "2")
+    kinds = [fault for fault in FAULTS if fault not in ("flip", "stall")]
     for seed in seeds:
-        url = bucket / str(seed)
-        storage.plan = at_random(seed)
+        url, draw = bucket / str(seed), random.Random(seed)
+        storage.plan = lambda seen, draw=draw: draw.choice(kinds) if draw.random() < 0.25 else None
         for _ in range(4):
             with suppress(PrecacheError):  # and nothing else
                 convert(raw_tree, url, small_recipe("shards"), workers=0)

@@ -130,13 +130,10 @@ def test_an_interrupted_push_shows_nothing_and_goes_on(
     assert hub.repositories[NAME] == contents(converted["shards"])
 
 
-@pytest.mark.parametrize(
-    ("place", "mention"),
-    [
+def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
+    for place, mention in (
         ("hf://datasets/nobody/nothing", "not a converted dataset"),
         ("hf://photos", "hf://datasets/OWNER/NAME"),
-    ],
-)
-def test_what_is_not_there_is_one_line(place: str, mention: str, hub: Hub, tmp_path: Path) -> None:
-    check_bad_input(run_here("precache", "pull", place, "copy", cwd=tmp_path), mention)
-    assert not (tmp_path / "copy").exists()
+    ):
+        check_bad_input(run_here("precache", "pull", place, "copy", cwd=tmp_path), mention)
+        assert not (tmp_path / "copy").exists()

@@ -24,21 +24,22 @@ from tests.command import check_bad_input, interrupted, run_here
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 from tests.precache.destinations import contents
+from tests.precache.sources.archives import put
 
 
-@pytest.mark.parametrize("form", ["shards", "dali"])
 def test_what_is_pushed_and_pulled_is_the_same_folder(
-    form: str, converted: dict[str, Path], bucket: Url, tmp_path: Path
+    converted: dict[str, Path], bucket: Url, tmp_path: Path
 ) -> None:
     """Also in the place of an object of the same size, which a push of another dataset has left."""
-    store, name = ObjectStore(bucket / "set"), next(converted[form].glob("train-*")).name
-    store.put(name, bytes((converted[form] / name).stat().st_size), crc32c="0badc0de")
-    done = push(converted[form], bucket / "set", overwrite=True)
-    assert done.sent_files == done.files == len(contents(converted[form])) - 1  # and the manifest
-    pulled = pull(bucket / "set", tmp_path / "copy")
-    assert contents(tmp_path / "copy") == contents(converted[form])
+    folder, url = converted["dali"], bucket / "set"
+    name = next(folder.glob("train-*")).name
+    ObjectStore(url).put(name, bytes((folder / name).stat().st_size), crc32c="0badc0de")
+    done = push(folder, url, overwrite=True)
+    assert done.sent_files == done.files == len(contents(folder)) - 1  # and the manifest
+    pulled = pull(url, tmp_path / "copy")
+    assert contents(tmp_path / "copy") == contents(folder)
     assert (pulled.sent_files, pulled.sent_bytes) == (done.files, done.bytes)
-    for again in (("push", converted[form], bucket / "set"), ("pull", bucket / "set", tmp_path / "copy")):
+    for again in (("push", folder, url), ("pull", url, tmp_path / "copy")):
         said = run_here("precache", *again, cwd=tmp_path)
         assert "nothing to do" in said.stdout, said.stderr
 
@@ -155,72 +156,74 @@ def test_push_leaves_an_unfinished_conversion_alone_unless_it_is_to_replace_it(
 def test_pull_leaves_files_alone_that_it_did_not_fetch(
     before: str, states: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
 ) -> None:
+    """And goes on where it was cut, or from an earlier state."""
     push(states["update"], bucket / "set")
     folder = tmp_path / "copy"
     if before == "earlier":
         shutil.copytree(states["earlier"], folder)
     else:
-        storage.plan = lambda seen: "gone" if "/train-" in seen.path else None
-        with pytest.raises(StorageError):
+        storage.plan = lambda seen: "expired" if "/train-00003" in seen.path else None
+        with pytest.raises(StorageError, match="credentials"):
             pull(bucket / "set", folder)
         storage.plan = lambda seen: None
-    taken = [name for name in names_of(states, before) if not (folder / name).exists()]
-    assert taken
-    for name in taken:
-        (folder / name).write_text("mine")
-        there = contents(folder)
-        with pytest.raises(DatasetError, match=rf"{folder}: .*\({name}\); move them elsewhere"):
-            pull(bucket / "set", folder)
-        assert contents(folder) == there
-        (folder / name).unlink()
+        assert not (folder / MANIFEST_NAME).exists()
+    there = named(states["update"]).keys() & contents(folder).keys() - {MANIFEST_NAME}
+    assert there
+    for name in names_of(states, before):
+        if name not in there:
+            (folder / name).write_text("mine")
+            kept = contents(folder)
+            with pytest.raises(DatasetError, match=rf"{folder}: .*\({name}\); move them elsewhere"):
+                pull(bucket / "set", folder)
+            assert contents(folder) == kept
+            (folder / name).unlink()
+    temporary_path(folder / "train-00000.safetensors").touch()  # by SIGKILL
     mine = {"mine.txt": b"mine"} if before == "earlier" else {}
-    for name, content in mine.items():
-        (folder / name).write_bytes(content)
-    pull(bucket / "set", folder)
+    put(folder, mine)
+    done = pull(bucket / "set", folder)
+    assert done.sent_files == done.files - len(there)
     assert named(folder) == named(states["update"])
     assert mine.items() <= contents(folder).items()
 
 
-@pytest.mark.parametrize("what", ["files", "dataset", "pull"])
 def test_a_folder_with_something_else_is_left_alone(
-    what: str, states: dict[str, Path], grey: dict[str, Path], bucket: Url, tmp_path: Path
+    states: dict[str, Path], grey: dict[str, Path], bucket: Url, tmp_path: Path
 ) -> None:
     push(states["earlier"], bucket / "set")
     folder = Path(shutil.copytree(grey["shards"], tmp_path / "folder"))
-    if what == "files":
-        (folder / "mine.txt").write_text("mine")
-    if what != "dataset":
-        (folder / MANIFEST_NAME).unlink()
-    before = contents(folder)
-    with pytest.raises(DatasetError, match="choose another folder"):
-        pull(bucket / "set", folder)
-    assert contents(folder) == before
+    for change in (lambda: None, (folder / MANIFEST_NAME).unlink, (folder / "mine.txt").touch):
+        change()
+        before = contents(folder)
+        with pytest.raises(DatasetError, match="choose another folder"):
+            pull(bucket / "set", folder)
+        assert contents(folder) == before
 
 
 def test_a_list_of_rejects_is_of_a_dataset_that_has_some(
-    states: dict[str, Path], bucket: Url, raw_tree: Path, tmp_path: Path
+    states: dict[str, Path], bucket: Url, tree: Path, tmp_path: Path
 ) -> None:
     """Else a file of its name is the user's, which nothing replaces or removes."""
-    tree, folder, mine = tmp_path / "tree", tmp_path / "copy", {REJECTED_NAME: b"mine"}
-    push(states["earlier"], bucket / "set")
+    folder, mine = tmp_path / "copy", {REJECTED_NAME: b"mine"}
     ObjectStore(bucket / "set").put(REJECTED_NAME, b"mine")
+    push(states["earlier"], bucket / "set")
     pull(bucket / "set", folder)
     assert contents(folder) == contents(states["earlier"])
     push(states["another"], bucket / "set", overwrite=True)
     assert objects(bucket / "set") == {**contents(states["another"]), **mine}
     (folder / REJECTED_NAME).write_bytes(b"mine")
-    with pytest.raises(DatasetError, match=r"\(rejected.csv\)"):
-        convert(raw_tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True)
-    shutil.copytree(raw_tree, tree)
     next(tree.rglob("*.jpg")).with_name("new.jpg").write_bytes(b"")
-    shutil.copytree(states["earlier"], tmp_path / "rejecting")
-    for place in (tmp_path / "rejecting", folder):
-        with pytest.raises(DatasetError, match=r"\(rejected.csv\)") if place == folder else nullcontext():
-            convert(tree, place, small_recipe("shards"), workers=0, update=True, max_rejects=0.5)
-    push(tmp_path / "rejecting", bucket / "more")
-    with pytest.raises(DatasetError, match=r"\(rejected.csv\)"):
-        pull(bucket / "more", folder)
-    assert contents(folder) == {**contents(states["earlier"]), **mine}
+    rejecting = Path(shutil.copytree(states["earlier"], tmp_path / "rejecting"))
+    update = {"update": True, "max_rejects": 0.5}
+    convert(tree, rejecting, small_recipe("shards"), workers=0, **update)
+    push(rejecting, bucket / "more")
+    for act in (
+        lambda: convert(tree, folder, small_recipe("shards"), workers=0, **update),
+        lambda: convert(tree, folder, small_recipe("shards", size=32), workers=0, overwrite=True),
+        lambda: pull(bucket / "more", folder),
+    ):
+        with pytest.raises(DatasetError, match=r"\(rejected.csv\)"):
+            act()
+        assert contents(folder) == {**contents(states["earlier"]), **mine}
     (folder / REJECTED_NAME).unlink()
     pull(bucket / "more", folder)
     assert (folder / REJECTED_NAME).read_bytes().startswith(b"id,path,reason")
@@ -289,15 +292,11 @@ def test_ctrl_c_does_not_wait_for_a_silent_storage(
     assert took_s < 10
 
 
-def test_a_damaged_file_or_a_folder_that_lacks_one_is_not_pushed(
-    converted: dict[str, Path], bucket: Url, tmp_path: Path
-) -> None:
+def test_a_damaged_file_is_not_pushed(converted: dict[str, Path], bucket: Url, tmp_path: Path) -> None:
     shutil.copytree(converted["shards"], tmp_path / "set")
     damaged, _ = flip_a_bit(tmp_path / "set")
-    for _ in range(2):
-        refused = run_here("precache", "push", tmp_path / "set", bucket / "set", cwd=tmp_path)
-        check_bad_input(refused, damaged.name, "precache verify")
-        damaged.unlink(missing_ok=True)
+    refused = run_here("precache", "push", tmp_path / "set", bucket / "set", cwd=tmp_path)
+    check_bad_input(refused, damaged.name, "precache verify")
     assert ObjectStore(bucket / "set").find(MANIFEST_NAME) is None
 
 
@@ -319,20 +318,3 @@ def test_wrong_bytes_are_fetched_again_and_then_named(
         pull(bucket / "set", tmp_path / "other")
     assert not (tmp_path / "other" / name).exists()
     assert not (tmp_path / "other" / MANIFEST_NAME).exists()
-
-
-def test_a_pull_that_is_cut_goes_on(
-    converted: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
-) -> None:
-    push(converted["shards"], bucket / "set")
-    storage.plan = lambda seen: "expired" if "train-00003" in seen.path else None
-    with pytest.raises(StorageError, match="credentials"):
-        pull(bucket / "set", tmp_path / "copy")
-    storage.plan = lambda seen: None
-    there = contents(tmp_path / "copy")
-    assert there
-    assert MANIFEST_NAME not in there
-    temporary_path(tmp_path / "copy" / next(converted["shards"].glob("train-*")).name).touch()  # by SIGKILL
-    done = pull(bucket / "set", tmp_path / "copy")
-    assert done.sent_files == done.files - len(there)
-    assert contents(tmp_path / "copy") == contents(converted["shards"])

@@ -81,18 +81,6 @@ def test_what_was_used_least_recently_of_another_dataset_goes_first(bucket: Url,
     assert names(after) == ["s-0", "s-1"]
 
 
-def test_each_epoch_finds_the_part_that_fits(bucket: Url, storage: Storage, tmp_path: Path) -> None:
-    files = put(bucket / "a", 6)
-    read = cached(bucket / "a", tmp_path, shards=4)
-    for _ in range(4):
-        before = gets(storage).total()
-        for file in files:
-            with read.held(file):
-                assert sum(path.stat().st_size for path in read.folder.glob("s-*")) <= 4 * SHARD_BYTES
-            time.sleep(0.01)
-    assert gets(storage).total() - before <= 3  # by age alone all 6 would come again
-
-
 def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Path) -> None:
     files = put(bucket / "a", 4)
     read = cached(bucket / "a", tmp_path, shards=2)
@@ -111,33 +99,27 @@ def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Pa
         cached(bucket / "b", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("fault", "says"),
-    [("flip", r"checksum.*fetched 3 times"), ("stall", ", for [1-4] s"), ("gone", "check the URL"),
-     ("", "expected 100,000 bytes, got 14")],
-)  # fmt: skip
-def test_a_fault_that_stays_is_told_in_time(
-    fault: str, says: str, bucket: Url, storage: Storage, tmp_path: Path
+@pytest.mark.parametrize("fault", ["flip", ""])
+def test_what_is_not_what_was_written_is_never_kept(
+    fault: str, bucket: Url, storage: Storage, tmp_path: Path
 ) -> None:
     file = put(bucket / "a", 1)[0]
-    if fault:
-        storage.plan = lambda seen: fault if seen.method == "GET" else None
-    else:
+    storage.plan = lambda seen: fault if seen.method == "GET" else None
+    if not fault:
         ObjectStore(bucket / "a").put("s-0", b"something else")
-    read, begin_s = cached(bucket / "a", tmp_path), time.monotonic()
+    read = cached(bucket / "a", tmp_path)
+    says = "checksum.*fetched 3 times" if fault else "expected 100,000 bytes, got 14"
     with pytest.raises(StorageError, match=rf"^{bucket}/a/s-0: .*{says}"):
         fetch(read, file)
-    assert time.monotonic() - begin_s < 5  # patience is 1 s, and a request that runs then is waited for
     assert (names(read), in_work(read)) == ([], [])
 
 
 # Several processes.
 
-_FETCH = """
+FETCH = """
 import pickle, sys
 from precache.storage import crc32c_file
 read, files = pickle.loads(bytes.fromhex(sys.argv[1]))
-sys.stdin.read()  # until all are to begin
 for file in files:
     with read.held(file) as path:
         assert crc32c_file(path) == file.crc32c
@@ -145,15 +127,7 @@ for file in files:
 
 
 def fetching_process(read: CachedFiles, files: list[FileEntry]) -> subprocess.Popen[bytes]:
-    """One that fetches the files when its input ends."""
-    sent = pickle.dumps((read, files)).hex()
-    return subprocess.Popen([sys.executable, "-c", _FETCH, sent], stdin=subprocess.PIPE)
-
-
-def begin(*processes: subprocess.Popen[bytes]) -> None:
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.close()
+    return subprocess.Popen([sys.executable, "-c", FETCH, pickle.dumps((read, files)).hex()])
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.faults)])
@@ -169,7 +143,6 @@ def test_processes_fetch_each_file_once_and_whole_also_where_one_is_killed(
             path.unlink()
         storage.seen.clear()
         processes = [fetching_process(read, files[order:] + files[:order]) for order in (0, 1, 4)]
-        begin(*processes)
         until(lambda: list(read.folder.glob("*s-*")))
         time.sleep(delay_s)
         processes[0].kill()
@@ -184,7 +157,6 @@ def test_processes_fetch_each_file_once_and_whole_also_where_one_is_killed(
 def fetching(read: CachedFiles, file: FileEntry) -> Iterator[subprocess.Popen[bytes]]:
     """A process that is in the midst of fetching the file."""
     process = fetching_process(read, [file])
-    begin(process)
     try:
         until(lambda: in_work(read))
         yield process

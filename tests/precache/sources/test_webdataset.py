@@ -107,7 +107,7 @@ def test_fields_are_what_all_samples_have_of_one_kind(tmp_path: Path) -> None:
         files |= {f"{key}.jpg": JPEG, f"{key}.txt": b"", f"{key}.xml": b"", f"{key}.json": said}
     scan = scan_of(make_tar(tmp_path / "x.tar", files))
     assert scan.samples.fields.keys() == {"width", "txt"}
-    for mention in ("'a', 'b'", "'mixed': 1 is int", "'no': is empty"):
+    for mention in ("'some', 'more'", "'mixed': 1 is int", "'no': is empty"):
         assert mention in " ".join(scan.warnings)
     assert [ignored.path for ignored in scan.ignored] == ["a.xml", "b.xml"]
 

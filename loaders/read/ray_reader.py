@@ -227,23 +227,20 @@ class RayReader:
         """Yield one decoded batch per request."""
         asked: deque[_Asked] = deque()
         unsent: deque[_Asked] = deque()
-        pending: dict[Any, _Asked] = {}  # by Ray's reference to the answer
-        try:
-            while True:
-                while len(asked) < 2 * self._workers and (request := next(requests, None)) is not None:
-                    asked.append(_Asked(request))
-                    unsent.append(asked[-1])
-                if not asked:
-                    return
+        # By Ray's reference to the answer. Who leaves lets go of them, and cancels nothing: Ray 2.60 ends the
+        # whole program where a task that is cancelled answers at the same time.
+        pending: dict[Any, _Asked] = {}
+        while True:
+            while len(asked) < 2 * self._workers and (request := next(requests, None)) is not None:
+                asked.append(_Asked(request))
+                unsent.append(asked[-1])
+            if not asked:
+                return
+            self._send(unsent, pending)
+            while asked[0].answer is None:
+                self._wait(pending)
                 self._send(unsent, pending)
-                while asked[0].answer is None:
-                    self._wait(pending)
-                    self._send(unsent, pending)
-                yield self._batch(asked.popleft())
-        finally:
-            if self._ray.is_initialized():
-                for reference in pending:
-                    self._ray.cancel(reference)
+            yield self._batch(asked.popleft())
 
     def close(self) -> None:
         """Let go of what the cluster keeps of it."""

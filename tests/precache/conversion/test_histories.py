@@ -42,8 +42,8 @@ RECIPES = {
 }
 VERSIONS = 4
 INSIDE = (
-    "thesis.txt", "mine-12345.jpg", "mine-00000.safetensors", "train-99999.safetensors", ".x.partial",
-    "folder/thesis.txt", "journal.jsonl.bak",
+    "thesis.txt", "mine-12345.jpg", "mine-00000.safetensors", "train-99999.safetensors",
+    ".x.0123456789abcdef.partial", "folder/thesis.txt", "journal.jsonl.bak",
 )  # fmt: skip
 BESIDE = "out.old/thesis.txt", "out.new/dataset.json", ".out.0123456789abcdef.precache/thesis.txt", "out.lock"
 _trees: list[Path] = []

@@ -34,7 +34,7 @@ from precache.errors import DatasetError, PrecacheError
 from precache.formats import FORMATS
 from precache.recipe import DEFAULT_SPLITS
 from tests.command import ROOT
-from tests.conftest import small_recipe
+from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_zip, put
 from tests.precache.sources.objects import Items
@@ -381,6 +381,19 @@ def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashe
     assert one.keys() == two.keys()
     assert all(name.startswith("dataset") for name in one if one[name] != two[name])  # times differ
     assert verify_across([tmp_path / "one", tmp_path / "two"]) == []
+
+
+def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
+    """Not even the highest one, of a picture that was removed by an update of its own."""
+    out, extra, used = tmp_path / "out", min(tree.iterdir()) / "zzz.jpg", []
+    on(tree, out)
+    for _ in range(2):
+        shutil.copy(next(tree.rglob("*.jpg")), extra)
+        on(tree, out)
+        used.append(served(out)[str(extra.relative_to(tree))].id)
+        extra.unlink()
+        on(tree, out)
+    assert used == [IMAGES, IMAGES + 1]
 
 
 def test_statistics_grow_with_what_is_stored(tree: Path, raw_tree: Path, tmp_path: Path) -> None:

@@ -532,8 +532,9 @@ def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> Non
 def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes:
     """int32 [n, 2]: height and width of what is stored of pictures of these sizes."""
     how = recipe.rendering
-    fitted = [images.fitted_size(width, height, how) for width, height in source_sizes.tolist()]
-    return np.array(fitted, np.int32).reshape(-1, 2)[:, ::-1]
+    fitted = (images.fitted_size(int(width), int(height), how) for width, height in source_sizes)
+    sides = np.fromiter(chain.from_iterable(fitted), np.int32, 2 * len(source_sizes))
+    return sides.reshape(-1, 2)[:, ::-1]
 
 
 def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[str, tuple[int, ...]]:

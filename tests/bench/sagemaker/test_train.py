@@ -53,6 +53,12 @@ def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(
     assert "fc.weight" in model["model"]
     assert (tmp_path / "checkpoints/checkpoint.pt").exists()
     assert list((tmp_path / "output/data").glob("events.*"))
+    (tmp_path / "model/model.pt").unlink()
+    write_job(tmp_path, channels=("train",), hosts=["algo-1", "algo-2"], current_host="algo-2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("bench.sagemaker.train.run_ranks", lambda *_: 0)  # they ended well, on both hosts
+    assert main(["--checkpoints", "checkpoints"]) == 0
+    assert not (tmp_path / "model/model.pt").exists(), "the first host alone leaves the model"
 
 
 @pytest.mark.slow

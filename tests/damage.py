@@ -73,9 +73,11 @@ def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, i
     shard = dataset.shard_path(dataset.manifest.shards[shard_number])
     stored = list(FORMATS[dataset.manifest.recipe.format].read_shard(shard))[row]
     data = stored.data if isinstance(stored.data, bytes) else stored.data.tobytes()
-    content = bytearray(shard.read_bytes())
-    content[content.index(data) + len(data) // 2] ^= 16
-    shard.write_bytes(content)
+    content = shard.read_bytes()
+    place = content.index(data) + len(data) // 2
+    with open(shard, "r+b") as file:  # never shorter meanwhile: a loader may have it mapped
+        file.seek(place)
+        file.write(bytes([content[place] ^ 16]))
     return shard, stored.id
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver.threads import Pool
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import FetchAhead, look_ahead
@@ -96,12 +95,9 @@ class ShardsReader:
             fetching = FetchAhead(self._data.remote, _OPEN_FILES, _BATCHES_AHEAD * self._batch_size)
             requests = fetching.requests(requests, lambda positions: self._data.locate(positions)[0])
 
-        mapping = Pool(1, "map-shard")
-
         def close() -> None:
             if fetching is not None:
                 fetching.close()
-            mapping.close()
             for file in opened.values():
                 file.close()
 
@@ -113,7 +109,6 @@ class ShardsReader:
                 if index not in opened:
                     with nullcontext() if fetching is None else fetching.fetched(index):
                         opened[index] = self._open(index)
-                    mapping.submit(opened[index].map_cached)
                 opened.move_to_end(index)
             while len(opened) > max(_OPEN_FILES, before + len(indexes)):
                 index, file = opened.popitem(last=False)
@@ -126,7 +121,6 @@ class ShardsReader:
     def _open_ahead(self, index: int) -> ShardFile:
         file = self._open(index)
         file.read_ahead()
-        file.map_cached()
         return file
 
     def _close(self, file: ShardFile) -> None:

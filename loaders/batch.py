@@ -166,19 +166,19 @@ class Request:
         epoch: that they are served in.
         positions: int64 [n].
         padding: how many at the end of `positions` are repeats, which fill up.
-        occurrences: int64 [n], how often each sample came before in its epoch, where one may come again.
+        places: int64 [n], of the samples in their epoch, where one may come again, which is drawn anew then.
     """
 
     epoch: int
     positions: Positions
     padding: int = 0
-    occurrences: Positions | None = None
+    places: Positions | None = None
 
     def select(self, slots: Positions) -> "Request":
         """Of these samples alone."""
         padding = int((slots >= len(self.positions) - self.padding).sum())
-        occurrences = None if self.occurrences is None else self.occurrences[slots]
-        return Request(self.epoch, self.positions[slots], padding, occurrences)
+        places = None if self.places is None else self.places[slots]
+        return Request(self.epoch, self.positions[slots], padding, places)
 
     def without(self, refused: Collection[int]) -> "Request":
         """Of the samples that do not have these numbers."""

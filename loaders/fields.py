@@ -92,7 +92,7 @@ class Fields:
         """Fields of the samples asked for, and by their numbers why some are left out: for their masks."""
         rows = request.positions
         served = self._crops.of(
-            request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.occurrences
+            request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.places
         )
         fields: dict[str, Any] = {}
         damaged: dict[int, ImageError] = {}

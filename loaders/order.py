@@ -12,6 +12,7 @@ costs little, at most 65,536 samples, and what cannot be had otherwise: parts of
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import Any, TypeAlias
 
@@ -32,8 +33,8 @@ WINDOW_SHARDS = 8
 """In a window, unless memory bounds it."""
 _Words: TypeAlias = npt.NDArray[np.uint64]
 Weights: TypeAlias = npt.NDArray[np.float64]
-LookUp: TypeAlias = Callable[[Positions], tuple[Positions, Positions | None]]
-"""The samples at some places of an epoch's order, int64 [n], and their occurrences, see `Request`."""
+LookUp: TypeAlias = Callable[[Positions], Positions]
+"""The samples at some places of an epoch's order, int64 [n] each."""
 
 
 class Stored:
@@ -42,10 +43,6 @@ class Stored:
     def at(self, places: Positions) -> Positions:
         """The samples at `places`: int64 [n] each."""
         return places
-
-    def places_of(self, positions: Positions) -> Positions:
-        """Where the samples at `positions` come: int64 [n] each."""
-        return positions
 
 
 class Listed:
@@ -59,7 +56,7 @@ class Listed:
         return self._order[places]
 
     def places_of(self, positions: Positions) -> Positions:
-        """As of `Stored`."""
+        """Where the samples at `positions` come: int64 [n] each."""
         return np.argsort(self._order)[positions]
 
 
@@ -197,17 +194,6 @@ class Windows:
             out[start:stop] = self._shuffled(window)[places[start:stop] - self._starts[window]]
         return out
 
-    def come_from(self, place: int, positions: Positions) -> npt.NDArray[np.bool_]:
-        """Bool [n]: which of the samples at `positions` come at `place` or behind it."""
-        shards = np.searchsorted(self._stored, positions, side="right") - 1
-        ranks = np.empty(len(self._stored), np.int64)
-        ranks[self._shards] = np.arange(len(self._shards))
-        windows = (ranks[shards] - self._firsts[0]) // self._window_shards
-        window = int(np.searchsorted(self._starts, place, side="right")) - 1
-        behind = self._shuffled(window)[place - int(self._starts[window]) :]
-        come: npt.NDArray[np.bool_] = (windows > window) | np.isin(positions, behind)
-        return come
-
     def _bounds(self, numbers: Positions) -> tuple[Positions, Positions, Positions]:
         """Of shards by their order, in the run: first places, those behind the last, first samples."""
         stops, shards = self._stops[numbers], self._shards[numbers]
@@ -254,17 +240,6 @@ def gather_windows(
     return drawn[np.lexsort((rng.random(len(drawn)), places[shards] // window_shards))]
 
 
-def occurrences(order: Positions) -> Positions:
-    """How often each sample of `order` came before in it: int64 [n]."""
-    by_sample = np.argsort(order, kind="stable")
-    ranked = order[by_sample]
-    first = np.concatenate(([True], ranked[1:] != ranked[:-1]))[: len(ranked)]
-    places = np.arange(len(ranked))
-    before = np.empty_like(places)
-    before[by_sample] = places - np.maximum.accumulate(np.where(first, places, 0))
-    return before
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Epochs:
     """What all ranks serve of one dataset in any epoch. The position of a sample alone decides when it comes.
@@ -292,6 +267,11 @@ class Epochs:
         """Of an epoch, without what fills up."""
         return int(self.shard_starts[-1])
 
+    @property
+    def repeats(self) -> bool:
+        """Whether a sample may come again in one epoch."""
+        return self.weights is not None
+
     def arrangement(self, epoch: int, run: tuple[int, int] | None = None) -> Arrangement:
         """Without weights; only places of `run`, from the first to behind the last, are asked for."""
         if self.kind == "none":
@@ -304,15 +284,13 @@ class Epochs:
     def look_up(self, epoch: int, run: tuple[int, int]) -> LookUp:
         """What tells the samples at places of `run`."""
         if self.weights is None:
-            arrangement = self.arrangement(epoch, run)
-            return lambda places: (arrangement.at(places), None)
+            return self.arrangement(epoch, run).at
         drawn = draw(self.weights, self.seed, epoch)
         if self.kind == "window":
             drawn = gather_windows(drawn, self.shard_starts, self.seed, epoch, self.window_shards)
         elif self.kind == "none":
             drawn = np.sort(drawn)
-        before = occurrences(drawn)
-        return lambda places: (drawn[places], before[places])
+        return Listed(drawn).at
 
     def identity(self) -> dict[str, Any]:
         """What tells these from others of the same samples and seed, as plain JSON values."""
@@ -345,27 +323,29 @@ class MixedEpochs:
         """Of an epoch, without what fills up."""
         return sum(self.counts)
 
+    repeats = True
+    """As of `Epochs`."""
+
     def look_up(self, epoch: int, run: tuple[int, int]) -> LookUp:
         """As of `Epochs`; any place may be asked for."""
         starts = np.cumsum([0, *(part.samples for part in self.parts)]).tolist()
         streams = [
-            _Stream(part, start, epoch * count)
+            _stream(part, start, epoch * count)
             for part, start, count in zip(self.parts, starts, self.counts, strict=False)
         ]
 
-        def near(places: Positions) -> tuple[Positions, Positions]:
+        def near(places: Positions) -> Positions:
             first, last = int(places.min()), int(places.max())
             parts, numbers = (of_all[places - first] for of_all in merge(self.counts, first, last + 1))
-            positions, occurrences = np.empty_like(places), np.empty_like(places)
+            positions = np.empty_like(places)
             for part, stream in enumerate(streams):
                 of_part = np.flatnonzero(parts == part)
-                positions[of_part], occurrences[of_part] = stream.look_up(numbers[of_part])
-            return positions, occurrences
+                positions[of_part] = stream(numbers[of_part])
+            return positions
 
-        def look_up(places: Positions) -> tuple[Positions, Positions]:
+        def look_up(places: Positions) -> Positions:
             apart = np.flatnonzero(abs(np.diff(places)) > _GAP) + 1
-            positions, occurrences = zip(*map(near, np.split(places, apart)), strict=True)
-            return np.concatenate(positions), np.concatenate(occurrences)
+            return np.concatenate([near(part) for part in np.split(places, apart)])
 
         return look_up
 
@@ -374,40 +354,23 @@ class MixedEpochs:
         return {"shuffle": [part.identity() for part in self.parts], "samples": list(self.counts)}
 
 
-class _Stream:
-    """The epochs of a part, one behind the other, from number `begin` of its samples on.
+def _stream(part: Epochs, start: int, begin: int) -> LookUp:
+    """The samples of the epochs of a part, one behind the other, by their numbers from `begin` on.
 
     Args:
-        start: what its positions begin with.
+        start: what positions of the part begin with.
     """
+    arrangement = lru_cache(maxsize=1)(part.arrangement)
 
-    def __init__(self, part: Epochs, start: int, begin: int) -> None:
-        self._part = part
-        self._start = start
-        self._begin = begin
-        self._kept: dict[int, Arrangement] = {}  # the latest epoch of the part, and the first one
-
-    def look_up(self, numbers: Positions) -> tuple[Positions, Positions]:
-        """The samples of these numbers from `begin` on, int64 [n], and how often each came since then."""
-        epochs, places = np.divmod(self._begin + numbers, self._part.samples)
-        first, begin = divmod(self._begin, self._part.samples)
-        positions, occurrences = np.empty_like(places), np.maximum(0, epochs - first - 1)
+    def at(numbers: Positions) -> Positions:
+        epochs, places = np.divmod(begin + numbers, part.samples)
+        positions = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
             rows = np.flatnonzero(epochs == epoch)
-            positions[rows] = self._arrangement(epoch, first).at(places[rows])
-            if epoch > first:
-                begun = self._arrangement(first, first)
-                if isinstance(begun, Windows):
-                    occurrences[rows] += begun.come_from(begin, positions[rows])
-                else:
-                    occurrences[rows] += begun.places_of(positions[rows]) >= begin
-        return self._start + positions, occurrences
+            positions[rows] = arrangement(epoch).at(places[rows])
+        return start + positions
 
-    def _arrangement(self, epoch: int, first: int) -> Arrangement:
-        if epoch not in self._kept:
-            self._kept = {known: self._kept[known] for known in (first,) if known in self._kept}
-            self._kept[epoch] = self._part.arrangement(epoch)
-        return self._kept[epoch]
+    return at
 
 
 def merge(counts: Sequence[int], start: int, stop: int) -> tuple[Positions, Positions]:
@@ -547,12 +510,12 @@ class Batches:
     def _compute(self, first: int) -> list[Request]:
         numbers = range(first, min(first + max(1, _BLOCK // self._order.span), len(self)))
         asked = [self._order.places(number) for number in numbers]
-        positions, before = self._look_up(np.concatenate([places for places, _ in asked]))
+        positions = self._look_up(np.concatenate([places for places, _ in asked]))
         requests, start = [], 0
         for places, padding in asked:
             part = slice(start, start := start + len(places))
-            occurrences = None if before is None else before[part]
-            requests.append(Request(self._epoch, positions[part], padding, occurrences))
+            again = places if self._order.epochs.repeats else None
+            requests.append(Request(self._epoch, positions[part], padding, again))
         return requests
 
 

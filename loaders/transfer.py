@@ -117,7 +117,7 @@ class Pipeline:
                 given = part.clone() if view < self._views - 1 else part
                 pictures, labels = self._late.apply(given, ids, request.epoch, labels, view)
             elif self._late is not None:
-                keys = draw_keys(ids.numpy(), view, request.occurrences)
+                keys = draw_keys(ids.numpy(), view, request.places)
                 pictures = self._late(part, torch.from_numpy(keys), request.epoch)
             pictures = pictures.permute(0, 3, 1, 2)  # NHWC seen as NCHW is channels-last
             if self._scales is not None:

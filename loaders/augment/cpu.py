@@ -56,20 +56,20 @@ class Crops:
         epoch: int,
         ids: npt.NDArray[np.int64],
         shapes: npt.NDArray[np.int64] | None = None,
-        occurrences: npt.NDArray[np.int64] | None = None,
+        places: npt.NDArray[np.int64] | None = None,
     ) -> tuple[Boxes, npt.NDArray[np.bool_]]:
         """Boxes [n, 4] and whether mirrored, bool [n].
 
         Args:
             shapes: int64 [n, 2], height and width of each, where each has its own.
-            occurrences: as of `loaders.batch.Request`.
+            places: as of `loaders.batch.Request`.
 
         Of several views, one behind the other: [views * n].
         """
         stored = shapes if self.stored is None else self.stored
         assert stored is not None
         if self.random is not None and self.size is not None:
-            keys = np.concatenate([draw_keys(ids, view, occurrences) for view in range(self.views)])
+            keys = np.concatenate([draw_keys(ids, view, places) for view in range(self.views)])
             if isinstance(stored, np.ndarray):
                 stored = np.tile(stored, (self.views, 1))
             draws = draw(self.random, stored, self.size, self.seed, epoch, keys)

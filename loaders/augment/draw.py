@@ -147,13 +147,13 @@ def crop_boxes(
 
 
 def draw_keys(
-    ids: npt.NDArray[np.int64], view: int = 0, occurrences: npt.NDArray[np.int64] | None = None
+    ids: npt.NDArray[np.int64], view: int = 0, places: npt.NDArray[np.int64] | None = None
 ) -> npt.NDArray[np.int64]:
-    """What to draw by instead of `ids`, so that each view, and each occurrence in an epoch, draws for itself.
+    """What to draw by instead of `ids`, so that each view, and each of the `places`, draws for itself.
 
-    The first view of a sample's first occurrence draws by its id: int64 [n], else a hash.
+    The first view draws by the id, where there are no places: int64 [n], else a hash.
     """
-    numbers = np.full(len(ids), view) if occurrences is None else occurrences * _MOST_VIEWS + view
+    numbers = np.full(len(ids), view) if places is None else places * _MOST_VIEWS + view
     if not numbers.any():
         return ids
     with np.errstate(over="ignore"):

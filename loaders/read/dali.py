@@ -230,7 +230,7 @@ class DaliReader:
         if self._crops.size is None or not count:
             return [()] * count
         ids = self._data.ids[request.positions]
-        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
+        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.places)
         corners, lengths = boxes[:, 1::-1], boxes[:, :1:-1]
         columns: tuple[npt.NDArray[Any], ...]
         if self._crops.random is None:

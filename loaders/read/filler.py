@@ -249,7 +249,7 @@ class BatchFiller:
             shapes = [(height, width) for height, width in varying.tolist()]
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
-        boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.occurrences)
+        boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.places)
         images, places = self._space(shapes * self._crops.views)
         slots, most = range(len(ids)), _COPIED if pictures.in_memory else 1
         size = max(1, min(most, len(ids) // self._threads))

@@ -209,7 +209,7 @@ class NvjpegReader:
         shapes = np.array([pictures[slot].shape[1:] for slot in slots], np.int64).reshape(-1, 2)
         request = request.select(np.array(slots, np.int64))
         ids = self._data.ids[request.positions]
-        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.occurrences)
+        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.places)
         shape = (0,) if size is None else (0, *sides(size), self._data.channels)
         served = [torch.empty(shape, dtype=torch.uint8, device=self._device)]
         for number, (box, flipped) in enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True)):

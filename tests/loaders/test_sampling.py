@@ -46,7 +46,7 @@ def test_windows_hold_what_was_drawn_of_their_shards() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
-def test_each_occurrence_is_augmented_anew_and_as_before_by_any_rank(
+def test_a_sample_that_comes_again_is_augmented_anew_and_as_before_by_any_rank(
     kind: str, converted: dict[str, Path]
 ) -> None:
     rare = np.zeros(IMAGES)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from precache.dataset.columns import Column, Pieces, ValueOfRowError
-from precache.dataset.index import columns_of
 
 VALUES: dict[str, tuple[list[Any], str]] = {
     "width": ([3, 0, -7], "int"),
@@ -28,15 +27,10 @@ def values_in(column: Column) -> list[Any]:
 def test_values_come_back_as_they_went_in_and_as_they_are_selected(name: str) -> None:
     """Also very many: they are gathered some at a time."""
     values, kind = VALUES[name]
-    for many in (1, 1000):
-        column = Column.of(values * many)
-        arrays = columns_of({name: column})
-        stored = Column(arrays[name], arrays.get(f"ends:{name}"))
-        assert stored.kind == column.kind == kind
-        assert values_in(stored) == values_in(column) == values * many
-        rows = np.random.default_rng(many).permutation(3 * many)
-        assert values_in(column.select(rows)) == [values[row % 3] for row in rows]
-        assert values_in(column.select(rows > 0)) == [values[i % 3] for i, row in enumerate(rows) if row]
+    column, rows = Column.of(values * 1000), np.random.default_rng(0).permutation(3000)
+    assert (column.kind, values_in(column)) == (kind, values * 1000)
+    assert values_in(column.select(rows)) == [values[row % 3] for row in rows]
+    assert values_in(column.select(rows > 0)) == [values[at % 3] for at, row in enumerate(rows) if row]
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -57,8 +51,6 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
         some = random.permutation(len(whole))[:7]
         assert column.at(some).select(np.arange(1, 5)).content() == whole.select(some[1:5]).content()
         assert values_in(column) == values_in(whole)
-        for asked in (slice(None), slice(2, 9), random.random(len(whole)) < 0.5):
-            assert column.select(asked).content() == whole.select(asked).content()
         with pytest.raises(IndexError):
             column.select(np.array([len(whole)]))
 
@@ -68,24 +60,8 @@ def _read(parts: list[Column], reads: list[int], number: int) -> Column:
     return parts[number]
 
 
-def test_columns_are_compared_as_arrays_are() -> None:
-    for values in ([3, 0, 3], [[1.0, 2.0], [3.0, 4.0], [1.0, 5.0]]):
-        whole, array = Column.of(values), np.array(values)
-        parts = [whole.select(slice(2)), whole.select(slice(2, 3))]
-        pieces = Column(array[:0], None, Pieces(np.array([0, 2, 3]), parts.__getitem__))
-        for column in (whole, pieces):
-            for other in (3, array, array[0], whole, pieces):
-                expected = array == (np.asarray(other) if isinstance(other, Column) else other)
-                assert np.array_equal(column == other, expected)
-                assert np.array_equal(column != other, ~expected)
-
-
 def test_values_that_do_not_fit_are_named_by_row() -> None:
     for values in ([[1], None], [[1], ["a"]], [[[1, 2]], [[1, 2, 3]]], [1, 2**63], ["a", "\udcff"]):
         with pytest.raises(ValueOfRowError) as caught:
             Column.of(values)
         assert caught.value.row == 1
-    for first in ([], [{"a": 1}]):
-        with pytest.raises(ValueOfRowError) as caught:
-            Column.of(first)
-        assert caught.value.row == 0

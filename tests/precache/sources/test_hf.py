@@ -29,28 +29,20 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return library
 
 
-ROWS = 12
-
-
 def made(datasets: Any) -> Any:
     """12 grey pictures, labelled a and b in turns; that of row 1 is missing."""
-    features = {
-        "image": datasets.Image(),
-        "label": datasets.ClassLabel(names=["a", "b"]),
-        "caption": datasets.Value("string"),
-    }
-    rows = range(ROWS)
     columns = {
-        "image": [None if row == 1 else picture(row * 20) for row in rows],
-        "label": [row % 2 for row in rows],
-        "caption": [f"n° {row}" for row in rows],
+        "image": [None if row == 1 else picture(row * 20) for row in range(12)],
+        "label": [row % 2 for row in range(12)],
+        "caption": [f"n° {row}" for row in range(12)],
     }
-    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    dataset = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    return dataset.cast_column("label", datasets.ClassLabel(names=["a", "b"]))
 
 
 def test_splits_an_order_of_its_own_and_missing_pictures_are_kept(datasets: Any, tmp_path: Path) -> None:
-    whole = made(datasets).select([*range(5, ROWS), *range(5)])
-    parts = datasets.DatasetDict({"train": whole.select(range(8)), "test": whole.select(range(8, ROWS))})
+    whole = made(datasets).select([*range(5, 12), *range(5)])
+    parts = datasets.DatasetDict({"train": whole.select(range(8)), "test": whole.select(range(8, 12))})
     parts.save_to_disk(tmp_path / "saved")
     for number, source in enumerate((parts, f"hf:{tmp_path}/saved")):
         recipe = small_recipe("webdataset", size=8)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from precache.dataset.columns import Column, Pieces, ValueOfRowError
+from precache.dataset.columns import Column, Pieces
 
 VALUES: dict[str, tuple[list[Any], str]] = {
     "width": ([3, 0, -7], "int"),
@@ -24,19 +24,13 @@ def values_in(column: Column) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_values_come_back_as_they_went_in_and_as_they_are_selected(name: str) -> None:
-    """Also very many: they are gathered some at a time."""
-    values, kind = VALUES[name]
-    column, rows = Column.of(values * 1000), np.random.default_rng(0).permutation(3000)
-    assert (column.kind, values_in(column)) == (kind, values * 1000)
-    assert values_in(column.select(rows)) == [values[row % 3] for row in rows]
-    assert values_in(column.select(rows > 0)) == [values[at % 3] for at, row in enumerate(rows) if row]
-
-
-@pytest.mark.parametrize("name", VALUES)
 def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
     """However it is cut, and whatever is asked for, and only pieces with what is asked for are read."""
-    whole, random = Column.of(VALUES[name][0] * 5), np.random.default_rng(len(name))
+    (values, kind), random = VALUES[name], np.random.default_rng(len(name))
+    many, rows = Column.of(values * 1000), random.permutation(3000)  # they are gathered some at a time
+    assert values_in(many.select(rows)) == [values[row % 3] for row in rows]
+    whole = Column.of(values * 5)
+    assert (whole.kind, values_in(whole)) == (kind, values * 5)
     for _ in range(20):
         starts = np.unique([0, *random.integers(0, len(whole), 3), len(whole)])
         parts = [whole.select(slice(*bounds)) for bounds in pairwise(starts.tolist())]
@@ -58,10 +52,3 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
 def _read(parts: list[Column], reads: list[int], number: int) -> Column:
     reads.append(number)
     return parts[number]
-
-
-def test_values_that_do_not_fit_are_named_by_row() -> None:
-    for values in ([[1], None], [[1], ["a"]], [[[1, 2]], [[1, 2, 3]]], [1, 2**63], ["a", "\udcff"]):
-        with pytest.raises(ValueOfRowError) as caught:
-            Column.of(values)
-        assert caught.value.row == 1

@@ -14,7 +14,7 @@ from precache.example_data.datasets import PublicDataset
 class Server(ThreadingHTTPServer):
     """Serves `content`; breaks off each of the first `breaks` answers after `break_bytes`.
 
-    `shift` is added to where a part begins; `missing` is the status of all answers, where it is one.
+    `missing` is the status of all answers, where it is one.
     """
 
     content = b""
@@ -22,7 +22,6 @@ class Server(ThreadingHTTPServer):
     break_bytes = 10_000
     ranges = True
     missing = 0
-    shift = 0
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -48,10 +47,6 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.server.content[start:]
         self.send_response(206 if start else 200)
-        if start and self.server.shift:
-            start += self.server.shift
-            body = self.server.content[start:]
-            self.send_header("Content-Range", f"bytes {start}-{len(self.server.content) - 1}/*")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.server.breaks:

@@ -14,13 +14,7 @@ from tests.precache.sources.archives import files_of, link, make_tar, make_zip
 
 def test_fetch_gives_the_tree(dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path) -> None:
     """An archive that is there, be it put there by hand, needs no network; a tree that exists stays."""
-
-    def fail(done: int, total: int) -> None:
-        raise BrokenPipeError("mine")
-
     progress: list[tuple[int, int]] = []
-    with pytest.raises(BrokenPipeError, match="mine"):  # and no fault of the connection
-        fetch(dataset, tmp_path / "raw", on_progress=fail)
     assert fetch(dataset, tmp_path / "raw", on_progress=lambda *p: progress.append(p)) == 70
     assert progress[-1][0] == progress[-1][1] > 0
     asked = len(server.requests)
@@ -79,7 +73,6 @@ SERVERS: list[tuple[dict[str, Any], int, list[str | None], str]] = [
     ({}, 12_345, ["bytes=12345-"], ""),
     ({}, -1, ["bytes=WHOLE-"], ""),
     ({"ranges": False}, 12_345, ["bytes=12345-"], ""),
-    ({"breaks": 1, "shift": 7}, 0, [None, "bytes=10000-", None], ""),  # another part than was asked for
     ({"breaks": 10**6, "break_bytes": 1}, 0, [None, *(f"bytes={n}-" for n in range(1, 8))], "broke at 8 of"),
     ({"missing": 404}, 0, [None], "Not Found"),
     ({"missing": 503}, 0, [None] * 8, "Service Unavailable"),  # it may have it later

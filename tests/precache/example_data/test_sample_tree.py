@@ -20,26 +20,21 @@ def test_same_seed_same_bytes_whatever_the_workers(like: str, tmp_path: Path) ->
     assert len(one) == 5
 
 
-@pytest.mark.parametrize(
-    ("like", "kinds", "pixels", "file_bytes"),
-    [
-        ("caltech", {"JPEG RGB", "JPEG L", "JPEG CMYK", "JPEG RGB rotated", "PNG RGB"}, 110_000, 30_000),
-        ("imagenet", {"JPEG RGB", "JPEG L"}, 188_000, 110_000),  # 470x400 are the mean of its training set
-    ],
-)
-def test_the_tree_has_the_kinds_sizes_and_bytes_of_what_it_is_like(
-    like: str, kinds: set[str], pixels: int, file_bytes: int, tmp_path: Path
-) -> None:
-    make_sample(tmp_path / "tree", images=48, classes=4, seed=3, like=like, workers=2)
-    found, areas, paths = set(), [], sorted((tmp_path / "tree").glob("*/*"))
-    for path in paths:
-        with Image.open(path) as picture:
-            rotated = picture.getexif().get(0x0112, 1) != 1
-            found.add(f"{picture.format} {picture.mode}{' rotated' if rotated else ''}")
-            areas.append(picture.width * picture.height)
-    assert found == kinds
-    assert np.mean(areas) == pytest.approx(pixels, rel=0.3)
-    assert np.mean([path.stat().st_size for path in paths]) == pytest.approx(file_bytes, rel=0.3)
+def test_the_tree_has_the_kinds_and_sizes_of_what_it_is_like(tmp_path: Path) -> None:
+    """The mean of ImageNet's training pictures is 470x400."""
+    for like, kinds, pixels in (
+        ("caltech", {"JPEG RGB", "JPEG L", "JPEG CMYK", "JPEG RGB rotated", "PNG RGB"}, 110_000),
+        ("imagenet", {"JPEG RGB", "JPEG L"}, 188_000),
+    ):
+        make_sample(tmp_path / like, images=48, classes=4, seed=3, like=like, workers=2)
+        found, areas = set(), []
+        for path in (tmp_path / like).glob("*/*"):
+            with Image.open(path) as picture:
+                rotated = " rotated" if picture.getexif().get(0x0112, 1) != 1 else ""
+                found.add(f"{picture.format} {picture.mode}{rotated}")
+                areas.append(picture.width * picture.height)
+        assert found == kinds
+        assert np.mean(areas) == pytest.approx(pixels, rel=0.3)
 
 
 def test_an_empty_folder_is_filled_and_neighbours_are_spared(

@@ -8,7 +8,6 @@ import sys
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,14 +72,8 @@ def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_
     assert scan.scanned == len(scan.samples) + len(scan.ignored)
 
 
-class TwoOfOneName(Files):
-    def items(self) -> Any:
-        return [("a/1.jpg", b"first"), ("a/1.jpg", b"second")]
-
-
 @MAKERS
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_names_lead_nowhere_and_of_two_the_last_one_counts(make: Any, suffix: str, tmp_path: Path) -> None:
+def test_names_lead_nowhere(make: Any, suffix: str, tmp_path: Path) -> None:
     names = ("/etc/abs.jpg", "../up.jpg", "../../up.jpg", "a/../../up.jpg", "./a//1.jpg", "a/./2.jpg")
     archive = make(tmp_path / f"x.{suffix}", dict.fromkeys((*names, "/".join(["x"] * 400)), JPEG))
     scan = scan_of(archive)
@@ -91,19 +84,6 @@ def test_names_lead_nowhere_and_of_two_the_last_one_counts(make: Any, suffix: st
         assert scan.scanned == len(scan.samples) + len(scan.ignored) == 3
         assert scan.samples[-1].path == "b/2.jpg"
     assert os.listdir(tmp_path) == [archive.name]
-    scan = scan_of(make(archive, TwoOfOneName()))
-    assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"second"]
-    assert ["the last one is used" in ignored.reason for ignored in scan.ignored] == [True]
-
-
-def patched_zip(mark: bytes, offset: int, value: bytes) -> Callable[[Path], bytes]:
-    def make(path: Path) -> bytes:
-        data = bytearray(make_zip(path, {"a/1.jpg": JPEG * 9}).read_bytes())
-        at = data.index(mark) + offset
-        data[at : at + len(value)] = value
-        return bytes(data)
-
-    return make
 
 
 def many_headers(path: Path) -> bytes:
@@ -112,28 +92,16 @@ def many_headers(path: Path) -> bytes:
     return whole + tarfile.TarInfo("a" * 200).tobuf(tarfile.GNU_FORMAT)[:1024] * 5000
 
 
-def sparse(path: Path) -> bytes:
-    members = [link("a/s.jpg", "", tarfile.GNUTYPE_SPARSE)]
-    return make_tar(path, {}, members, form=tarfile.GNU_FORMAT).read_bytes()
-
-
-REFUSED: list[tuple[str, Callable[[Path], bytes], list[str]]] = [
-    ("tar", sparse, ["'a/s.jpg'", "sparse", "unpack"]),
-    ("tar", lambda path: make_tar(path, {"a/1.jpg": JPEG}).read_bytes() * 2, ["'tar -A'"]),
-    ("tar", many_headers, ["at byte 1,024", "recursion", "download"]),
-    ("zip", patched_zip(b"PK\1\2", 20, b"\xff\xff\xff\x7f"), ["'a/1.jpg'", "large", "download"]),
-    ("zip", patched_zip(b"PK\1\2", 8, b"\1"), ["'a/1.jpg'", "encrypted", "unpack"]),
-    ("zip", patched_zip(b"PK\5\6", 12, b"\xff\xff"), ["join the parts"]),
-]
-
-
-def test_what_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
-    for suffix, make, mentions in REFUSED:
-        path = tmp_path / f"x.{suffix}"
-        path.write_bytes(make(path))
-        with pytest.raises(SourceError, match=f"^{path}: ") as caught:
+def test_a_tar_that_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
+    path, sparse = tmp_path / "x.tar", link("a/s.jpg", "", tarfile.GNUTYPE_SPARSE)
+    for content, says in (
+        (make_tar(path, {}, [sparse]).read_bytes(), "'a/s.jpg'.* sparse"),
+        (make_tar(path, {"a/1.jpg": JPEG}).read_bytes() * 2, "'tar -A'"),
+        (many_headers(path), "at byte 1,024.* recursion"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=f"^{path}: .*{says}"):
             scan_of(path)
-        assert [mention for mention in mentions if mention not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("suffix", ["tar", "zip", "tar.gz", "tar.bz2", "tar.xz"])

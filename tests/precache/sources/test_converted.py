@@ -1,7 +1,6 @@
 """What is peculiar to converted datasets as sources: what is kept, what is taken of them, what is refused."""
 
 import re
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -67,41 +66,21 @@ def test_what_is_rejected_and_left_out_stays_so(tree: Path, tmp_path: Path) -> N
     assert {path for path, _ in manifest.ignored} == {"notes.txt", f"002.basket/{victim.name}"}
 
 
-TAKEN: list[tuple[dict[str, Any], str]] = [
-    ({"classes": ("002.basket",)}, ""),
-    ({"ids": "7\n\n003.candle/003_0001.jpg\n7\n"}, ""),
-    ({"classes": ("001.anchor",), "ids": "\n".join(map(str, range(IMAGES)))}, ""),
-    ({"classes": ("002.baskt",)}, "no class '002.baskt' (did you mean '002.basket'?)"),
-    ({"ids": "1\n70"}, "1 of these 2 samples are not in the dataset (first: '70')"),
-    ({"classes": ("001.anchor",), "ids": "69"}, "no sample has these classes and ids"),
-]
-
-
-def test_samples_are_taken_by_class_and_by_a_list(converted: dict[str, Path], tmp_path: Path) -> None:
-    listed, every = tmp_path / "ids.txt", scan_of(converted["shards"])
-    for options, says in TAKEN:
-        listed.write_text(options.get("ids", ""))
-        asked = set(options.get("ids", "").split())
-        named = {**options, "ids": str(listed)} if "ids" in options else options
-        with pytest.raises(SettingError, match=re.escape(says)) if says else nullcontext():
-            scan = scan_of(converted["shards"], **named)
-            expected = {
-                ref.path
-                for ref in every.samples
-                if every.classes[ref.label] in options.get("classes", every.classes)
-                and (not asked or str(ref.id) in asked or ref.path in asked)
-            }
-            assert {ref.path for ref in scan.samples} == expected != set()
-            assert len(scan.ignored) == IMAGES - len(expected)
-
-
-def test_the_loss_of_a_second_jpeg_is_told_and_no_other(
-    converted: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_samples_are_taken_by_a_list_of_ids_and_paths_and_by_what_is_there(
+    converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    for size, times in ((48, 0), (40, 1)):
-        recipe = small_recipe("webdataset", quality=75, size=size)
-        convert(converted["dali"], tmp_path / f"{size}", recipe, workers=0)
-        assert ["JPEG a second time, at quality 75" in line for line in caplog.messages] == [True] * times
+    listed = tmp_path / "ids.txt"
+    listed.write_text("7\n\n003.candle/003_0001.jpg\n7\n")
+    scan = scan_of(converted["shards"], ids=str(listed))
+    one, other = scan.samples
+    assert (one.id, other.path, len(scan.ignored)) == (7, "003.candle/003_0001.jpg", IMAGES - 2)
+    listed.write_text("1\n70")
+    for options, says in (
+        ({"classes": ("002.baskt",)}, "no class '002.baskt' (did you mean '002.basket'?)"),
+        ({"ids": str(listed)}, "1 of these 2 samples are not in the dataset (first: '70')"),
+    ):
+        with pytest.raises(SettingError, match=re.escape(says)):
+            scan_of(converted["shards"], **options)
 
 
 def test_16_bits_are_neither_converted_on_nor_exported(raw_tree: Path, tmp_path: Path) -> None:

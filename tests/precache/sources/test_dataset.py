@@ -38,8 +38,6 @@ PICTURES: list[tuple[Any, Any]] = [
     (Tensor(GREY[None]), GREY),
     (COLOUR / 255, "is float64 [5, 8, 3]; expected uint8"),
     (np.moveaxis(COLOUR, -1, 0), "is uint8 [3, 5, 8]; expected uint8 [h, w]"),
-    (None, "has no picture; expected"),
-    (7, "int 7, not a picture"),
     ("nowhere.jpg", "'nowhere.jpg' is not a file"),
     (Image.new("L", (101, 100)), "is too large"),
 ]
@@ -92,7 +90,6 @@ def test_a_random_transform_is_refused_and_other_pictures_are_told_apart() -> No
 
 TWO = ["a", "b"]
 BAD: list[tuple[Any, list[str]]] = [
-    (Items([{"foto": picture(0)}]), ["'foto'", "--image"]),
     (Items([{"image": picture(0), "class": 0, "target": 1}]), ["'class', 'target'", "--label"]),
     (numbered([0, 7, 1], classes=TWO), ["row 1: 'label': 7 is not a class"]),
     (numbered(["a", None]), ["row 1: 'label': is empty"]),
@@ -207,18 +204,6 @@ def test_every_label_is_what_the_sample_says_and_its_name_that_of_classes(name: 
         read = scan.source.read(ref, 1000)
         read = Image.open(io.BytesIO(read)) if isinstance(read, bytes) else read
         assert (read.mode, read.getpixel((0, 0))) == (image.mode, image.getpixel((0, 0)))
-
-
-def test_a_key_of_labels_is_guessed_or_missed_aloud() -> None:
-    sayings = ("taken from 'class'", "pictures get no labels")
-    for key, target, expected in (
-        ("label", None, []),
-        ("class", None, ["taken from 'class'"]),
-        ("species", None, ["pictures get no labels"]),
-        ("species", "none", []),
-    ):
-        scan = scan_of(Items([{"image": picture(row), key: row} for row in range(2)]), target=target)
-        assert [says for says in sayings if says in " ".join(scan.warnings)] == expected
 
 
 def test_datasets_by_split_are_splits() -> None:

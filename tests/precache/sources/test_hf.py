@@ -1,23 +1,13 @@
-"""What is peculiar to datasets of Hugging Face's library; without it, all but the first are skipped."""
+"""What is peculiar to datasets of Hugging Face's library; without it, it is skipped."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from precache import convert, open_dataset
-from precache.errors import MissingDependencyError
-from precache.sources import open_source
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import picture
-
-
-def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'precache\[hf\]'"):
-        open_source(f"hf:{tmp_path}")
 
 
 @pytest.fixture
@@ -56,12 +46,3 @@ def test_splits_an_order_of_its_own_and_missing_pictures_are_kept(datasets: Any,
         for row, sample_id in enumerate(index.ids.tolist()):
             assert index.labels[row] == whole[sample_id]["label"]
             assert index.fields["caption"].value(row) == whole[sample_id]["caption"]
-
-
-def test_formats_and_transforms_of_the_library_change_nothing(datasets: Any) -> None:
-    dataset = made(datasets)
-    plain = scan_of(dataset)
-    assert scan_of(dataset.with_format("numpy")).digest == plain.digest
-    turned = scan_of(dataset.with_transform(lambda rows: rows))
-    assert turned.digest == plain.digest
-    assert "its transform is left out" in turned.warnings[0]

@@ -37,15 +37,6 @@ def test_each_picture_goes_where_the_list_puts_it(raw_tree: Path, tmp_path: Path
         convert(raw_tree, out, recipe, workers=0)
 
 
-def test_names_with_commas_newlines_and_bytes_that_are_no_text_can_be_listed(tmp_path: Path) -> None:
-    names = ("a, b.png", "new\nline.png", "na\u00efve.png", "latin\udcef.png")
-    put(tmp_path, {f"tree/class one/{name}": encoded(Image.new("RGB", (9, 9))) for name in names})
-    listed, recipe = tmp_path / "list.csv", Recipe(format="shards")
-    listed.write_bytes(b"".join(b'"class one/%s",val\n' % os.fsencode(name) for name in names))
-    manifest = convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0, split_list=listed).manifest
-    assert manifest.split_samples == {"val": 4}
-
-
 BAD: list[tuple[bytes | None, list[str]]] = [
     (b"", ["is empty"]),
     (b"a,b,c\n", ["line 1", "got 'a,b,c'"]),

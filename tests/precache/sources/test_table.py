@@ -96,17 +96,13 @@ A = {"label": "a"}
 NUMBER = {"label": "a", "target": "number"}
 BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
     ("path,a\n0.jpg,x\n", {"label": "b"}, ["no column 'b'", "--label", "'path', 'a'"]),
-    ("path,file\n0.jpg,x\n", {}, ["several columns", "--image"]),
     ("path,class,label\n0.jpg,x,y\n", {}, ["'class', 'label'", "--label", "--target none"]),
-    ("path;label\n0.jpg;x\n", {}, ["separated by ';'"]),
     ("path,a\n0.jpg,x\n1.jpg, \n", A, ["line 3 (id 1): 'a': is empty"]),
-    ("path,a\n0.jpg,1\n,2\n", {}, ["line 3 (id 1)", "is no path of a picture"]),
     ("path,a\n0.jpg,0.5\n1.jpg,o.7\n", A, ["line 3", "'o.7' is not a number", "--target class"]),
     ('path,a\n0.jpg,"[1,2]"\n1.jpg,[3]\n', NUMBER, ["line 3", "one length"]),
     ('path,a\n"x\ny",1\n0.jpg\n', {}, ["line 4 (id 1)", "expected 2 cells", "got 1"]),
     (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ["line 3", "byte 10 is not UTF-8"]),
     ("path,s\n0.jpg,../x\n", {"split": "s"}, ["line 2 (id 0)", "'../x' is not a valid split name"]),
-    ('{"path": "0.jpg", "a": 1}\n\n{"path": "1.jpg", "a": "x"}\n', A, ["line 3 (id 1)", "'x' is text"]),
     ('{"path": "0.jpg", "a": 1}\n{"path": "1.jpg"}\n', A, ["line 2 (id 1): 'a': is empty"]),
 ]
 

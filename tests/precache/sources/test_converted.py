@@ -66,9 +66,7 @@ def test_what_is_rejected_and_left_out_stays_so(tree: Path, tmp_path: Path) -> N
     assert {path for path, _ in manifest.ignored} == {"notes.txt", f"002.basket/{victim.name}"}
 
 
-def test_samples_are_taken_by_a_list_of_ids_and_paths_and_by_what_is_there(
-    converted: dict[str, Path], tmp_path: Path
-) -> None:
+def test_samples_are_taken_by_a_list_of_ids_and_paths(converted: dict[str, Path], tmp_path: Path) -> None:
     listed = tmp_path / "ids.txt"
     listed.write_text("7\n\n003.candle/003_0001.jpg\n7\n")
     scan = scan_of(converted["shards"], ids=str(listed))

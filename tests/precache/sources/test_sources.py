@@ -342,7 +342,7 @@ def test_a_source_holds_its_pictures(
 @pytest.mark.parametrize("kind", [name for name in KINDS if KINDS[name].damage], indirect=True)
 @pytest.mark.parametrize("times", [15, pytest.param(500, marks=pytest.mark.faults)])
 def test_damage_ends_in_one_line_or_in_what_is_stored(kind: Kind, place: Path, times: int) -> None:
-    """Of a file of its own, by a draw."""
+    """Of a file of its own, by a draw; what has a checksum is never read as anything else."""
     assert kind.damage is not None
     made = kind.make(
         {

@@ -4,7 +4,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
 from precache.dataset.columns import Column
@@ -53,3 +55,15 @@ def test_other_fields_and_targets_are_found(tmp_path: Path) -> None:
     shard.write_bytes(shard.read_bytes().replace(b"number 9", b"number 8"))
     (problem,) = deep(listed("number"), path)
     assert "sample 9 (00000009)" in problem
+
+
+def test_the_stock_reader_opens_the_index(tmp_path: Path) -> None:
+    """Read by ranges of shards: `tests/loaders/test_huge.py`."""
+    dataset = open_dataset(make(listed("classes", missing=[3]), tmp_path))
+    arrays, index = load_file(tmp_path / "dataset.index"), dataset.read_index()
+    for name, column in index.columns.items():
+        assert np.array_equal(arrays[name], column.values), name
+        assert column.ends is None or np.array_equal(arrays[f"ends:{name}"], column.ends), name
+    assert np.array_equal(arrays["shard:samples"], dataset.manifest.shards.samples)
+    assert np.array_equal(arrays["source:bytes"], dataset.read_source_state().bytes)
+    assert arrays["rejected:ids"].tolist() == [3]

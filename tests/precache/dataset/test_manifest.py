@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from precache import Recipe, convert, export, open_dataset
+from precache import convert, export, open_dataset
 from precache.conversion.clean import leftovers
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
@@ -66,27 +66,3 @@ def test_nothing_outside_is_touched(
         CONSUMERS[name](path, raw_tree, bucket)
     (tmp_path / ".set.precache-lock").unlink(missing_ok=True)
     assert contents(tmp_path) == before
-
-
-def test_a_recipe_that_the_pictures_do_not_follow_is_refused(
-    converted: dict[str, Path], tmp_path: Path
-) -> None:
-    """Its checksum fits, and every value has its type."""
-    path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    content = json.loads((path / MANIFEST_NAME).read_bytes())
-    for number, changes in enumerate(({"size": 1}, {"size": 47}, {"size": 49}, {"channels": "grey"})):
-        edit_manifest(path, recipe={**content["recipe"], **changes})
-        for fit in ("keep", "crop"):
-            recipe = Recipe(format="dali", size=1, fit=fit)
-            with pytest.raises(DatasetError, match=r"first: 0.*, holds no \d+x\d+ pixels of "):
-                convert(path, tmp_path / f"{number}-{fit}", recipe, workers=0)
-
-
-def test_no_depth_of_its_json_is_a_bug(converted: dict[str, Path], tmp_path: Path) -> None:
-    """What Python can read, it cannot always write: the limit is one of the stack."""
-    text = (converted["dali"] / MANIFEST_NAME).read_text()
-    for depth in range(700, 1020, 20):
-        nested = f'{{"x": {"[" * depth}{"]" * depth},'
-        (tmp_path / MANIFEST_NAME).write_text(text.replace("{", nested, 1))
-        with pytest.raises(DatasetError):
-            open_dataset(tmp_path)

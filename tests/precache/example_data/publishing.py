@@ -14,17 +14,14 @@ from precache.example_data.datasets import PublicDataset
 class Server(ThreadingHTTPServer):
     """Serves `content`; breaks off each of the first `breaks` answers after `break_bytes`.
 
-    `lie` is added to what it says of lengths, `shift` to where a part begins.
+    `missing` is the status of all answers, where it is one.
     """
 
     content = b""
     breaks = 0
     break_bytes = 10_000
     ranges = True
-    missing = False
-    status = 404
-    lie = 0
-    shift = 0
+    missing = 0
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -42,7 +39,7 @@ class Handler(BaseHTTPRequestHandler):
         wanted = self.headers.get("Range")
         self.server.requests.append(wanted)
         if self.server.missing:
-            self.send_error(self.server.status)
+            self.send_error(self.server.missing)
             return
         start = int(wanted[len("bytes=") : -1]) if wanted and self.server.ranges else 0
         if start and start >= len(self.server.content):
@@ -50,11 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         body = self.server.content[start:]
         self.send_response(206 if start else 200)
-        if start and self.server.shift:
-            start += self.server.shift
-            body = self.server.content[start:]
-            self.send_header("Content-Range", f"bytes {start}-{len(self.server.content) - 1}/*")
-        self.send_header("Content-Length", str(len(body) + self.server.lie))
+        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.server.breaks:
             self.server.breaks -= 1

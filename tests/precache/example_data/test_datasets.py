@@ -1,14 +1,12 @@
 """`fetch` against a local HTTP server that breaks, lies or refuses, with archives like the published ones."""
 
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from precache.errors import DownloadError, SettingError
-from precache.example_data import datasets
 from precache.example_data.datasets import PublicDataset, fetch
 from tests.precache.example_data.publishing import Server, published, tar_of
 from tests.precache.sources.archives import files_of, link, make_tar, make_zip
@@ -16,13 +14,7 @@ from tests.precache.sources.archives import files_of, link, make_tar, make_zip
 
 def test_fetch_gives_the_tree(dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path) -> None:
     """An archive that is there, be it put there by hand, needs no network; a tree that exists stays."""
-
-    def fail(done: int, total: int) -> None:
-        raise BrokenPipeError("mine")
-
     progress: list[tuple[int, int]] = []
-    with pytest.raises(BrokenPipeError, match="mine"):  # and no fault of the connection
-        fetch(dataset, tmp_path / "raw", on_progress=fail)
     assert fetch(dataset, tmp_path / "raw", on_progress=lambda *p: progress.append(p)) == 70
     assert progress[-1][0] == progress[-1][1] > 0
     asked = len(server.requests)
@@ -77,18 +69,13 @@ def test_an_archive_that_is_not_the_published_one_leaves_nothing(
 
 
 SERVERS: list[tuple[dict[str, Any], int, list[str | None], str]] = [
-    ({}, 0, [None], ""),
     ({"breaks": 3}, 0, [None, "bytes=10000-", "bytes=20000-", "bytes=30000-"], ""),
     ({}, 12_345, ["bytes=12345-"], ""),
     ({}, -1, ["bytes=WHOLE-"], ""),
     ({"ranges": False}, 12_345, ["bytes=12345-"], ""),
-    ({"breaks": 1, "shift": 7}, 0, [None, "bytes=10000-", None], ""),  # another part than was asked for
-    ({"lie": 1_000}, 0, [None, "bytes=WHOLE-"], ""),  # lengths that it gets wrong
-    ({"lie": -(10**9)}, 0, [None], ""),
-    ({"lie": 10**15}, 0, [None, "bytes=WHOLE-"], ""),
-    ({"lie": -1_000}, 0, [None], "expected MD5"),
-    ({"missing": True, "status": 404}, 0, [None], "Not Found"),
-    ({"missing": True, "status": 503}, 0, [None] * 8, "Service Unavailable"),  # it may have it later
+    ({"breaks": 10**6, "break_bytes": 1}, 0, [None, *(f"bytes={n}-" for n in range(1, 8))], "broke at 8 of"),
+    ({"missing": 404}, 0, [None], "Not Found"),
+    ({"missing": 503}, 0, [None] * 8, "Service Unavailable"),  # it may have it later
 ]
 
 
@@ -105,37 +92,13 @@ def test_what_a_server_does_not_send_is_asked_for_again(
         content = bytes(partial) if "ranges" in how else whole[: len(whole) if partial < 0 else partial]
         (tmp_path / "archive.tar.partial").write_bytes(content)
     if said:
-        with pytest.raises(DownloadError, match=said):
+        with pytest.raises(DownloadError, match=said) as caught:
             fetch(dataset, tmp_path / "raw")
+        assert f"put it at {tmp_path / 'archive.tar'}" in str(caught.value)
     else:
         assert fetch(dataset, tmp_path / "raw") == 70
         assert sorted(path.name for path in tmp_path.iterdir()) == ["archive.tar", "raw"]
     assert server.requests == [r and r.replace("WHOLE", str(len(whole))) for r in requests]
-
-
-def test_a_connection_that_breaks_is_given_up_after_some_waits_without_headway(
-    dataset: PublicDataset, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server.breaks, server.break_bytes = 10**6, 1
-    waits: list[float] = []
-    monkeypatch.setattr(datasets.time, "sleep", waits.append)
-    with pytest.raises(DownloadError, match=r"broke at 8 of [\d,]+ bytes.*continues at byte 8"):
-        fetch(dataset, tmp_path / "raw")
-    assert (len(server.requests), len(waits)) == (8, 7)
-    assert waits[-1] > 8 * waits[0], "they double"
-    assert (tmp_path / "archive.tar.partial").stat().st_size == 8
-    monkeypatch.setattr(datasets, "_HEADWAY_BYTES", 10_000)
-    server.breaks, server.break_bytes = 20, 10_000
-    assert fetch(dataset, tmp_path / "raw") == 70
-
-
-def test_without_a_network_the_error_says_what_to_put_where(dataset: PublicDataset, tmp_path: Path) -> None:
-    for url in ("http://127.0.0.1:1/files/archive.tar", "http://127.0.0.1:x/archive.tar"):
-        with pytest.raises(DownloadError) as caught:
-            fetch(replace(dataset, url=url), tmp_path / "raw")
-        assert str(caught.value).startswith(f"{url}: cannot be downloaded (")
-        assert f"put it at {tmp_path / 'archive.tar'}" in str(caught.value)
-        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("put", [Path.symlink_to, Path.hardlink_to, lambda path, victim: path.mkdir()])

@@ -1,7 +1,6 @@
 """Archives of files, as common programs make them."""
 
 import bz2
-import contextlib
 import gzip
 import io
 import json
@@ -41,25 +40,15 @@ def put(root: Path, files: Files) -> Path:
     return root
 
 
-def make_tar(
-    path: Path,
-    files: Files,
-    more: Iterable[tarfile.TarInfo] = (),
-    mode: Any = "w",
-    form: int = tarfile.PAX_FORMAT,
-) -> Path:
-    with tarfile.open(path, mode, format=form) as tar:
+def make_tar(path: Path, files: Files, more: Iterable[tarfile.TarInfo] = (), mode: Any = "w") -> Path:
+    with tarfile.open(path, mode) as tar:
         for name, content in files.items():
-            add(tar, name, content)
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            tar.addfile(member, io.BytesIO(content))
         for member in more:
             tar.addfile(member)
     return path
-
-
-def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
@@ -68,48 +57,28 @@ def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarIn
     return member
 
 
-def make_zip(path: Path, files: Files, method: int = zipfile.ZIP_DEFLATED) -> Path:
-    with zipfile.ZipFile(path, "w", method) as archive:
+def make_zip(path: Path, files: Files) -> Path:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
     return path
 
 
-def make_webdataset(folder: Path, tree: Path, per_tar: int = 20, prefix: str = "photos") -> Path:
-    """The tree's samples in its order, with the class as `.cls` and its name in `.json`."""
+def make_webdataset(folder: Path, tree: Path) -> Path:
+    """The tree's samples in its order, 20 in a tar, with the class as `.cls` and its name in `.json`."""
     folder.mkdir()
     scan = scan_tree(tree)
-    for start in range(0, len(scan.samples), per_tar):
+    for start in range(0, len(scan.samples), 20):
         files: Files = {}
-        for row in range(start, min(start + per_tar, len(scan.samples))):
+        for row in range(start, min(start + 20, len(scan.samples))):
             ref = scan.samples[row]
             key, _, extension = ref.path.rpartition(".")
             key = key.replace(".", "_")
             files[f"{key}.{extension}"] = (tree / ref.path).read_bytes()
             files[f"{key}.cls"] = b"%d\n" % ref.label
             files[f"{key}.json"] = json.dumps({"caption": scan.classes[ref.label], "rank": row}).encode()
-        make_tar(folder / f"{prefix}-{start:05d}.tar", files)
+        make_tar(folder / f"photos-{start:05d}.tar", files)
     return folder
-
-
-def members_of(path: Path) -> Files:
-    """The files of an archive as Python's own modules read them, as far as they can."""
-    found: Files = {}
-    with contextlib.suppress(Exception):
-        if path.suffix == ".zip":
-            with zipfile.ZipFile(path) as packed:
-                for member in packed.infolist():
-                    found[_plain(member.filename)] = packed.read(member)
-        else:
-            with tarfile.open(path) as tar:
-                for entry in tar:
-                    if entry.isreg() and (file := tar.extractfile(entry)) is not None:
-                        found[_plain(entry.name)] = file.read()
-    return found
-
-
-def _plain(name: str) -> str:
-    return "/".join(part for part in name.split("/") if part not in ("", "."))
 
 
 def spoil_archive(content: bytes, draw: random.Random) -> bytes:

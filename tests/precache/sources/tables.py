@@ -1,10 +1,7 @@
 """Tables of pictures, as their users write them."""
 
-import contextlib
 import csv
-import io
 import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -44,21 +41,6 @@ WRITERS: dict[str, Callable[[Path, Mapping[str, Sequence[Any]]], None]] = {
     "jsonl": write_jsonl,
     "parquet": write_parquet,
 }
-
-
-def classes_of(table: Path) -> dict[str, str]:
-    """Path -> class of each row, as another reader takes them; nothing of Parquet, or where it cannot."""
-    found: dict[str, str] = {}
-    with contextlib.suppress(Exception):
-        text = table.read_bytes().decode("utf-8-sig")
-        if table.suffix == ".jsonl":
-            rows: Any = (json.loads(line) for line in text.split("\n") if line.strip())
-        else:
-            delimiter = "\t" if table.suffix == ".tsv" else ","
-            rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter)
-        for row in rows:
-            found[os.path.normpath(row["path"])] = row["species"]
-    return found
 
 
 def scan_text(folder: Path, text: str | bytes, name: str = "labels.csv", **options: Any) -> Scan:

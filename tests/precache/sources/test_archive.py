@@ -1,8 +1,6 @@
 """What is peculiar to archives: folders around all, links, names that lead out, and what is refused."""
 
-import io
 import os
-import resource
 import signal
 import struct
 import subprocess
@@ -10,7 +8,6 @@ import sys
 import tarfile
 import tracemalloc
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +21,19 @@ MAKERS = pytest.mark.parametrize(("make", "suffix"), [(make_tar, "tar"), (make_z
 
 
 @MAKERS
-@pytest.mark.parametrize("prefix", ["./", "a/b/"])
-def test_folders_that_hold_everything_are_no_classes(
-    make: Any, suffix: str, prefix: str, tmp_path: Path
-) -> None:
+def test_folders_that_hold_everything_are_no_classes(make: Any, suffix: str, tmp_path: Path) -> None:
     for names, depth, found in (
         ("train/a/1 train/b/2 val/a/3", 1, "train/a/1:a:train train/b/2:b:train val/a/3:a:val"),
-        ("train/dog/1", 1, "train/dog/1:dog:train"),
         ("dog/1", 1, "dog/1:dog:"),
         ("animals/dog/1 cars/vw/3", 2, "animals/dog/1:animals/dog: cars/vw/3:cars/vw:"),
         ("1 2", 0, "1:: 2::"),
     ):
-        files = {f"{prefix}{name}.jpg": JPEG for name in names.split()}
+        files = {f"a/b/{name}.jpg": JPEG for name in names.split()} | {"README": b"", "__MACOSX/x": b""}
         scan = scan_of(make(tmp_path / f"x.{suffix}", files), class_depth=depth)
         classes = (*scan.classes, "")  # the last one of what has none
         said = [f"{s.path.removesuffix('.jpg')}:{classes[s.label]}:{s.split}" for s in scan.samples]
         assert " ".join(said) == found
-    beside = {"top/dog/1.jpg": JPEG, "README": b"", "__MACOSX/x": b""}
-    scan = scan_of(make(tmp_path / f"y.{suffix}", beside))
-    assert [ref.path for ref in scan.samples] == ["dog/1.jpg"]
-    assert {ignored.path for ignored in scan.ignored} == {"README", "__MACOSX"}
+        assert {ignored.path for ignored in scan.ignored} == {"README", "__MACOSX"}
 
 
 def zip_with_links(path: Path, files: Files, links: list[tarfile.TarInfo]) -> Path:
@@ -82,14 +72,8 @@ def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_
     assert scan.scanned == len(scan.samples) + len(scan.ignored)
 
 
-class TwoOfOneName(Files):
-    def items(self) -> Any:
-        return [("a/1.jpg", b"first"), ("a/1.jpg", b"second")]
-
-
 @MAKERS
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_names_lead_nowhere_and_of_two_the_last_one_counts(make: Any, suffix: str, tmp_path: Path) -> None:
+def test_names_lead_nowhere(make: Any, suffix: str, tmp_path: Path) -> None:
     names = ("/etc/abs.jpg", "../up.jpg", "../../up.jpg", "a/../../up.jpg", "./a//1.jpg", "a/./2.jpg")
     archive = make(tmp_path / f"x.{suffix}", dict.fromkeys((*names, "/".join(["x"] * 400)), JPEG))
     scan = scan_of(archive)
@@ -100,35 +84,6 @@ def test_names_lead_nowhere_and_of_two_the_last_one_counts(make: Any, suffix: st
         assert scan.scanned == len(scan.samples) + len(scan.ignored) == 3
         assert scan.samples[-1].path == "b/2.jpg"
     assert os.listdir(tmp_path) == [archive.name]
-    scan = scan_of(make(archive, TwoOfOneName()))
-    assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"second"]
-    assert ["the last one is used" in ignored.reason for ignored in scan.ignored] == [True]
-
-
-def test_names_of_zips_without_utf8_are_those_that_unzip_writes(tmp_path: Path) -> None:
-    for system, stored, name in (
-        (3, b"a/\xc3\xa9.jpg", "a/\u00e9.jpg"),
-        (3, b"a/\xe9.jpg", "a/\udce9.jpg"),
-        (0, b"a/\x82.jpg", "a/\u00e9.jpg"),
-        (0, b"a\\x1.jpg", "a/x1.jpg"),
-    ):
-        member = zipfile.ZipInfo("a/" + "x" * (len(stored) - 2))
-        member.create_system = system
-        with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-            archive.writestr(member, JPEG)
-        whole = (tmp_path / "x.zip").read_bytes()
-        (tmp_path / "x.zip").write_bytes(whole.replace(member.filename.encode(), stored))
-        assert [ref.path for ref in scan_of(tmp_path / "x.zip").samples] == [name]
-
-
-def patched_zip(mark: bytes, offset: int, value: bytes) -> Callable[[Path], bytes]:
-    def make(path: Path) -> bytes:
-        data = bytearray(make_zip(path, {"a/1.jpg": JPEG * 9}).read_bytes())
-        at = data.index(mark) + offset
-        data[at : at + len(value)] = value
-        return bytes(data)
-
-    return make
 
 
 def many_headers(path: Path) -> bytes:
@@ -137,43 +92,16 @@ def many_headers(path: Path) -> bytes:
     return whole + tarfile.TarInfo("a" * 200).tobuf(tarfile.GNU_FORMAT)[:1024] * 5000
 
 
-def sparse_in_pax(path: Path) -> bytes:
-    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        member = tarfile.TarInfo("a/s.jpg")
-        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "9"}
-        member.size = 512
-        tar.addfile(member, io.BytesIO(b"1\n0\n0\n".ljust(512, b"\0")))
-    return path.read_bytes()
-
-
-def odd_member(kind: bytes) -> Callable[[Path], bytes]:
-    member = link("a/s.jpg", "", kind)
-    return lambda path: make_tar(path, {}, [member], form=tarfile.GNU_FORMAT).read_bytes()
-
-
-REFUSED: list[tuple[str, Callable[[Path], bytes], list[str]]] = [
-    ("tar", lambda path: b"x" * 2000, ["is not a tar"]),
-    ("tar", lambda path: b"", ["is not a tar"]),
-    ("tar", odd_member(tarfile.GNUTYPE_SPARSE), ["'a/s.jpg'", "sparse", "unpack"]),
-    ("tar", sparse_in_pax, ["'a/s.jpg'", "sparse", "unpack"]),
-    ("tar", odd_member(b"M"), ["'a/s.jpg'", "continues in another", "unpack"]),
-    ("tar", lambda path: make_tar(path, {"a/1.jpg": JPEG}).read_bytes() * 2, ["'tar -A'"]),
-    ("tar", many_headers, ["at byte 1,024", "recursion", "download"]),
-    ("zip", lambda path: b"x" * 2000, ["is not a zip"]),
-    ("zip", patched_zip(b"PK\1\2", 20, b"\xff\xff\xff\x7f"), ["'a/1.jpg'", "large", "download"]),
-    ("zip", patched_zip(b"PK\1\2", 8, b"\1"), ["'a/1.jpg'", "encrypted", "unpack"]),
-    ("zip", patched_zip(b"PK\1\2", 10, b"\x0c"), ["'a/1.jpg'", "bzip2", "unpack"]),
-    ("zip", patched_zip(b"PK\5\6", 12, b"\xff\xff"), ["join the parts"]),
-]
-
-
-def test_what_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
-    for suffix, make, mentions in REFUSED:
-        path = tmp_path / f"x.{suffix}"
-        path.write_bytes(make(path))
-        with pytest.raises(SourceError, match=f"^{path}: ") as caught:
+def test_a_tar_that_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
+    path, sparse = tmp_path / "x.tar", link("a/s.jpg", "", tarfile.GNUTYPE_SPARSE)
+    for content, says in (
+        (make_tar(path, {}, [sparse]).read_bytes(), "'a/s.jpg'.* sparse"),
+        (make_tar(path, {"a/1.jpg": JPEG}).read_bytes() * 2, "'tar -A'"),
+        (many_headers(path), "at byte 1,024.* recursion"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(SourceError, match=f"^{path}: .*{says}"):
             scan_of(path)
-        assert [mention for mention in mentions if mention not in str(caught.value)] == []
 
 
 @pytest.mark.parametrize("suffix", ["tar", "zip", "tar.gz", "tar.bz2", "tar.xz"])
@@ -191,22 +119,6 @@ def test_an_archive_that_breaks_off_anywhere_is_refused(suffix: str, tmp_path: P
         path.write_bytes(whole[:cut])
         with pytest.raises(SourceError, match="; download or copy it again"):
             scan_of(path)
-
-
-class _Pipe:
-    """What cannot be sought in: zips written to it have sizes behind the members."""
-
-    def __init__(self, file: io.BufferedWriter) -> None:
-        self.write, self.flush = file.write, file.flush
-
-
-def test_zips_written_to_a_pipe_or_behind_a_program_are_read(tmp_path: Path) -> None:
-    with open(tmp_path / "x.zip", "wb") as file, zipfile.ZipFile(_Pipe(file), "w") as to:  # type: ignore
-        to.writestr(f"a/{'n' * 400}.jpg", b"picture" * 9, zipfile.ZIP_DEFLATED)
-    (tmp_path / "y.zip").write_bytes(b"#!/bin/sh\nunzip $0\n" + (tmp_path / "x.zip").read_bytes())
-    for name in ("x.zip", "y.zip"):
-        scan = scan_of(tmp_path / name)
-        assert [scan.source.read(ref, 10) for ref in scan.samples] == [b"picture" * 9]
 
 
 def test_a_bomb_is_stopped_by_what_a_picture_can_be(tmp_path: Path) -> None:
@@ -240,14 +152,3 @@ def test_what_a_killed_process_unpacked_is_removed_by_the_next(tmp_path: Path) -
         done = subprocess.run([sys.executable, "-c", code, path], env=environment, check=False)
         assert done.returncode == -signal.SIGKILL
         assert len(os.listdir(tmp_path / "tmp")) == 1, "unpacked once"
-
-
-def test_where_there_is_no_room_to_unpack_it_says_so(tmp_path: Path) -> None:
-    path = make_tar(tmp_path / "x.tar.gz", {"a/1.jpg": os.urandom(200_000)}, mode="w:gz")
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
-    try:
-        with pytest.raises(SourceError, match=r"does not fit .* set TMPDIR"):
-            scan_of(path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)

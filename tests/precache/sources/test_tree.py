@@ -9,7 +9,6 @@ import pytest
 
 from precache.errors import SourceError
 from precache.sources.tree import scan_tree
-from tests.command import run_here
 from tests.precache.sources.archives import JPEG, put
 
 
@@ -23,12 +22,8 @@ NO_PICTURES = {
     "198.spider/RENAME2": "neither an image extension nor an image signature",
     "198.spider/._198_0001.jpg": "a hidden file",
     "198.spider/drawing.svg": "SVG: a drawing",
-    "198.spider/page.pdf": "PDF: a drawing",
-    "198.spider/logo.svgz": "SVG: a drawing",
-    "198.spider/x.psd": "an unsupported kind of picture",
     "notes.txt": "a file beside the class folders",
     ".git/x.jpg": "a hidden folder",
-    "empty/x.txt/y.jpg": "a folder without pictures",
 }
 
 
@@ -48,18 +43,8 @@ TREES: list[tuple[str, int, str]] = [
     ("train/b/1 train/c/2 val/a/3", 1, "train/b/1:b:train train/c/2:c:train val/a/3:a:val"),
     ("train/b/1 val/a/3 val/x", 1, "val/x:val:"),  # a class that happens to be called so
     ("test/1 train/2 val/3", 0, "test/1::test train/2::train val/3::val"),
-    ("train/a/b/c/1 val/a/b/c/2", 3, "train/a/b/c/1:a/b/c:train val/a/b/c/2:a/b/c:val"),
     ("1 train/2", 0, "1::"),
-    (
-        "a/b/2 a/b/1 a/c/1 d/e/1 a/stray above d/e/f/1 a/.b/1",
-        2,
-        "a/b/1:a/b: a/b/2:a/b: a/c/1:a/c: d/e/1:d/e:",
-    ),
-    ("1", 1, "pass --class-depth 0"),
-    ("a/b/1", 1, "pass --class-depth 2"),
-    ("a/1", 0, "leave out --class-depth 0"),
-    ("a/1", 2, "FOLDER/CLASS/picture.jpg"),
-    ("", 0, "has no pictures"),
+    ("a/b/2 a/b/1 d/e/1 a/stray above d/e/f/1 a/.b/1", 2, "a/b/1:a/b: a/b/2:a/b: d/e/1:d/e:"),
 ]
 
 
@@ -67,12 +52,8 @@ TREES: list[tuple[str, int, str]] = [
 def test_folders_are_classes_as_deep_as_is_said_and_splits_above_them(
     names: str, depth: int, found: str, tmp_path: Path
 ) -> None:
-    """Path, class and split of each picture; or what the error says to pass."""
+    """Path, class and split of each picture."""
     lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
-    if ":" not in found:
-        with pytest.raises(SourceError, match=found):
-            scan_tree(tmp_path, depth)
-        return
     (tmp_path / "test").exists() or (tmp_path / "test").symlink_to(".")  # leads in a circle
     scan = scan_tree(tmp_path, depth)
     classes = (*scan.classes, "")  # the last one of what has none
@@ -97,9 +78,7 @@ def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> N
     assert "'a', 'c', 'd'" in said
 
 
-def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(tmp_path: Path) -> None:
     lay(tmp_path, *(f"a/{number}.jpg" for number in range(100)), "beside.jpg", "a/.hidden.jpg")
     put(tmp_path, {"a/y.jxl": b"\xff\x0a", "b/x.jxl": b"\xff\x0a"})
     for number in range(10):
@@ -108,8 +87,6 @@ def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
     assert empty.startswith(f"{tmp_path}: class folders without a picture: 'b', 'c0\\x1b', 'c1\\x1b' and 8 ")
     assert missed.startswith(f"{tmp_path}: 3 files ")
     assert "'a/y.jxl', 'b/x.jxl', 'beside.jpg'" in missed
-    run_here("precache", "check", ".", "--workers", 0, cwd=tmp_path)
-    assert [line.replace(".: ", f"{tmp_path}: ", 1) for line in caplog.messages] == [empty, missed]
 
 
 @pytest.fixture
@@ -127,18 +104,13 @@ def unprivileged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             os.seteuid(0)
 
 
-@pytest.mark.parametrize(
-    ("closed", "named"),
-    [("tree", "tree"), ("tree/a", "tree/a"), ("tree/a/notes", "tree/a/notes"), ("linked", "tree/a/2.jpg")],
-)
+@pytest.mark.parametrize(("closed", "named"), [("tree/a", "tree/a"), ("linked", "tree/a/2.jpg")])
 def test_what_may_not_be_read_is_named_and_not_ignored(unprivileged: Path, closed: str, named: str) -> None:
-    put(unprivileged, {"tree/a/1.jpg": JPEG, "tree/a/notes": b"text", "linked/x.jpg": JPEG})
+    put(unprivileged, {"tree/a/1.jpg": JPEG, "linked/x.jpg": JPEG})
     (unprivileged / "tree/a/2.jpg").symlink_to(unprivileged / "linked/x.jpg")
     (unprivileged / closed).chmod(0)
     try:
-        with pytest.raises(SourceError, match="Permission denied") as caught:
+        with pytest.raises(SourceError, match=f"^{unprivileged / named}: .*Permission denied"):
             scan_tree(unprivileged / "tree")
     finally:
         (unprivileged / closed).chmod(0o700)
-    assert str(caught.value).startswith(f"{unprivileged / named}: ")
-    assert isinstance(caught.value.__cause__, OSError)

@@ -1,6 +1,5 @@
 """Pictures that cannot be decoded, folders that hold some, and what a saboteur does to a folder."""
 
-import io
 import json
 import math
 import shutil
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from precache import open_dataset
 from precache.dataset.columns import Column
@@ -20,24 +18,11 @@ from precache.formats import FORMATS, Sample
 from precache.sources.tree import scan_tree
 from precache.storage.output import publish
 
-
-def _begins_again() -> bytes:
-    """A progressive JPEG with its first marker before its second scan: headers and end are as they should be.
-
-    DALI 2.4 refuses this by itself.
-    """
-    noise = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
-    buffer = io.BytesIO()
-    Image.fromarray(noise).save(buffer, "JPEG", progressive=True)
-    first, second, *others = buffer.getvalue().split(b"\xff\xda")
-    return b"\xff\xda".join([first, second + b"\xff\xd8", *others])
-
-
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "html": lambda content: b"<html>",
     "truncated": lambda content: content[: len(content) // 2],
     "empty": lambda content: b"",
-    "begins again": lambda content: _begins_again(),
+    "zeros": lambda content: bytes(len(content)),
 }
 
 
@@ -83,11 +68,7 @@ def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, i
 
 def edit_manifest(path: Path, **changes: Any) -> None:
     """Change these entries of the manifest of the dataset at `path`; its checksum fits."""
-    write_sealed(path, {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes})
-
-
-def write_sealed(path: Path, content: dict[str, Any]) -> None:
-    """Make this the manifest of the dataset at `path`; its checksum fits."""
+    content = {**json.loads((path / MANIFEST_NAME).read_bytes()), **changes}
     (path / MANIFEST_NAME).write_text(json.dumps({**content, "checksum": _checksum(content)}))
 
 

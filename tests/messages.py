@@ -23,103 +23,42 @@ precache convert nowhere out --format shards
 precache convert fotos out --format shards
 precache convert empty out --format shards
 precache convert flat out --format shards
-precache convert photos/0 out --format shards
 precache convert notes.txt out --format shards
 precache convert table.csv out --format shards
 precache convert photos photos/out --format shards
 precache convert photos flat --format shards
 precache convert photos out --format sharks
-precache convert photos out --format dali --size 0
-precache convert photos out --format dali --size big
-precache convert photos out --format dali --quality 101
-precache convert photos out --format dali --fit tight
-precache convert photos out --format dali --workers -1
-precache convert photos out --format dali --shard-bytes big
 precache convert photos out --format dali --splits a=2
-precache convert photos out --format dali --splits nowhere.csv
-precache convert photos out --format dali --max-rejects 101%
-precache convert photos out --format shards --engine cloud
-precache convert photos out --format shards --label name
 precache convert photos shards --format shards --size 16
 precache convert broken out --format shards --workers 0
 precache convert photos out --format shards --update
-precache verify nowhere
-precache verify photos
 precache verify shards photos
-precache verify shards --deep
 precache verify shards --deep --across dali
-precache verify shards empty --deep
 precache verify damaged
 precache inspect photos
 precache inspect shards --html no/such/page.html
 precache check shards
-precache check photos --list photos/list.csv
-precache check photos --list notes.txt
-precache check broken --workers 0
-precache sample flat
-precache sample new --images 0
 precache fetch imagenet
 precache push photos s3://bucket/photos
-precache push shards ftp://host/photos
 precache export photos pictures
-bench accuracy photos
 bench accuracy photos x=dalli:shards
-bench accuracy photos x=shards,augment=gpu
-bench accuracy photos ours=shards --seeds 3-1
-bench accuracy photos ours=shards --margin 0
-bench accuracy photos ours=imagefolder:shards
-bench accuracy photos ours=shards --device cpu
-bench accuracy photos --write-splits s.csv
-bench compare nowhere.json nowhere.json
-bench compare notes.txt notes.txt
 bench convert photos --against fcv
-bench convert photos --against ffcv
-bench convert photos --scratch nowhere
 bench ddp photos --device cpu --ranks 0
-bench ddp photos --device cpu --backend shards
-bench evidence --smoke --minutes 0
-bench hardware --scratch nowhere
-bench hardware --seconds 0
-bench hardware --json .
-bench loaders nowhere --device cpu
 bench loaders photos --device cpu --backend dalli
 bench loaders photos --device cpu --backend shards
-bench loaders photos --device cpu --trainer resnet51
-bench loaders photos --device cpu --trainer emulated:fast
-bench loaders photos --device cpu --trainer none --trainer-rate 5
-bench loaders photos --device cpu --trainer none --compile
 bench loaders photos --device cpu --cache ram --cold
-bench loaders photos --device cpu --against fcv
-bench loaders photos --device tpu
 bench profile photos --out out --device cpu --batch-size 71
-bench profile photos --out out --device cpu --backend shards
 bench recommend photos --gpus 0
-bench recommend photos --trainer-rate nan
-bench recommend photos --format tars
-bench recommend photos --batch-size 71 --trainer none
-bench recommend photos --convert out --gpus 2
 bench report notes.txt
 bench simulate
-bench simulate --backend shards
-bench simulate --loader-rate 1 --trainer-rate 1 --storage-mbps 5
-bench simulate --loader-rate 1 --trainer-rate 1 --gpus 1,x
 bench sweep photos --device cpu --workers two
-bench sweep photos --device cpu --batch-size 4,71
 precache auto photos out
-precache auto s3://bucket/photos out --yes
-precache auto photos out --yes --max-bytes lots
-precache auto photos new --yes --max-bytes 1kB --size 32
-precache auto photos flat --yes
 loaders.build("nowhere")
-loaders.build("fotos")
-loaders.build("empty")
 loaders.build("notes.txt")
 loaders.build("shards", split="val")
 loaders.build("shards", backend="dalli")
-loaders.build("shards", backend="webdataset")
 loaders.build("shards", batch_size=0)
 loaders.build("shards", num_workers=4)
-loaders.build("shards", sampler=[1])
 loaders.build("shards", sampling=loaders.Sampling(classes=["cat"]))
 loaders.build("shards", ranks=loaders.Ranks(rank=0, world_size=3, per_node=2))
 """.strip().splitlines()

@@ -29,20 +29,6 @@ def test_every_promise_names_the_tests_and_attacks_that_hold_it() -> None:
     assert set(re.findall(r"`faults\[(\w+)\]`", PROMISES)) <= ATTACKS.keys()
 
 
-def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
-    number, verdict = r"([+-]\d\.\d+)", "(cannot tell|worse or chance|worse|better)"
-    page = (ROOT / "bench/results/README.md").read_text()
-    rows = re.findall(rf"\| {number} \({number} to {number}\), {verdict} \|", page)
-    found = {(*(f"{float(value):+.1f}" for value in row[:3]), row[3]) for row in rows}
-    readme = re.findall(
-        rf"\| (\**){number}\**, {verdict} \| {number} to {number} \|", (ROOT / "README.md").read_text()
-    )
-    assert len(readme) == 3
-    for bold, difference, said, low, high in readme:
-        assert (difference, low, high, said) in found
-        assert bool(bold) == (said in ("worse", "better")), "in bold: what is not chance"
-
-
 def headings(path: Path) -> set[str]:
     """What a link into this page may name behind its #."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)

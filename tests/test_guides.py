@@ -7,18 +7,15 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 from PIL import Image, ImageOps
 
-from bench.cli import COMMANDS
 from bench.cli import main as bench
 from precache.cli import commandline
 from precache.cli.main import main as precache
-from precache.conversion.destination import AUTO_NAME
 from precache.example_data.sample_tree import make_sample
 from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
@@ -155,17 +152,6 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # six processes that import torch, each several times as long on a busy machine
-def test_what_the_guide_lets_decide_is_decided(photos: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    quick = ["--size", "64", "--trainer-rate", "1e6"]
-    found = [words for program, *words in commands("precache/README.md") if words[0] == "auto"]
-    assert found
-    for words in found:
-        assert commandline.run(precache, "precache", [*words, *quick]) in (0, 1)
-        assert (photos / words[2] / AUTO_NAME).exists()
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
@@ -180,8 +166,3 @@ def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch
         small = [part for option in sorted(added) for part in (option, SMALL[option])]
         ended = run("bench", name, *small, *words, cwd=photos)
         assert ended.returncode == 0, (name, words, ended.stderr)
-
-
-def test_each_command_of_bench_is_in_its_guide() -> None:
-    named = {name for program, name, *_ in commands("bench/README.md") if program == "bench"}
-    assert {name for name in COMMANDS if import_module(COMMANDS[name])} - named <= {"quickstart", "evidence"}

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import SettingError
-from precache.plan import Grown, plan_conversion, plan_update, split_samples
+from precache.plan import plan_conversion, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sources.base import SampleRef, Samples
 
@@ -47,26 +47,20 @@ def test_every_sample_is_in_one_shard_of_its_split_shuffled_and_near_equal_in_si
 
 BAD: dict[str, tuple[object, ...]] = {
     "format": ("sharks",),
-    "size": (8193, "60x36", (1, 2, 3), ()),
+    "size": (8193, (1, 2, 3), ()),
     "quality": (0, 101),
     "shard_bytes": (0,),
     "fit": ("squash",),
-    "resample": ("nearest",),
-    "splits": ("train=0.8", "train", "train=0.8,train=0.2", "a=0.5,b=0.4", "a=1,b=0", "a=.,b=1", ""),
-    "seed": (-1,),
-    "decode": ("half",),
-    "allow_truncated": (1,),
-    "background": ("blackish", "#12", "#11223344", "", 7),
-    "channels": ("gray", 5, None, True),
-    "dtype": ("float32",),
+    "splits": ("train=0.8", "train=0.8,train=0.2", "a=1,b=0", ""),
+    "background": ("#12", 7),
+    "channels": ("gray", None),
 }
 TOGETHER: list[tuple[dict[str, object], list[str]]] = [
     ({"format": "webdataset", "channels": "rgba"}, ["rgba", "shards", "webdataset"]),
     ({"format": "dali", "channels": "grey", "dtype": "uint16"}, ["uint16", "shards", "dali"]),
     ({"dtype": "uint16"}, ["uint16", "grey", "rgb"]),
-    *(({"size": size}, ["size", "8,192"]) for size in (0, True, (0, 5), (5, 8193), (True, 5), (5.0, 5))),
-    *(({"fit": fit, "size": (36, 60)}, [fit, "one side"]) for fit in ("keep", "keep-longer")),
-    *(({"fit": fit, "enlarge": True}, [fit, "keep and keep-longer"]) for fit in ("crop", "pad")),
+    ({"fit": "keep", "size": (36, 60)}, ["keep", "one side"]),
+    ({"fit": "crop", "enlarge": True}, ["crop", "keep and keep-longer"]),
 ]
 
 
@@ -92,30 +86,3 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
     for members in (slice(None), *(of_samples == label for label in range(-1, 5))):
         chosen = split_of[members]
         assert all(abs((chosen == n).sum() - share * len(chosen)) <= 1 for n, share in enumerate(wanted))
-
-
-def test_splits_grow_by_their_shares_however_few_samples_come_at_a_time() -> None:
-    """One that lost its samples gets the new ones first."""
-    shares = [0.7, 0.3]
-    kept = [np.zeros(0, np.int64), np.zeros(0, np.int64)]
-    for update in range(120):
-        labels = np.array([update % 3, 2, 2][: 1 + update % 3])
-        split_of = split_samples(labels, shares, update, kept)
-        kept = [np.concatenate((has, labels[split_of == split])) for split, has in enumerate(kept)]
-        for label in range(3):
-            counts = [np.count_nonzero(has == label) for has in kept]
-            assert abs(counts[0] - 0.7 * sum(counts)) <= 1
-    lost = [np.zeros(80, np.int64), np.zeros(0, np.int64)]
-    split_of = split_samples(np.zeros(20, np.int64), [0.8, 0.2], seed=0, present=lost)
-    assert np.bincount(split_of, minlength=2).tolist() == [0, 20]
-
-
-def test_an_update_continues_the_names_of_shards_and_writes_what_is_new_alone() -> None:
-    grown = Grown(update=1, shards={"train": 15}, kept={"train": SAMPLES.labels})
-    rows = np.arange(40, 60)
-    plan = plan_update(SAMPLES, rows, recipe(), grown)
-    assert [shard.name for shard in plan.shards] == ["train-00015", "train-00016", "train-00017"]
-    written = np.concatenate([shard.rows for shard in plan.shards])
-    assert sorted(written.tolist()) == rows.tolist() != written.tolist()
-    other = plan_update(SAMPLES, rows, recipe(), Grown(update=2, shards={}, kept={}))
-    assert [shard.rows.tolist() for shard in other.shards] != [shard.rows.tolist() for shard in plan.shards]

@@ -59,14 +59,6 @@ def tiff(data: bytes, *tags: tuple[int, int]) -> bytes:
     return b"II*\0" + struct.pack("<IH", 8, len(tags)) + entries + bytes(4) + data
 
 
-def in_process(code: str, *arguments: object) -> str:
-    """What a Python process of its own prints."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return done.stdout
-
-
 def rendered_within(memory_bytes: int, path: Path) -> str:
     """What is said of the picture at `path` by a process that may take so much more memory."""
     code = f"""
@@ -77,4 +69,5 @@ resource.setrlimit(resource.RLIMIT_AS, (used + {memory_bytes},) * 2)
 try: images.render(data, 'x', images.Rendering(size=8))
 except Exception as error: print(type(error).__name__, error)
 """
-    return in_process(code, path)
+    command, environment = [sys.executable, "-c", code, str(path)], {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout

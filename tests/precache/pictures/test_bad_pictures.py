@@ -1,19 +1,23 @@
-"""What is not a picture, or a damaged or too large one: a table of bytes and of what is said of them."""
+"""What is not a picture, or a damaged or too large one; and large ones are decoded one at a time."""
 
+import multiprocessing
 import struct
+import time
 from pathlib import Path
 
 import pytest
 from PIL import Image, PngImagePlugin, features
 
+import precache
 from precache.errors import ImageError
-from precache.pictures import images, kinds
+from precache.pictures import images
 from precache.pictures.images import Rendering
+from precache.pictures.turns import LARGE_PIXELS, Turn
+from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import encoded, noise, png, rendered_within, tiff
 
-SVG = b'<?xml version="1.0"?>\n<!-- made by hand -->\n<svg xmlns="http://www.w3.org/2000/svg"/>\n'
+SVG = b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- made by hand -->\n<svg xmlns="http://www.w3.org/2000/svg"/>\n'
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
-DRAWN = r": cannot be decoded \({}: a drawing, not a picture; render it first\)"
 UNKNOWN = r": cannot be decoded \(not a known image format\)"
 
 
@@ -21,6 +25,31 @@ def text_that_inflates() -> bytes:
     info = PngImagePlugin.PngInfo()
     info.add_text("bomb", "a" * (80 << 20), zip=True)
     return encoded(noise(8, 8, 3), pnginfo=info)
+
+
+JPEG, PNG = encoded(noise(64, 64, 3), "JPEG"), encoded(noise(64, 64, 3))
+BAD = {
+    "empty": (b"", r": cannot be decoded \(the file is empty\)"),
+    "error page": (b"<html>404</html>", UNKNOWN),
+    **{f"JPEG of {n} bytes": (JPEG[:n], r": cannot be decoded \(.*[a-z]{3}") for n in range(3, 600, 150)},
+    "half a PNG": (PNG[:3000], ": cannot be decoded"),
+    "text that inflates": (text_that_inflates(), ": cannot be decoded"),
+    "SVG": (SVG, r": cannot be decoded \(SVG: a drawing, not a picture; render it first\)"),
+    "EPS": (EPS, UNKNOWN),
+    **{f"{mark!r}": (mark + bytes(64), UNKNOWN) for mark in (b"GRIB", b"\xd7\xcd\xc6\x9a\0\0", b"8BPS\0\1")},
+}
+"""Pillow opens the last by stubs, by other programs, or as work files."""
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_picture_is_one_line_with_its_path_and_the_reason(name: str) -> None:
+    data, reason = BAD[name]
+    deep = Rendering(size=8, channels="grey", dtype="uint16")
+    for how in (Rendering(size=8), Rendering(size=8, channels="rgba"), deep):
+        with pytest.raises(ImageError, match=f"^folder/x.jpg{reason}") as caught:
+            images.render(data, "folder/x.jpg", how)
+        assert caught.value.path == "folder/x.jpg"
+        assert str(caught.value).isprintable()
 
 
 def gif_frame(width: int, height: int) -> bytes:
@@ -43,59 +72,15 @@ def icon_of(picture: bytes) -> bytes:
     return struct.pack("<HHHBBBBHHII", 0, 1, 1, 0, 0, 0, 0, 1, 32, len(picture), 22) + picture
 
 
-def tiff_tile(side: int) -> bytes:
-    """8 x 8 pixels, in a tile of `side` x `side`."""
-    data = bytes(17)
-    return tiff(
-        data, (256, 8), (257, 8), (258, 8), (259, 8), (262, 1), (277, 1), (322, side), (323, side), (324, -1),
-        (325, len(data)),
-    )  # fmt: skip
-
-
-JPEG, PNG = encoded(noise(64, 64, 3), "JPEG"), encoded(noise(64, 64, 3))
+TILE = ((256, 8), (257, 8), (258, 8), (259, 8), (262, 1), (277, 1), (322, 60_000), (323, 60_000), (324, -1))
 BOMBS = {
     "png": png(13_000, 13_000, bytes(1000)),
-    "thin png": png(1, 170_000_000, bytes(1000)),
-    "png of 2**62 pixels": png(2**31 - 1, 2**31 - 1, bytes(1000)),
     "icon": icon_of(png(13_000, 13_000, bytes(1000))),
     "gif": gif_frame(60_000, 60_000),
-    "tiff tile": tiff_tile(60_000),
+    "tiff tile": tiff(bytes(17), *TILE, (325, 17)),
     **({"webp": webp_canvas(16_383, 16_383)} if features.check("webp") else {}),
 }
-"""Few bytes that say that they are very many pixels."""
-
-UNREAD = (
-    *(b"SIMPLE  =                    T", b"\x89HDF\r\n\x1a\n", b"GRIB", b"BUFR", b"\xd7\xcd\xc6\x9a\0\0"),
-    *(b"\0\0\x01\xb3", b"8BPS\0\1", b"icns", b"/* XPM */\nstatic", b"#define x_width 8\n"),
-)
-"""What Pillow opens besides: stubs, renderers and work files."""
-BAD = {
-    "empty": (b"", "the file is empty"),
-    "error page": (b"<html>404</html>", UNKNOWN),
-    "half a JPEG": (JPEG[: len(JPEG) // 2], "truncated or damaged: "),
-    **{f"JPEG of {n} bytes": (JPEG[:n], r": cannot be decoded \(.*[a-z]{3}") for n in range(3, 600, 40)},
-    "half a PNG": (PNG[:3000], ": cannot be decoded"),
-    "text that inflates": (text_that_inflates(), ": cannot be decoded"),
-    "SVG": (SVG, DRAWN.format("SVG")),
-    "SVG with a mark": (b"\xef\xbb\xbf" + SVG, DRAWN.format("SVG")),
-    "PDF": (b"%PDF-1.4\n", DRAWN.format("PDF")),
-    "EPS": (EPS, UNKNOWN),
-    **{f"{mark!r}": (mark + bytes(64), UNKNOWN) for mark in UNREAD},
-    **{f"bomb: {name}": (data, r": is too large \(") for name, data in BOMBS.items()},
-    "bilevel bomb": (encoded(Image.new("1", (20_000, 20_000))), ": is too large .* allows 100,000,000"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_a_bad_picture_is_one_line_with_its_path_and_the_reason(name: str) -> None:
-    data, reason = BAD[name]
-    deep = Rendering(size=8, channels="grey", dtype="uint16")
-    for how in (Rendering(size=8), Rendering(size=8, channels="rgba"), deep):
-        said = reason.replace("truncated or damaged: ", "truncated") if how is deep else reason
-        with pytest.raises(ImageError, match=f"^folder/x.jpg{said}|^folder/x.jpg: .*{said}") as caught:
-            images.render(data, "folder/x.jpg", how)
-        assert caught.value.path == "folder/x.jpg"
-        assert str(caught.value).isprintable()
+"""Few bytes that say that they are very many pixels; the TIFF has 8 x 8 of them."""
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -105,28 +90,53 @@ def test_a_bomb_is_refused_without_its_memory(name: str, tmp_path: Path) -> None
     assert answer.startswith("ImageError x: is too large ("), answer
 
 
-@pytest.mark.parametrize(
-    "kind", ["JPEG", "PNG", "GIF", "BMP", "TIFF", "PPM", "TGA", "WEBP", "AVIF", "JPEG2000"]
-)
-def test_a_picture_of_more_pixels_is_refused_by_size_and_option(kind: str) -> None:
-    name = "x.tga" if kind == "TGA" else "x"
-    for mode in ("L", "RGB", "CMYK", "RGBA"):
-        try:
-            data = encoded(Image.new(mode, (40, 50)), kind)
-        except (OSError, ValueError, KeyError):
-            continue  # this Pillow writes no such picture
-        assert images.render(data, name, Rendering(size=8, max_pixels=2000))[1] == (40, 50)
-        with pytest.raises(ImageError, match=r"40x50 is 2,000 pixels, --max-pixels allows 1,999"):
-            images.render(data, name, Rendering(size=8, max_pixels=1999))
+def test_the_limit_is_the_callers_not_pillows(tmp_path: Path) -> None:
+    """Of a conversion and of a check, beyond what Pillow refuses by itself; its own limit is as before."""
+    before, data = Image.MAX_IMAGE_PIXELS, encoded(Image.new("1", (18_000, 10_000), 1))
+    (tmp_path / "tree/a").mkdir(parents=True)
+    (tmp_path / "tree/a/0.png").write_bytes(data)
+    Image.new("RGB", (9, 9)).save(tmp_path / "tree/a/1.png")
+    report = precache.check(tmp_path / "tree", max_pixels=179_000_000, workers=0)
+    recipe = small_recipe("shards", size=8, max_pixels=179_000_000)
+    manifest = precache.convert(tmp_path / "tree", tmp_path / "a", recipe, workers=0, max_rejects=1).manifest
+    for (rejected,) in (manifest.rejected, report.rejected):
+        assert rejected.path == "a/0.png"
+        assert "180,000,000 pixels, --max-pixels allows 179,000,000" in rejected.reason
+    pixels, size = images.render(data, "x.png", Rendering(size=8, max_pixels=180_000_000))
+    assert (size, (pixels == 255).all(), Image.MAX_IMAGE_PIXELS) == ((18_000, 10_000), True, before)
 
 
-@pytest.mark.parametrize("kind", ["PNG", *kinds.DECODER_PACKAGES])
-def test_a_kind_without_its_decoder_is_named_with_what_installs_it(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marks = {"AVIF": b"\0\0\0\x20ftypavif\0\0\0\0avif", "HEIF": b"\0\0\0\x1cftypheic\0\0\0\0mif1"}
-    for lacking in ("PNG", "AVIF", "HEIF"):
-        monkeypatch.delitem(Image.OPEN, lacking, raising=False)
-    remedy = kinds.DECODER_PACKAGES.get(kind, "'precache doctor' prints")
-    with pytest.raises(ImageError, match=rf"this Pillow has no decoder for {kind}.*{remedy}"):
-        images.decode(marks.get(kind, PNG) + bytes(64), "x")
+def _in_turn(log: Path, hold_s: float) -> None:
+    with Turn() as turn:
+        turn.wait(LARGE_PIXELS + 1)
+        with open(log, "a") as file:
+            file.write("begins\n")
+        time.sleep(hold_s)
+        with open(log, "a") as file:
+            file.write("ends\n")
+
+
+def test_large_pictures_take_turns_over_processes(tmp_path: Path) -> None:
+    """A turn ends with the process that has it; small pictures take none."""
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=_in_turn, args=(tmp_path / "log", 0.05)) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert (tmp_path / "log").read_text().split() == ["begins", "ends"] * 4
+    for kind in ("JPEG", "PNG"):
+        holder = context.Process(target=_in_turn, args=(tmp_path / kind, 60))
+        holder.start()
+        while not (tmp_path / kind).exists():
+            time.sleep(0.01)
+        images.render(encoded(Image.new("L", (5000, 500)), kind), "x", Rendering(size=8))
+        large = encoded(Image.new("L", (5000, LARGE_PIXELS // 5000 + 1)), kind)
+        waiting = context.Process(target=images.render, args=(large, "x", Rendering(size=8)))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive(), "it is not its turn"
+        holder.kill()
+        waiting.join(10)
+        assert waiting.exitcode == 0
+        holder.join()

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image
 
 from precache import Recipe, convert
-from precache.errors import ImageError
-from precache.pictures import images, jpeg, kinds
 from precache.sources.tree import scan_tree
 from tests.command import run
-from tests.precache.pictures.drawing import encoded, in_process, load
+from tests.precache.pictures.drawing import encoded, load
 from tests.precache.pictures.test_bad_pictures import EPS
 
 NAMES = {
@@ -20,19 +18,16 @@ NAMES = {
     "ICO": "ico", "DDS": "dds", "SGI": "sgi", "PCX": "pcx", "DIB": "dib", "QOI": "qoi",
     "WEBP": "webp", "AVIF": "avif", "HEIF": "heic", "JPEG2000": "jp2",
 }  # fmt: skip
-FEATURES = {"WEBP": "webp", "JPEG2000": "jpg_2000"}
 WITH_SIGNATURE = {"JPEG", "PNG", "GIF", "BMP", "TIFF", "WEBP", "AVIF", "HEIF", "JPEG2000"}
 
 
 def saved(kind: str) -> bytes:
     """A picture of 32 x 32, blue."""
-    if kind in FEATURES and not features.check(FEATURES[kind]):
-        pytest.skip(f"this Pillow has no {kind}")
     if kind not in Image.SAVE:
         Image.init()
     try:
         return encoded(Image.new("RGB", (32, 32), (0, 0, 255)), kind, quality=90)
-    except KeyError:
+    except (KeyError, OSError):
         pytest.skip(f"this Pillow writes no {kind}")
 
 
@@ -53,64 +48,34 @@ def test_whatever_an_installed_decoder_reads_is_a_picture(kind: str, folder: Pat
         (folder / name).write_bytes(content)
     for name in names:
         assert np.abs(load(str(folder / name), 8).astype(int) - (0, 0, 255)).max() < 12
+    for number, text in enumerate(("P3 is good", "Python", "DDS files", "\n\x00")):
+        (folder / f"notes-{number}").write_text(text)  # some of Pillow's signatures are two letters long
     found = {os.path.basename(sample.path) for sample in scan_tree(folder.parent).samples}
     assert found == {"whole.png", *names, *(["nameless"] if kind in WITH_SIGNATURE else [])}
-
-
-def test_notes_are_no_pictures(folder: Path) -> None:
-    """Some of Pillow's signatures are two letters long."""
-    for number, text in enumerate(
-        ("P3 is good", "Python", "DDS files", "\n\x00", "qoif", "#define x_width 4")
-    ):
-        (folder / f"notes-{number}").write_text(text)
-    for name in ("dump.rgb", "cells.ras", "mask.bw"):
-        (folder / name).write_bytes(bytes(64))
-    assert [sample.path for sample in scan_tree(folder.parent).samples] == ["a/whole.png"]
 
 
 def test_a_picture_whose_plugin_is_missing_is_a_reject_and_keeps_its_id(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ids are the same where the plugin is installed."""
+    """Ids are the same where the plugin is installed, which the reason says how to do."""
     monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
     for name in ("a.heic", "nameless"):
         (folder / name).write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(64))
     recipe = Recipe(format="shards", size=8)
     manifest = convert(folder.parent, tmp_path / "out", recipe, workers=0, max_rejects=1).manifest
     assert [(bad.id, bad.path) for bad in manifest.rejected] == [(0, "a/a.heic"), (1, "a/nameless")]
-    code = "import sys; sys.modules['pillow_heif'] = None; from precache.pictures import kinds; print('fine')"
-    assert in_process(code) == "fine\n", "one that is broken"
-
-
-@pytest.mark.parametrize("kind", ["HEIF", "AVIF"])
-def test_workers_read_what_a_plugin_decodes_and_write_down_which(
-    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = saved(kind)
-    (folder / f"x.{NAMES[kind]}").write_bytes(content)
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: False)
-    recipe = Recipe(format="shards", size=8, shard_bytes=192)
-    manifest = convert(folder.parent, folder.parents[1] / "out", recipe, workers=1).manifest
-    assert manifest.samples == 2, manifest.rejected
-    assert set(kinds.loaded_packages) <= set(manifest.made_by)
-    for stop in range(1, len(content), max(1, len(content) // 40)):
-        with pytest.raises(ImageError, match=r"^x: cannot be decoded") as error:
-            images.decode(content[:stop], "x")
-        assert "\n" not in str(error.value)
+    assert "pip install --no-deps pillow-heif" in manifest.rejected[0].reason
 
 
 def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nor does a JPEG whose metadata is looked at; the program that Pillow would run leaves a mark."""
+    """The program that Pillow would run leaves a mark."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/gs"
     program.write_text(f"#!/bin/sh\ntouch {tmp_path}/mark\nexit 1\n")
     program.chmod(0o755)
     (folder / "script.jpg").write_bytes(EPS)
-    (folder / "script.png").write_bytes(EPS + b"Exif\0\0")
     monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
     options = ("--format", "webdataset", "--size", 8, "--max-rejects", 1)
     result = run("precache", "convert", "tree", "out", *options, cwd=tmp_path)
     assert not (tmp_path / "mark").exists()
     assert "rejected a/script.jpg: cannot be decoded (not a known image format)" in result.stderr
-    with pytest.raises(Exception, match="cannot identify"):
-        jpeg.orientation(EPS + b"Exif\0\0")

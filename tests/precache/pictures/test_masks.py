@@ -2,7 +2,6 @@
 
 import io
 import os
-import random
 import re
 import shutil
 import tarfile
@@ -17,16 +16,13 @@ from PIL import Image
 
 from precache import Recipe, convert, open_dataset, verify, verify_across, verify_deep
 from precache.dataset.converted import ConvertedDataset
-from precache.errors import ImageError, SettingError, SourceError
+from precache.errors import SettingError, SourceError
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
-from precache.pictures.images import FITS, Rendering, fitted_size
+from precache.pictures.images import FITS
 from precache.sources import SourceOptions
-from precache.sources.masks import MaskedSource, render_mask
-from precache.sources.tree import TreeSource
 from tests import format_contract
-from tests.faults.mutations import spoil
-from tests.labelled_pictures import PICTURES, SIZES, Trees, check_labels, draw_trees
+from tests.labelled_pictures import PICTURES, Trees, check_labels, draw_trees
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +97,6 @@ def test_a_picture_without_a_mask_of_its_own_is_a_reject(trees: Trees, tmp_path:
     assert "(a/02.png) has a mask that differs from its source's" in problem
 
 
-def test_masks_that_a_table_names_are_no_fields(trees: Trees, tmp_path: Path) -> None:
-    rows = [f"{trees.photos}/a/{n}.png,a,{trees.masks}/a/{n}.png\n" for n in ("00", "04", "08")]
-    (tmp_path / "t.csv").write_text("path,label,mask\n" + "".join(rows))
-    recipe, options = Recipe(format="shards", size=32), SourceOptions(label="label", mask="mask")
-    dataset = convert(tmp_path / "t.csv", tmp_path / "out", recipe, options=options, workers=0)
-    assert dataset.manifest.fields == {}, "nobody asked for the paths"
-    options = SourceOptions(label="label", mask="other")
-    with pytest.raises(SourceError, match="no folder of masks"):
-        convert(tmp_path / "t.csv", tmp_path / "none", recipe, options=options, workers=0)
-
-
 def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for folder, said in (
@@ -124,31 +109,3 @@ def test_a_folder_without_masks_is_refused(trees: Trees, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
     with pytest.raises(SettingError, match="overlap"):
         make(trees, trees.masks / "out", "shards")
-
-
-MUTATIONS = 400
-
-
-def test_a_damaged_mask_is_a_reject_or_a_mask(trees: Trees, tmp_path: Path) -> None:
-    """Whatever is in the file: labels of the picture's size, or one line that names it."""
-    files = sorted(path for path in trees.masks.rglob("*") if path.is_file())
-    source = MaskedSource(TreeSource(trees.photos), tmp_path)
-    refs = {Path(ref.path).stem: ref for ref in source.source.scan().samples}
-    rendering = Rendering(size=16, fit="keep")
-    reasons = []
-    for seed in range(MUTATIONS):
-        file = files[seed % len(files)]
-        ref, path = refs[file.stem], tmp_path / file.relative_to(trees.masks)
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(spoil(file.read_bytes(), random.Random(seed)))
-        size = SIZES[int(file.stem) % len(SIZES)]
-        try:
-            mask = render_mask(source, ref, size, rendering)
-        except ImageError as error:
-            reasons.append((f"its mask {ref.path[0]}/{file.stem}", str(error)))
-        else:
-            assert mask is not None
-            assert (mask.dtype, mask.shape[::-1]) == (np.uint8, fitted_size(*size, rendering))
-        path.unlink()
-    assert all(mask in reason and "\n" not in reason for mask, reason in reasons)
-    assert MUTATIONS / 2 < len(reasons) < MUTATIONS

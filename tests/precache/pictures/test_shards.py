@@ -1,6 +1,5 @@
 """Shards of other than RGB squares: with transparency, of 16 bits, of varying size; and grey JPEGs."""
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -8,14 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simplejpeg
-from PIL import Image
 from safetensors.numpy import load_file
 
 from precache import Recipe, convert, open_dataset, verify, verify_deep
 from precache.errors import DatasetError
 from precache.formats import FORMATS
-from precache.formats.shards import DATA_START, ShardFile
+from precache.formats.shards import DATA_START
 from tests import format_contract
 from tests.building import build_loader
 from tests.command import run_here
@@ -66,52 +63,20 @@ def test_shards_hold_what_is_rendered_and_stock_readers_see_it(
     assert run_here("precache", "inspect", out, "--html", "page.html", cwd=tmp_path).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["webdataset", "dali"])
-def test_jpegs_are_grey_to_every_decoder_and_grey_ones_alone_are_copied(name: str, tmp_path: Path) -> None:
-    (tmp_path / "tree/a").mkdir(parents=True)
-    grey, colour = encoded(noise(16, 16), "JPEG"), encoded(noise(16, 16, 3), "JPEG")
-    (tmp_path / "tree/a/0.jpg").write_bytes(grey)
-    (tmp_path / "tree/a/1.jpg").write_bytes(colour)
-    recipe = Recipe(format=name, size=16, channels="grey")
-    (shard,) = convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0).manifest.shards
-    stored = {s.id: s.data for s in FORMATS[name].read_shard(tmp_path / "out" / shard.file_name)}
-    assert stored[0] == grey
-    assert simplejpeg.decode_jpeg_header(stored[1])[2] == "Gray"  # type: ignore[arg-type]
-    assert Image.open(io.BytesIO(stored[1])).mode == "L"  # type: ignore[arg-type]
-    assert verify_deep(tmp_path / "out", tmp_path / "tree", workers=0).problems == ()
-
-
-@pytest.mark.parametrize("size", [b"4", b"0", b"-1", b"true"])
-def test_a_shard_whose_header_says_other_pixels_is_refused(
-    size: bytes, grey: dict[str, Path], tmp_path: Path
-) -> None:
-    dataset = open_dataset(grey["shards"])
-    content = dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
-    header = content[:DATA_START].replace(b'1],"data', size + b'],"data', 1)
-    changed = header.rstrip().ljust(DATA_START) + content[DATA_START:]
-    (tmp_path / "x").write_bytes(changed)
-    with pytest.raises(DatasetError, match=f"{tmp_path}/x: (not a shard|expected)"):
-        ShardFile(tmp_path / "x")
-
-
-@pytest.mark.parametrize("place", [2, 8, 11, 12, None])
-def test_damaged_offsets_are_found(place: int | None, shaped: dict[str, Path], tmp_path: Path) -> None:
-    """A bit of what lies behind the offsets, or before their end; or height for width: then they fit."""
+@pytest.mark.parametrize("place", [2, 11])
+def test_damaged_offsets_are_found(place: int, shaped: dict[str, Path], tmp_path: Path) -> None:
+    """A bit of what lies behind the offsets, or before their end."""
     path = Path(shutil.copytree(shaped["keep-shards"], tmp_path / "copy"))
     entry = open_dataset(path).manifest.shards[1]
     shard = open_dataset(path).shard_path(entry)
     content = bytearray(shard.read_bytes())
     header = json.loads(content[8:DATA_START])
     start = DATA_START + int(header["offsets"]["data_offsets"][0]) + 8 * (entry.samples - 1)
-    if place is None:
-        content[start + 8 :] = np.frombuffer(content[start + 8 :], "<i4").reshape(-1, 2)[:, ::-1].tobytes()
-    else:
-        content[start + place] ^= 0x80 if place == 11 else 1
+    content[start + place] ^= 0x80 if place == 11 else 1
     shard.write_bytes(content)
     assert [str(shard) in problem for problem in verify(path)] == [True]
-    if place is not None:
-        with pytest.raises(DatasetError, match=f"{shard}: its offsets do not fit"):
-            list(FORMATS["shards"].read_shard(shard))
+    with pytest.raises(DatasetError, match=f"{shard}: its offsets do not fit"):
+        list(FORMATS["shards"].read_shard(shard))
     for check in ("first-read", "never"):
         with (
             build_loader(path, check=check, workers=1, shuffle=False) as loader,

@@ -60,10 +60,9 @@ class Squares:
     def listed(self) -> Path:
         return self.folder / "splits.csv"
 
-    def convert(self, name: str, splits_list: Path | None = None, fit: str = "crop") -> Path:
-        recipe = Conversion(format="shards", size=SIDE, fit=fit)
+    def convert(self, name: str, splits_list: Path | None = None) -> None:
+        recipe = Conversion(format="shards", size=SIDE, fit="crop")
         convert(self.tree, self.folder / name, recipe, workers=0, split_list=splits_list or self.listed)
-        return self.folder / name
 
     def sources(self, *texts: str) -> list[Source]:
         """With `shards` for the converted folder."""

@@ -1,37 +1,20 @@
-"""The programs of the lab: their turns and tables; the storage of one is as late and narrow as asked."""
+"""The programs of the lab print their tables; the stage that is slowed down is the one that is named."""
 
-import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import checks, image_dataset, object_storage, stored_sizes
-from bench.lab.harness import Column, Turns
-
-
-def test_runs_take_turns_and_each_is_set_beside_the_same_turn_of_another() -> None:
-    called: list[str] = []
-
-    def run_of(name: str, rates: list[float]) -> dict[str, float]:
-        called.append(name)
-        return {"rate": rates[called.count(name) - 1]}
-
-    runs = {
-        "slow": lambda: run_of("slow", [9, 10, 20, 40]),
-        "fast": lambda: run_of("fast", [9, 30, 40, 200]),
-        "none": dict[str, float],
-    }
-    turns = Turns(runs, 3, uncounted=1)
-    assert called == ["slow", "fast"] * 4
-    columns = (Column("images/s", "rate"), Column("beside slow", "rate", ".1f", "slow"), Column("x", "other"))
-    assert turns.rows(columns) == [
-        ["slow", "20 (10-40)", "1.0 (1.0-1.0)", "-"],
-        ["fast", "40 (30-200)", "3.0 (2.0-5.0)", "-"],
-    ]
+from bench.lab import checks, image_dataset, object_storage
+from bench.measure.candidates import Candidate
+from bench.measure.comparison import compare
+from precache.pictures import images
+from tests.bench.settings import quick
 
 
 def rows(command: click.Command, *words: object) -> dict[str, list[str]]:
@@ -57,31 +40,20 @@ def test_each_program_prints_its_table(converted: dict[str, Path], raw_tree: Pat
     options = ("--repeats", 1, "--size", 32, "--batch-size", 16, "--latency-ms", 1)
     found = rows(object_storage.command, tmp_path / "data", *options)
     assert list(found) == ["plain download", "shards", "webdataset"]
-    assert found["plain download"][2] == "1.00 (1.00-1.00)"
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)  # converts twelve times
-def test_every_way_to_store_pictures_has_its_bytes_rates_and_distances(raw_tree: Path) -> None:
-    options = ("--pictures", "40", "--size", "32", "--repeats", "1", "--workers", "1")
-    printed = rows(stored_sizes.command, raw_tree, *options)
-    assert list(printed) == [way.name for way in stored_sizes.WAYS]
-    assert printed["squares"][4] == "another part"
-    assert all(len(row) == 6 and all(row) for row in printed.values())
+@pytest.mark.usefixtures("trials_here")
+@pytest.mark.parametrize(("stage", "slowed"), [("storage", "read_bytes"), ("decode", "decode_for")])
+def test_the_stage_that_is_slowed_down_is_named(
+    raw_tree: Path, stage: str, slowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual: Callable[..., Any] = getattr(images, slowed)
 
+    def late(*given: Any, **named: Any) -> Any:
+        time.sleep(0.03)
+        return usual(*given, **named)
 
-def test_the_storage_is_late_and_narrow_and_serves_the_bytes(tmp_path: Path) -> None:
-    pytest.importorskip("obstore")
-    from precache.storage.objects import ObjectStore
-    from precache.storage.urls import Url
-
-    content = os.urandom(1_000_000)
-    (tmp_path / "sub").mkdir()
-    (tmp_path / "sub" / "a").write_bytes(content)
-    with object_storage.serving(tmp_path, 0.05, 4e6) as server:
-        store = ObjectStore(Url(server, "sub"))
-        start_s = time.perf_counter()
-        assert store.get("a") == content
-        assert time.perf_counter() - start_s > 0.05 + 0.9 * len(content) / 4e6  # less is impossible
-        assert store.get_range("a", 10, 20) == content[10:30]
-        assert store.find("b") is None
+    monkeypatch.setattr(images, slowed, late)
+    settings = quick(trainer="emulated:1000", repeats=2, workers=0)  # in no process but this one
+    (row,) = compare([Candidate("pytorch", raw_tree)], settings).rows
+    assert row.binds == stage, row.advice

@@ -27,13 +27,9 @@ def test_a_run_that_ends_leaves_results_and_a_page_and_is_not_done_again(
     ran = accuracy(squares, *arguments, "--html", page, "--json", result)
     assert ran.returncode == 0, ran.stderr
     names = ["imagefolder", "ours", "imagefolder2"]
-    assert set(names) <= {row.split(" ")[0] for row in ran.stdout.splitlines()}
     assert [line["arm"] for line in lines(out)] == names
     assert lines(out)[0]["curve"][-1][1] == lines(out)[2]["curve"][-1][1]  # the same, so as good
-    for line in lines(out):
-        assert (line["steps"], line["images"]) == (3 * 3, 3 * 3 * 16)
-        assert [epoch for epoch, _, _ in line["curve"]] == [1, 2, 3]
-        assert line["curve"][-1][2] == line["train_s"] > 0
+    assert all((line["steps"], line["images"]) == (3 * 3, 3 * 3 * 16) for line in lines(out))
     written = json.loads(result.read_text())
     told = [(each["name"], each["low"]) for each in written["compared"]]
     assert told == [("ours", None), ("imagefolder2", None)]  # JSON has no infinity
@@ -55,14 +51,3 @@ def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path
     assert (ran.returncode, ran.stdout) == (0, said)
     rows = (tmp_path / "s.csv").read_text().splitlines()[1:]
     assert sum(row.startswith("red/") and row.endswith(",train") for row in rows) == 20
-    too_many = accuracy(squares, "--write-splits", tmp_path / "t.csv", "--per-class", 26)
-    check_bad_input(too_many, "class 'blue'", "has 26 pictures", "none would be left to validate; give less")
-
-
-def test_a_source_that_cannot_be_opened_is_refused_before_the_others_are_trained(
-    squares: Squares, tmp_path: Path
-) -> None:
-    squares.convert("keep", fit="keep")
-    ran = accuracy(squares, "ours=shards", "late=keep,augment=device", *SMALL, "--out", tmp_path)
-    check_bad_input(ran, "source late: augment:", "keep holds pictures of varying size")
-    assert not list(tmp_path.iterdir())

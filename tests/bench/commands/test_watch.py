@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import psutil
 import pytest
@@ -73,27 +74,22 @@ RANKS = """
 import os, time, torch
 from torch.utils.data import DataLoader
 
-data = torch.arange(40)
 def collate(samples):
-    time.sleep(0.05 if os.environ["RANK"] == "1" else 0)
+    time.sleep(0.05 * int(os.environ["RANK"]))
     return torch.stack(samples)
-weight = torch.nn.Parameter(torch.zeros(1))
-optimizer = torch.optim.SGD([weight], 0.1)
-for epoch in range(9999):
-    for batch in DataLoader(data, batch_size=2, collate_fn=collate):
-        time.sleep(0.05)
-        weight.grad = torch.zeros(1)
-        optimizer.step()
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+for batch in DataLoader(torch.arange(10**6), batch_size=2, collate_fn=collate):
+    time.sleep(0.05)
+    optimizer.step()
 """
 
 
 @pytest.fixture
 def scripts(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with scripts, and 70 pictures in data/raw."""
-    (data / "train.py").write_text(TRAIN)
-    (data / "named.py").write_text(NAMED)
-    (data / "mydata.py").write_text("def batches():\n    yield from [[1]] * 50\n")
-    (data / "ranks.py").write_text(RANKS)
+    mydata = "def batches():\n    yield from [[1]] * 50\n"
+    for name, text in {"train": TRAIN, "named": NAMED, "ranks": RANKS, "mydata": mydata}.items():
+        (data / f"{name}.py").write_text(text)
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return data
@@ -120,7 +116,6 @@ def test_a_script_gives_what_it_would_alone_its_waits_are_found_and_a_cure_chang
     asked, *times = json.loads((scripts / "own.json").read_text())[6:]  # the first batches are not counted
     waited_s = sum(got - before for before, got in zip([asked, *times[1::2]], times[::2], strict=False))
     cured = content(scripts)["cured"][0]
-    assert cured["role"] == "training"
     assert cured["share"][0] == pytest.approx(waited_s / (times[-1] - asked), abs=0.1)
     assert train["where"].endswith(f"train.py:{WHERE}")
     assert train["stage"] == "read"
@@ -146,7 +141,6 @@ def test_the_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> N
     found = bench("watch", "--for", "2s", "torchrun", "--standalone", "--nproc-per-node", "2", "ranks.py")
     assert found.returncode == 0
     assert "Training waits in rank 1, the slowest of 2," in found.stdout
-    assert "int64 [2]" in found.stdout, "it is said what is no picture"
 
 
 def test_an_iterator_that_is_named_is_timed_and_the_exit_code_is_the_scripts(
@@ -156,58 +150,26 @@ def test_an_iterator_that_is_named_is_timed_and_the_exit_code_is_the_scripts(
     assert found.returncode == 5
     assert found.stdout.startswith("x" * 2_000_000)
     assert content(scripts)["streams"][0]["batches"] == 47
-    for loader, told in (("mydata:other", "no such function"), ("json.tool:main", "did not import")):
-        check_bad_input(bench("watch", "--loader", loader, "named.py"), "--loader", told)
-
-
-def test_a_script_without_batches_ends_as_alone_and_that_is_said(scripts: Path, bench: Bench) -> None:
-    for text, code in (("raise SystemExit(4)", 4), ("import os; os.kill(os.getpid(), 9)", 137), ("", 0)):
-        (scripts / "other.py").write_text(text)
-        found = bench("watch", "-m", "other")
-        assert found.returncode == code
-        assert "No batch was asked for" in found.stdout
-        assert "--loader" in found.stdout
-
-
-def test_bad_input_is_one_line(scripts: Path, bench: Bench) -> None:
-    check_bad_input(bench("watch", "trian.py"), "trian.py: no such script")
-    check_bad_input(bench("watch", "-m", "no_such_module"), "no_such_module")
-    check_bad_input(bench("watch"), "no script")
-    check_bad_input(bench("watch", "--for", "soon", "named.py"), "--for", "soon")
-    check_bad_input(bench("watch", "--loader", "batches", "named.py"), "MODULE:FUNCTION")
-    check_bad_input(bench("watch", "--cure", "magic", "named.py"), "magic", "shards")
+    (scripts / "other.py").write_text("import os; os.kill(os.getpid(), 9)")
+    found = bench("watch", "-m", "other")
+    assert found.returncode == 137
+    assert "No batch was asked for" in found.stdout
+    check_bad_input(bench("watch", "--loader", "mydata:other", "named.py"), "--loader", "no such function")
     check_bad_input(bench("watch", "--cure", "shards", "--dst", ".", "named.py"), "is not empty")
 
 
 def test_idle_time_of_a_device_is_read_when_it_is_known_and_never_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ready = [False]
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            pass
-
-        def query(self) -> bool:
-            return ready[0]
-
-        def synchronize(self) -> None:
-            raise AssertionError("the host waits")
-
-        def elapsed_time(self, _: "Event") -> float:
-            return 250.0
-
+    event = mock.Mock(spec=["record", "query", "elapsed_time"])  # it cannot be waited for
+    event.elapsed_time.return_value = 250.0
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(hook, "_FOLDER", str(tmp_path))
     stream = hook._Stream({"kind": "named"})
-    for ready[0] in (False, False, True):
+    for event.query.return_value in (False, False, True):
         stream.ask()
         stream.got(0.0, [torch.zeros(2, 3)])
     (path,) = tmp_path.iterdir()
     events = [json.loads(line) for line in path.read_text().splitlines()]
     assert [event for event in events if event[0] == "idle"] == [["idle", 0, n, 0.25] for n in range(3)]
-    assert [event[0] for event in events].index("idle") > [event[0] for event in events].index("batch") + 1

@@ -16,9 +16,8 @@ from bench.measure.comparison import compare
 from bench.measure.peers import PeerCandidate, choose_peers, limits, run_peer, write_data
 from bench.measure.settings import Settings
 from bench.peers import serving, writing
-from bench.peers.serving import LIMIT, PEERS, Work
-from bench.report.row import Result
-from precache.errors import DatasetError, SettingError, WorkerError
+from bench.peers.serving import PEERS, Work
+from precache.errors import DatasetError, WorkerError
 from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, STORED_SIZE
@@ -29,8 +28,6 @@ INSTALLED_WITH_TESTS = [
     ("gather", "shards"), ("npy", "npy"), ("webdataset-pil", "webdataset"),
     ("dali-files", "dali"), ("dali-files", "webdataset"), ("dali-raw", "raw"), ("imagefolder", "raw"),
 ]  # fmt: skip
-OTHERS = {"ffcv-raw": "ffcv", "ffcv-rrc": "ffcv", "ffcv-jpeg": "ffcv", "litdata-raw": "litdata"}
-OTHERS["mds-raw"] = "streaming"
 TRIAL = {"batch_size": BATCH, "size": SIZE, "workers": 1, "warmup": 0}
 
 
@@ -75,16 +72,6 @@ def test_each_epoch_has_every_picture_with_its_label(
     assert orders[0] != sorted(orders[0])
 
 
-@pytest.mark.timeout(300)  # FFCV compiles its pipelines
-@pytest.mark.parametrize("name", OTHERS)
-def test_libraries_that_are_installed_serve_too(name: str, raw_tree: Path, tmp_path: Path) -> None:
-    pytest.importorskip(OTHERS[name])
-    (peer,) = choose(name, [raw_tree], tmp_path)
-    write_data(peer, 1)
-    trial, _ = run_peer(peer, batches=4, **TRIAL)
-    assert trial.images == 3 * BATCH + IMAGES % BATCH  # the rest of the first epoch
-
-
 def test_the_scripts_run_alone_and_import_nothing_of_ours(converted: dict[str, Path], tmp_path: Path) -> None:
     for module in (serving, writing):
         names = imports(Path(str(module.__file__)))
@@ -92,33 +79,27 @@ def test_the_scripts_run_alone_and_import_nothing_of_ours(converted: dict[str, P
     command = [sys.executable, ROOT / "bench/peers/serving.py", "gather", converted["shards"]]
     flags = f"--stored {STORED_SIZE} --size {SIZE} --batch-size {BATCH} --batches 7 --warmup 1 --workers 2"
     run = subprocess.run(
-        [*command, *flags.split()], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+        [*command, *flags.split()], cwd=tmp_path, capture_output=True, check=True, timeout=60
     )
     answer = json.loads(run.stdout)
     # two batches went before: 16 16 6 of the first epoch, 16 16 16 16 of the second
     assert answer["images"] == 6 * BATCH + IMAGES % BATCH
     assert (len(answer["batch_s"]), answer["epoch_starts"]) == (7, [3])
-    assert (answer["size"], answer["dtype"]) == (SIZE, "uint8")
 
 
 def test_data_is_written_once_and_only_from_the_same_tree_and_bad_peers_are_named(
     raw_tree: Path, folders: dict[str, Path], tmp_path: Path
 ) -> None:
     (peer,) = choose("npy", [raw_tree], folders["npy"].parent)
-    assert peer.path == folders["npy"]
-    images = np.load(peer.path / "images.npy", mmap_mode="r")
-    assert images.shape == (IMAGES, STORED_SIZE, STORED_SIZE, 3)
-    written_ns = (peer.path / "images.npy").stat().st_mtime_ns
+    images = peer.path / "images.npy"
+    assert np.load(images, mmap_mode="r").shape == (IMAGES, STORED_SIZE, STORED_SIZE, 3)
+    written_ns = images.stat().st_mtime_ns
     write_data(peer, 1)
-    assert (peer.path / "images.npy").stat().st_mtime_ns == written_ns
+    assert images.stat().st_mtime_ns == written_ns
     with pytest.raises(DatasetError, match=r"was written from .*/tree, not from .*/other; remove it"):
         write_data(replace(peer, source=tmp_path / "other"), 1)
-    with pytest.raises(DatasetError, match=r"npy-48 does not exist; name the raw tree"):
-        choose("npy", [], tmp_path)
     with pytest.raises(DatasetError, match="peer dali-files reads dali or webdataset, and"):
         choose("dali-files", [raw_tree], tmp_path)
-    with pytest.raises(SettingError, match=r"/no/python: cannot be run; .*--peer-python"):
-        choose_peers(["gather"], [folders["shards"]], SIZE, "/no/python", tmp_path)
     (limit,) = limits([folders["shards"], raw_tree])
     with pytest.raises(WorkerError, match=r"size 64 is more than .* stores \(48\)"):
         run_peer(limit, batches=1, **{**TRIAL, "size": 64})
@@ -130,21 +111,12 @@ def test_peers_are_rows_and_what_ours_are_compared_with(folders: dict[str, Path]
     peers = [*limits(paths), *choose("npy", paths, folders["npy"].parent)]
     missing = replace(peers[-1], path=tmp_path / "gone", source=tmp_path / "nowhere")
     settings = Settings(trainer="none", device=torch.device("cpu"), repeats=1, batches=7, **TRIAL)
-    candidates = [Candidate("shards", folders["shards"]), Candidate("synthetic", folders["shards"])]
-    result = compare(candidates, settings, peers=[*peers, missing])
-    rows = {row.backend: row for row in result.rows}
-    assert list(rows) == ["shards", "synthetic", "gather", "npy"]
-    assert [row.peer for row in rows.values()] == [False, False, True, True]
+    result = compare([Candidate("shards", folders["shards"])], settings, peers=[*peers, missing])
+    ours, limit, npy = result.rows
+    assert [row.peer for row in result.rows] == [False, True, True]
     assert missing.label in result.skipped
-    for name in ("gather", "npy"):
-        assert (rows[name].trainer, rows[name].together, rows[name].ratio) == (None, None, None)
-    ours, limit = rows["shards"], rows[LIMIT]
     assert ours.of_limit is not None
     assert ours.of_limit.median == pytest.approx(ours.loader.median / limit.loader.median)
-    assert ours.over.keys() == {"npy"}
-    assert rows["synthetic"].of_limit is None
-    assert rows["synthetic"].over == rows["npy"].over == {}
+    assert (ours.over.keys(), npy.over) == ({"npy"}, {})
     # 7 timed batches after the first, epochs of 5: one begins
-    assert all(row.epoch_gap_s is not None and row.epoch_gap_s > 0 for row in rows.values())
-    assert result.settings["peers"].keys() == {"gather", "npy"}
-    assert Result.from_json(json.loads(json.dumps(result.to_json()))).rows == result.rows
+    assert all(row.epoch_gap_s is not None and row.epoch_gap_s > 0 for row in result.rows)

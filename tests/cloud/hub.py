@@ -10,11 +10,10 @@ import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
 
-from tests.cloud.storages import listening
+from tests.cloud.storages import Handler, listening
 
 _LARGE_BYTES = 1000
 
@@ -56,13 +55,8 @@ def hub_serving() -> Iterator[Hub]:
         yield hub
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     hub: Hub
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
 
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
@@ -79,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        body = self._body()
+        body = self.body()
         if self.path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
@@ -107,7 +101,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing("RepoNotFound")
 
     def do_PUT(self) -> None:
-        hub, body = self.hub, self._body()
+        hub, body = self.hub, self.body()
         hub.uploads += 1
         if hub.silent is not None:
             hub.silent.wait()
@@ -172,21 +166,10 @@ class _Handler(BaseHTTPRequestHandler):
             stop = int(match[2]) + 1 if match[2] else len(content)
             headers["Content-Range"] = f"bytes {match[1]}-{stop - 1}/{len(content)}"
             content, status = content[int(match[1]) : stop], 206
-        self._send(status, headers, content)
+        self.answer(status, content, headers)
 
     def _missing(self, code: str) -> None:
-        self._send(404, {"X-Error-Code": code}, b'{"error": "not found"}')
+        self.answer(404, b'{"error": "not found"}', {"X-Error-Code": code})
 
     def _json(self, content: Any, status: int = 200) -> None:
-        self._send(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
-
-    def _send(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.answer(status, json.dumps(content).encode(), {"Content-Type": "application/json"})

@@ -20,17 +20,17 @@ _real_to = torch.Tensor.to
 
 
 @contextmanager
-def simulated(schedule: str, devices: int = 2) -> Iterator[World]:
-    """A machine with so many GPUs, whose streams are late as one of SCHEDULES says.
+def simulated(schedule: str, free_bytes: int = 2**34) -> Iterator[World]:
+    """A machine with two GPUs of so much free memory, whose streams are late as one of SCHEDULES says.
 
     What was made in it is of no use behind it.
     """
     torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
-    new = World(SCHEDULES[schedule], devices)
+    new = World(SCHEDULES[schedule])
     before = set(threading.enumerate())
     memory.forget()
     with streams.entered(new), ExitStack() as stack:
-        for patch in _patches(devices):
+        for patch in _patches(free_bytes):
             stack.enter_context(patch)
         yield new
         gc.collect()
@@ -38,10 +38,10 @@ def simulated(schedule: str, devices: int = 2) -> Iterator[World]:
             thread.join(10)
 
 
-def _patches(devices: int) -> list[Any]:
+def _patches(free_bytes: int) -> list[Any]:
     of_cuda: dict[str, Any] = {
         "is_available": lambda: True,
-        "device_count": lambda: devices,
+        "device_count": lambda: streams.DEVICES,
         "current_device": streams.current_device,
         "set_device": streams.set_device,
         "Stream": streams.Stream,
@@ -49,7 +49,7 @@ def _patches(devices: int) -> list[Any]:
         "stream": streams.on_stream,
         "current_stream": current_stream,
         "synchronize": streams.synchronize,
-        "mem_get_info": lambda device=None: (2**34, 2**34),
+        "mem_get_info": lambda device=None: (free_bytes, 2**34),
     }
     of_tensor: dict[str, Any] = {
         "to": _to,

@@ -14,7 +14,7 @@ from tests.cuda.memory import uses_of
 from tests.cuda.streams import SCHEDULES, World, current_stream, index_of
 from tests.cuda.tensors import DeviceTensor, allocate, to_device
 
-_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "tensor", "zeros")
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "zeros")
 _real = {name: getattr(torch, name) for name in _FACTORIES}
 _real_to = torch.Tensor.to
 
@@ -45,7 +45,6 @@ def _patches(free_bytes: int) -> list[Any]:
         "current_device": streams.current_device,
         "set_device": streams.set_device,
         "Stream": streams.Stream,
-        "Event": streams.Event,
         "stream": streams.on_stream,
         "current_stream": current_stream,
         "synchronize": streams.synchronize,
@@ -76,8 +75,6 @@ def _factory(name: str) -> Callable[..., torch.Tensor]:
             return _real[name](*args, **kwargs)  # type: ignore[no-any-return]
         device = index_of(kwargs.pop("device"))
         made = _real[name](*args, **kwargs)
-        if name == "tensor":
-            return to_device(made, device, None, non_blocking=False)
         out = allocate(made.size(), made.stride(), made.dtype, device)
         if name != "empty":
             current_stream(device).put(lambda: out.shown.copy_(made))

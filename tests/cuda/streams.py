@@ -114,26 +114,26 @@ class Stream:
         self.run(len(self.queue))
 
     def wait_event(self, event: "Event") -> None:
-        if event.at is not None:
-            stream, position = event.at
-            self.put(lambda: stream.run(position))
+        self.put(event.run)
 
     def record_event(self) -> "Event":
-        event = Event()
-        event.at = self, len(self.queue)
-        return event
+        return Event(self, len(self.queue))
 
 
+@dataclass
 class Event:
     """A place in a stream; as torch.cuda.Event."""
 
-    def __init__(self) -> None:
-        self.at: tuple[Stream, int] | None = None
+    stream: Stream
+    position: int
+
+    def run(self) -> None:
+        """Do what was queued before it."""
+        self.stream.run(self.position)
 
     def synchronize(self) -> None:
         world().waited("event")
-        if self.at is not None:
-            self.at[0].run(self.at[1])
+        self.run()
 
 
 def current_device() -> int:
@@ -162,11 +162,8 @@ def synchronize(device: Any = None) -> None:
 
 
 @contextmanager
-def on_stream(stream: Stream | None) -> Iterator[None]:
+def on_stream(stream: Stream) -> Iterator[None]:
     """As torch.cuda.stream: of this thread, the current stream of its device, and that the current device."""
-    if stream is None:
-        yield
-        return
     index = stream.device.index
     before = current_device(), current_stream(index)
     set_device(index)

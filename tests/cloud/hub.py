@@ -1,22 +1,18 @@
 """A stand-in for the HTTP interface of Hugging Face's dataset repositories, as far as huggingface_hub asks.
 
-One branch, `main`. Files from 1 kB on are large ones (LFS), whose bytes go elsewhere before the commit.
+One branch, `main`. All files are large ones (LFS), whose bytes go elsewhere before the commit.
 """
 
-import base64
 import hashlib
 import json
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import unquote
 
-from tests.cloud.storages import listening
-
-_LARGE_BYTES = 1000
+from tests.cloud.storages import Handler, listening
 
 
 class Hub:
@@ -56,13 +52,8 @@ def hub_serving() -> Iterator[Hub]:
         yield hub
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler):
     hub: Hub
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        pass
 
     def do_GET(self) -> None:
         path = unquote(self.path.partition("?")[0])
@@ -79,7 +70,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        body = self._body()
+        body = self.body()
         if self.path == "/api/repos/create":
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
@@ -91,13 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.private[name] = asked.get("private", asked.get("visibility") == "private")
             self._json({"url": f"{self.hub.endpoint}/datasets/{name}"})
         elif re.fullmatch(r"/api/datasets/[^/]+/[^/]+/preupload/main", self.path):
-            files = json.loads(body)["files"]
-            modes = ["lfs" if file["size"] >= _LARGE_BYTES else "regular" for file in files]
-            answers = [
-                {"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": None}
-                for file, mode in zip(files, modes, strict=True)
-            ]
-            self._json({"files": answers})
+            answer = {"uploadMode": "lfs", "shouldIgnore": False, "oid": None}
+            self._json({"files": [{"path": file["path"], **answer} for file in json.loads(body)["files"]]})
         elif self.path.endswith(".git/info/lfs/objects/batch"):
             actions = list(map(self._upload_action, json.loads(body)["objects"]))
             self._json({"transfer": "basic", "objects": actions})
@@ -107,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._missing("RepoNotFound")
 
     def do_PUT(self) -> None:
-        hub, body = self.hub, self._body()
+        hub, body = self.hub, self.body()
         hub.uploads += 1
         if hub.silent is not None:
             hub.silent.wait()
@@ -132,33 +118,24 @@ class _Handler(BaseHTTPRequestHandler):
             if value.get("parentCommit", self.hub.head) != self.hub.head:
                 self._json({"error": "A commit has happened since. Please refresh and try again."}, 412)
                 return
-            if record["key"] == "deletedFile":
-                del files[value["path"]]
-            elif record["key"] == "file":
-                files[value["path"]] = base64.b64decode(value["content"])
-            elif record["key"] == "lfsFile":
+            if record["key"] == "lfsFile":
                 files[value["path"]] = self.hub.blobs[value["oid"]]
         self.hub.commits += 1
         url = f"{self.hub.endpoint}/datasets/{name}/commit/{self.hub.head}"
         self._json({"commitUrl": url, "commitOid": self.hub.head, "pullRequestUrl": None})
 
     def _tree(self, name: str, folder: str) -> None:
-        files = self.hub.repositories.get(name)
-        if files is None:
-            self._missing("RepoNotFound")
-            return
         prefix = f"{folder}/" if folder else ""
-        found = {path: content for path, content in files.items() if path.startswith(prefix)}
+        files = self.hub.repositories[name].items()
+        found = {path: content for path, content in files if path.startswith(prefix)}
         if prefix and not found:
             self._missing("EntryNotFound")
             return
         entries = []
         for path, content in found.items():
-            entry = {"type": "file", "path": path, "size": len(content), "oid": "b" * 40}
-            if len(content) >= _LARGE_BYTES:
-                sha256 = hashlib.sha256(content).hexdigest()
-                entry["lfs"] = {"oid": sha256, "size": len(content), "pointerSize": 130}
-            entries.append(entry)
+            sha256 = hashlib.sha256(content).hexdigest()
+            lfs = {"oid": sha256, "size": len(content), "pointerSize": 130}
+            entries.append({"type": "file", "path": path, "size": len(content), "oid": "b" * 40, "lfs": lfs})
         self._json(entries)
 
     def _file(self, name: str, path: str) -> None:
@@ -166,27 +143,11 @@ class _Handler(BaseHTTPRequestHandler):
         if files is None or path not in files:
             self._missing("RepoNotFound" if files is None else "EntryNotFound")
             return
-        content, status = files[path], 200
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": self.hub.head}
-        if match := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("range", "")):
-            stop = int(match[2]) + 1 if match[2] else len(content)
-            headers["Content-Range"] = f"bytes {match[1]}-{stop - 1}/{len(content)}"
-            content, status = content[int(match[1]) : stop], 206
-        self._send(status, headers, content)
+        sha256 = hashlib.sha256(files[path]).hexdigest()
+        self.answer(200, files[path], {"ETag": f'"{sha256}"', "X-Repo-Commit": self.hub.head})
 
     def _missing(self, code: str) -> None:
-        self._send(404, {"X-Error-Code": code}, b'{"error": "not found"}')
+        self.answer(404, b'{"error": "not found"}', {"X-Error-Code": code})
 
     def _json(self, content: Any, status: int = 200) -> None:
-        self._send(status, {"Content-Type": "application/json"}, json.dumps(content).encode())
-
-    def _send(self, status: int, headers: dict[str, str], content: bytes) -> None:
-        self.send_response_only(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
-
-    def _body(self) -> bytes:
-        return self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.answer(status, json.dumps(content).encode(), {"Content-Type": "application/json"})

@@ -1,7 +1,7 @@
 """Stand-ins for S3, Google Cloud Storage and Azure Blob Storage on loopback, which keep every request.
 
 As far as obstore asks, and as strict as the services: a condition that does not hold is refused, names of
-metadata on Azure are identifiers, a list comes in pages. Each delays, slows down and breaks what it is told:
+metadata on Azure are identifiers, a list comes in pages. Each delays and breaks what it is told:
 `Storage.plan` is asked for each request. Names of faults:
 
     reset     the connection is reset before the answer
@@ -43,7 +43,6 @@ _CODES = {
     "gone": (404, "NoSuchKey"),
 }
 _METADATA = {"s3": "x-amz-meta-", "gs": "x-goog-meta-", "az": "x-ms-meta-"}
-_CHUNK_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,6 @@ class Storage:
         objects: by (bucket, key).
         page_objects: of a list, in one answer.
         latency_s: before each answer.
-        bytes_per_s: of all bodies together; None: as fast as it goes.
         plan: the name of a fault for a request, or None.
         seen: all requests so far.
         faults: how often each came.
@@ -101,13 +99,11 @@ class Storage:
         self.begun: dict[str, dict[str, str]] = {}
         self.page_objects = 1000
         self.latency_s = 0.0
-        self.bytes_per_s: float | None = None
         self.plan: Callable[[Seen], str | None] = lambda seen: None
         self.seen: list[Seen] = []
         self.faults: Counter[str] = Counter()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
-        self._free_s = 0.0
 
     def environment(self) -> dict[str, str]:
         """What leads to it, with credentials; and names of other buckets, which a URL comes before."""
@@ -133,15 +129,6 @@ class Storage:
                 "AZURE_CONTAINER_NAME": "elsewhere",
             },
         }[self.scheme]
-
-    def pace(self, count: int) -> None:
-        """Wait until the line is free for so many bytes."""
-        if self.bytes_per_s is not None:
-            with self.lock:
-                now = time.monotonic()
-                self._free_s = max(self._free_s, now) + count / self.bytes_per_s
-                wait_s = self._free_s - now
-            time.sleep(max(0.0, wait_s))
 
 
 @contextmanager
@@ -173,16 +160,33 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class _Handler(BaseHTTPRequestHandler):
-    storage: Storage
+class Handler(BaseHTTPRequestHandler):
+    """What reads and answers requests, and keeps no log."""
+
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # or each answer waits 40 ms for an acknowledgement
 
     def log_message(self, format: str, *arguments: Any) -> None:
         pass
 
+    def body(self) -> bytes:
+        return self.rfile.read(int(self.headers.get("content-length") or 0))
+
+    def answer(self, status: int, sent: bytes, headers: dict[str, str], length: int | None = None) -> None:
+        """Send it; `length` is said instead of how long `sent` is."""
+        self.send_response_only(status)
+        for name, value in {**headers, "Content-Length": str(length or len(sent))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(sent)
+
+
+class _Handler(Handler):
+    storage: Storage
+
     def _do(self) -> None:
-        storage, body = self.storage, self.rfile.read(int(self.headers.get("content-length") or 0))
+        storage, body = self.storage, self.body()
         path, _, query = self.path.partition("?")
         container, _, key = path.removeprefix("/").partition("/")
         asked = {name: values[-1] for name, values in parse_qs(query, keep_blank_values=True).items()}
@@ -339,16 +343,9 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
         if content and fault == "short":
             content = content[:middle]
-        self.send_response_only(status)
-        for name, value in {**headers, "Content-Length": str(len(content))}.items():
-            self.send_header(name, value)
-        self.end_headers()
         is_half = fault in ("broken", "stall")
         with suppress(BrokenPipeError, ConnectionResetError):
-            sent = b"" if self.command == "HEAD" else content[:middle] if is_half else content
-            for start in range(0, len(sent), _CHUNK_BYTES):
-                self.storage.pace(len(sent[start : start + _CHUNK_BYTES]))
-                self.wfile.write(sent[start : start + _CHUNK_BYTES])
+            self.answer(status, content[:middle] if is_half else content, headers, len(content))
             if fault == "stall":
                 self._wait_until_the_client_hangs_up()
         if is_half:

@@ -14,23 +14,23 @@ from tests.cuda.memory import uses_of
 from tests.cuda.streams import SCHEDULES, World, current_stream, index_of
 from tests.cuda.tensors import DeviceTensor, allocate, to_device
 
-_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "tensor", "zeros")
+_FACTORIES = ("arange", "empty", "full", "ones", "rand", "randint", "zeros")
 _real = {name: getattr(torch, name) for name in _FACTORIES}
 _real_to = torch.Tensor.to
 
 
 @contextmanager
-def simulated(schedule: str, devices: int = 2) -> Iterator[World]:
-    """A machine with so many GPUs, whose streams are late as one of SCHEDULES says.
+def simulated(schedule: str, free_bytes: int = 2**34) -> Iterator[World]:
+    """A machine with two GPUs of so much free memory, whose streams are late as one of SCHEDULES says.
 
     What was made in it is of no use behind it.
     """
     torch._C._ensureCUDADeviceGuardSet()  # type: ignore[attr-defined]
-    new = World(SCHEDULES[schedule], devices)
+    new = World(SCHEDULES[schedule])
     before = set(threading.enumerate())
     memory.forget()
     with streams.entered(new), ExitStack() as stack:
-        for patch in _patches(devices):
+        for patch in _patches(free_bytes):
             stack.enter_context(patch)
         yield new
         gc.collect()
@@ -38,18 +38,17 @@ def simulated(schedule: str, devices: int = 2) -> Iterator[World]:
             thread.join(10)
 
 
-def _patches(devices: int) -> list[Any]:
+def _patches(free_bytes: int) -> list[Any]:
     of_cuda: dict[str, Any] = {
         "is_available": lambda: True,
-        "device_count": lambda: devices,
+        "device_count": lambda: streams.DEVICES,
         "current_device": streams.current_device,
         "set_device": streams.set_device,
         "Stream": streams.Stream,
-        "Event": streams.Event,
         "stream": streams.on_stream,
         "current_stream": current_stream,
         "synchronize": streams.synchronize,
-        "mem_get_info": lambda device=None: (2**34, 2**34),
+        "mem_get_info": lambda device=None: (free_bytes, 2**34),
     }
     of_tensor: dict[str, Any] = {
         "to": _to,
@@ -76,8 +75,6 @@ def _factory(name: str) -> Callable[..., torch.Tensor]:
             return _real[name](*args, **kwargs)  # type: ignore[no-any-return]
         device = index_of(kwargs.pop("device"))
         made = _real[name](*args, **kwargs)
-        if name == "tensor":
-            return to_device(made, device, None, non_blocking=False)
         out = allocate(made.size(), made.stride(), made.dtype, device)
         if name != "empty":
             current_stream(device).put(lambda: out.shown.copy_(made))

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+DEVICES = 2
 Schedule = Callable[["Stream"], bool]
 """Whether the work of a stream is put off for as long as CUDA may do so."""
 
@@ -36,7 +37,6 @@ class World:
     """
 
     late: Schedule
-    devices: int
     lock: Any = field(default_factory=threading.RLock)
     local: threading.local = field(default_factory=threading.local)
     streams: list["Stream"] = field(default_factory=list)
@@ -63,7 +63,7 @@ def entered(new: World) -> Iterator[None]:
     """Have it simulated until the end of the block."""
     _worlds.append(new)
     try:
-        for index in range(new.devices):
+        for index in range(DEVICES):
             new.defaults[index] = Stream(torch.device("cuda", index))
         new.used.clear()
         yield
@@ -82,11 +82,11 @@ def index_of(device: "torch.device | str | int | None") -> int:
 class Stream:
     """Work in order; `done` of it is done. As torch.cuda.Stream."""
 
-    def __init__(self, device: Any = None, priority: int = 0) -> None:
+    def __init__(self, device: Any = None) -> None:
         index = index_of(device)
         self.device = torch.device("cuda", index)
         self.is_default = index not in world().defaults
-        self.number = self.cuda_stream = len(world().streams)
+        self.number = len(world().streams)
         self.queue: list[Callable[[], object] | None] = []
         self.done = 0
         world().streams.append(self)
@@ -113,42 +113,27 @@ class Stream:
         world().waited("stream")
         self.run(len(self.queue))
 
-    def query(self) -> bool:
-        return self.done == len(self.queue)
-
     def wait_event(self, event: "Event") -> None:
-        if event.at is not None:
-            stream, position = event.at
-            self.put(lambda: stream.run(position))
+        self.put(event.run)
 
-    def record_event(self, event: "Event | None" = None) -> "Event":
-        event = event or Event()
-        event.record(self)
-        return event
+    def record_event(self) -> "Event":
+        return Event(self, len(self.queue))
 
 
+@dataclass
 class Event:
     """A place in a stream; as torch.cuda.Event."""
 
-    def __init__(
-        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False
-    ) -> None:
-        self.at: tuple[Stream, int] | None = None
+    stream: Stream
+    position: int
 
-    def record(self, stream: Stream | None = None) -> None:
-        stream = stream or current_stream()
-        self.at = (stream, len(stream.queue))
-
-    def wait(self, stream: Stream | None = None) -> None:
-        (stream or current_stream()).wait_event(self)
-
-    def query(self) -> bool:
-        return self.at is None or self.at[0].done >= self.at[1]
+    def run(self) -> None:
+        """Do what was queued before it."""
+        self.stream.run(self.position)
 
     def synchronize(self) -> None:
         world().waited("event")
-        if self.at is not None:
-            self.at[0].run(self.at[1])
+        self.run()
 
 
 def current_device() -> int:
@@ -177,11 +162,8 @@ def synchronize(device: Any = None) -> None:
 
 
 @contextmanager
-def on_stream(stream: Stream | None) -> Iterator[None]:
+def on_stream(stream: Stream) -> Iterator[None]:
     """As torch.cuda.stream: of this thread, the current stream of its device, and that the current device."""
-    if stream is None:
-        yield
-        return
     index = stream.device.index
     before = current_device(), current_stream(index)
     set_device(index)

@@ -9,9 +9,7 @@ from tests.cuda.memory import Block, shaped, uses_of
 from tests.cuda.streams import current_stream, world
 
 # What the host needs the result of: it waits.
-_ANSWERS = {
-    "aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero", "aten::nonzero", "aten::masked_select",
-}  # fmt: skip
+_ANSWERS = ("aten::_local_scalar_dense", "aten::equal", "aten::is_nonzero")
 _real_to = torch.Tensor.to
 _found: dict[Any, Any] = {}
 
@@ -43,24 +41,9 @@ class DeviceTensor(torch.Tensor):
     def __init__(self, shown: torch.Tensor, block: Block) -> None:
         pass
 
-    def __repr__(self, *args: Any, **kwargs: Any) -> str:
-        return f"<{self.dtype} {list(self.shape)} on {self.device}>"
-
     def record_stream(self, stream: Any) -> None:
         if stream is not self.block.owner:
             self.block.others.add(stream)
-
-    def pin_memory(self, *_: Any) -> torch.Tensor:
-        raise RuntimeError(f"cannot pin {self!r}: only dense CPU tensors can be pinned")
-
-    def is_pinned(self, *_: Any) -> bool:
-        return False
-
-    def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"can't convert {self.device} device type tensor to numpy")
-
-    def tolist(self) -> Any:
-        return to_host(self).tolist()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -90,21 +73,17 @@ def to_device(
     """A copy on the device."""
     source = _real_to(tensor, dtype or tensor.dtype).contiguous(memory_format=torch.preserve_format)
     target = allocate(source.size(), source.stride(), source.dtype, device)
-    _copy_in(target.shown, source, device, non_blocking)
-    return target
-
-
-def _copy_in(target: torch.Tensor, source: torch.Tensor, device: int, non_blocking: bool) -> None:
     stream = current_stream(device)
     uses = uses_of(source)
     if uses is not None and non_blocking:
-        stream.put(lambda: target.copy_(source))
+        stream.put(lambda: target.shown.copy_(source))
         uses.append((stream, len(stream.queue)))
-        return
+        return target
     staged = source.clone()
-    stream.put(lambda: target.copy_(staged))
+    stream.put(lambda: target.shown.copy_(staged))
     world().waited("copy from pageable memory" if uses is None else "copy that blocks")
     stream.run(len(stream.queue))
+    return target
 
 
 def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -112,20 +91,21 @@ def _launch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors: list[DeviceTensor] = []
     tree_map_only(DeviceTensor, tensors.append, (args, kwargs))
     device = _one_device(name, tensors)
-    masked = name in ("aten::index", "aten::index_put_") and _waits_for(args[1])
-    if name in _ANSWERS or (masked and name == "aten::index"):
+    if name in _ANSWERS:
         world().waited(name)
-        answer = func(*tree_map_only(DeviceTensor, _when_done, args), **kwargs)
-        return tree_map_only(torch.Tensor, lambda values: _now(values, device), answer)
+        return func(*tree_map_only(DeviceTensor, _when_done, args), **kwargs)
+    if name in ("aten::index", "aten::index_put_"):
+        for index in args[1]:
+            no_mask = index is None or index.dtype not in (torch.bool, torch.uint8)
+            assert no_mask, "masks are not simulated: the host waits to know how many they take"
+            assert isinstance(index, DeviceTensor | None), "indices of the host are copied: not simulated"
     if name == "aten::_to_copy":
         wanted = torch.device(kwargs.get("device") or tensors[0].device)
         if wanted.type == "cpu":
             return func(to_host(tensors[0]), **kwargs)
         assert wanted.index in (None, device), "copies between devices are not simulated"
-    if name == "aten::copy_" and not (
-        isinstance(args[0], DeviceTensor) and isinstance(args[1], DeviceTensor)
-    ):
-        return _copy(*args, **kwargs)
+    on_device = name != "aten::copy_" or all(isinstance(tensor, DeviceTensor) for tensor in args[:2])
+    assert on_device, "copy_ between host and device is not simulated"
     kwargs.pop("device", None)
     plain = tree_map_only(DeviceTensor, lambda tensor: tensor.shown, (args, kwargs))
     written = [argument.name for argument in func._schema.arguments if _is_written(argument.alias_info)]
@@ -169,32 +149,6 @@ def _form(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor):
         return leaf.size(), leaf.stride(), leaf.dtype
     return type(leaf), leaf  # 1, 1.0 and True are equal
-
-
-def _copy(target: Any, source: Any, non_blocking: bool = False) -> Any:
-    """`copy_` between the host and a device."""
-    if isinstance(target, DeviceTensor):
-        _copy_in(target.shown, _real_to(source, target.dtype), target.device.index, non_blocking)
-        return target
-    return target.copy_(to_host(source))
-
-
-def _waits_for(indices: Any) -> bool:
-    """Whether they are a mask: how many it takes the host has to know. Those of the host are copied first."""
-    masked = False
-    for index in (index for index in indices if index is not None):
-        if not isinstance(index, DeviceTensor):
-            world().waited("copy from pageable memory")
-        if index.dtype in (torch.bool, torch.uint8):
-            world().waited("mask")
-            masked = True
-    return masked
-
-
-def _now(values: torch.Tensor, device: int) -> DeviceTensor:
-    made = allocate(values.size(), values.stride(), values.dtype, device, poisoned=False)
-    made.shown.copy_(values)
-    return made
 
 
 def _one_device(name: str, tensors: list[DeviceTensor]) -> int:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.measure.lines import Lines, check_same
+from bench.measure.lines import Lines
 from precache.errors import SettingError
 
 WORK = [{"sweep": 1, "machine": {"cpu": "é"}}, {"point": 1, "rates": [1.5, 2.0]}, {"point": 2}]
@@ -39,16 +39,3 @@ def test_the_file_of_something_else_is_refused_and_stays(tmp_path: Path) -> None
         with pytest.raises(SettingError, match=r"mine.txt: not a file of 'bench sweep'.*; name another"):
             Lines(path, "bench sweep")
         assert path.read_text() == content
-    with pytest.raises(SettingError, match="is a folder; name a file in it"):
-        Lines(tmp_path, "bench sweep")
-
-
-def test_what_differs_is_named_but_for_the_date() -> None:
-    machine = {"cpu": "EPYC", "date": "2026-11-21"}
-    check_same("work", {"machine": machine, "sweep": 1}, {"machine": {**machine, "date": "2026-12-01"}})
-    for found, said in (
-        ({"cpu": "Z80"}, "cpu: Z80, here EPYC"),
-        ({**machine, "gpu": "H200"}, "gpu: H200, here none"),
-    ):
-        with pytest.raises(SettingError, match=rf"^work: .*\({said}\); name another --out"):
-            check_same("work", {"machine": found}, {"machine": machine})

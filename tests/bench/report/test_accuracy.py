@@ -14,14 +14,12 @@ from bench.report.accuracy import (
     answers,
     cdf,
     compare,
-    enough,
     holm,
     html,
     interval,
     p_value,
     quantile,
     sentence,
-    table,
 )
 from tests.bench.rich_result import HOSTILE
 
@@ -29,18 +27,9 @@ from tests.bench.rich_result import HOSTILE
 def line(source: str, seed: int, top1: float, **more: Any) -> dict[str, Any]:
     recipe = {"model": "resnet10", "size": 64, "epochs": 2, "batch_size": 64, "lr": 0.2, "amp": "bf16"}
     machine = {"date": "2026-11-22", "cpu": "Xeon, 2 CPUs", "memory": "24 GiB", "accelerator": "none"}
-    told = {
-        "arm": source,
-        "seed": seed,
-        "conditions": {**recipe, "workers": 2, "threads": 1},
-        "source": {"described": f"shards on {source}"},
-        "machine": machine,
-        "curve": [[1, top1 / 2, 10.0], [2, top1, 20.0]],
-        "train_s": 20.0,
-        "other_cpu": 0.01,
-        "steps": 94,
-        "classes": 102,
-    }
+    told = {"arm": source, "seed": seed, "conditions": {**recipe, "workers": 2, "threads": 1}}
+    told |= {"source": {"described": f"shards on {source}"}, "machine": machine, "train_s": 20.0}
+    told |= {"curve": [[1, top1 / 2, 10.0], [2, top1, 20.0]], "other_cpu": 0.01, "steps": 94, "classes": 102}
     return {**told, **more}
 
 
@@ -55,26 +44,18 @@ def beside(baseline: list[float], top1: list[float]) -> Compared:
     return found
 
 
-def test_quantiles_are_those_of_the_tables_and_intervals_cover_what_is_true() -> None:
+def test_quantiles_intervals_and_holms_p_values_are_those_of_the_books() -> None:
     # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
-    for share, degrees, expected in (
-        *((0.975, 1, 12.706), (0.975, 2, 4.303), (0.95, 3, 2.353), (0.999, 5, 5.893), (0.975, 100, 1.984)),
-    ):
+    for share, degrees, expected in ((0.975, 1, 12.706), (0.95, 3, 2.353), (0.975, 100, 1.984)):
         assert quantile(share, degrees) == pytest.approx(expected, abs=6e-4)
         assert cdf(-expected, degrees) == pytest.approx(1 - share, abs=1e-4)
-    for seeds in (3, 10):
-        runs = np.random.default_rng((17, seeds)).normal(0.3, 0.8, (4000, seeds))
-        covered = [low <= 0.3 <= high for low, high in (interval(run.tolist()) for run in runs)]
-        assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
-
-
-def test_p_values_follow_the_interval_and_holm_multiplies_the_smallest_by_their_number() -> None:
+    runs = np.random.default_rng(17).normal(0.3, 0.8, (4000, 3))
+    covered = [low <= 0.3 <= high for low, high in (interval(run.tolist()) for run in runs)]
+    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
     values = [0.2, -0.1, 0.4, 0.3, 0.5]
     assert min(map(abs, interval(values, level=1 - p_value(values)))) == pytest.approx(0, abs=1e-9)
-    assert (p_value([1.0]), p_value([0.5, -0.5]), p_value([1.0, 1.0])) == (1, 1, 0)
     adjusted = holm({"a": 0.04, "b": 0.01, "c": 0.03, "d": 0.005})
     assert adjusted == pytest.approx({"d": 0.02, "b": 0.03, "c": 0.06, "a": 0.06})  # Holm (1979), section 3
-    assert holm({"a": 0.9, "b": 0.8}) == {"b": 1.0, "a": 1.0}
 
 
 def test_the_verdict_is_that_of_the_interval_of_differences_paired_by_seed() -> None:
@@ -86,25 +67,8 @@ def test_the_verdict_is_that_of_the_interval_of_differences_paired_by_seed() -> 
     ):
         found = beside([60.0, 61.2, 59.8, 60.3, 60.4], top1)
         assert found.verdict == verdict
-        assert found.low <= found.difference <= found.high
         assert (found.low > 0, found.high < 0) == (verdict == BETTER, verdict == WORSE)
-    paired = beside([50.0, 60.0, 70.0], [49.5, 59.51, 69.49])
-    assert paired.verdict == WORSE  # though seeds differ by 10 points
-    assert paired.high - paired.low < 0.06
-
-
-def test_as_many_seeds_as_would_do_do() -> None:
-    rng = np.random.default_rng(2)
-    values = rng.normal(0.2, 1.5, 5)
-    asked = enough(values.tolist(), margin=1.0)
-    assert asked is not None
-    for seeds, does in ((asked, True), (asked - 1, False)):
-        drawn = rng.normal(0, 1, seeds)
-        like = (drawn - drawn.mean()) / drawn.std(ddof=1) * values.std(ddof=1) + values.mean()
-        low, high = interval(like.tolist())
-        assert (high < 0 or low > 0 or (low >= -1 and high <= 1)) == does
-    assert enough([0.1], 1.0) is None
-    assert enough([800.0, -800.0, 0.0], 1.0) is None
+    assert beside([50.0, 60.0, 70.0], [49.5, 59.51, 69.49]).verdict == WORSE  # though seeds differ more
 
 
 def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
@@ -112,12 +76,8 @@ def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
     trained = [line("imagefolder", seed, 60.0) for seed in range(5)]
     for number in range(9):
         trained += [line(f"same{number}", seed, 60 + rng.normal(0, 0.3)) for seed in range(5)]
-    for seed, difference in enumerate((-0.1, -0.5, -0.2, -0.6, -0.5)):
-        trained.append(line("hardly", seed, 60 + difference))
-    found = compare(trained, 1.0)[-1]
-    assert (found.name, found.verdict, found.may_be_chance) == ("hardly", WORSE, True)
-    assert "by chance in" in sentence(found)
-    assert table(trained, 1.0).rows[-1][4] == "worse or chance"
+    trained += [line("hardly", seed, top1) for seed, top1 in enumerate((59.9, 59.5, 59.8, 59.4, 59.5))]
+    assert "by chance in" in sentence(compare(trained, 1.0)[-1])
 
 
 def test_the_page_has_every_training_and_nothing_is_told_of_models_that_learnt_nothing() -> None:
@@ -131,4 +91,3 @@ def test_the_page_has_every_training_and_nothing_is_told_of_models_that_learnt_n
     assert HOSTILE not in drawn
     assert drawn.count("60.20%") == 2
     assert drawn.count('"mode":"lines"') == 2 * (3 + 1)  # each seed and the mean
-    assert "Cannot tell with 1 seed" in html([each for each in lines() if each["seed"] == 0], 1.0)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from bench.report.stats import Estimate
 from bench.report.waiting import (
-    READING,
     TRAINING,
     VALIDATION,
     Event,
@@ -21,7 +20,6 @@ from bench.report.waiting import (
     find_streams,
     sentences,
     stage,
-    waits,
 )
 
 PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
@@ -31,7 +29,6 @@ ANY_TIME = settings(deadline=None, max_examples=60)  # a busy machine is no bug
 
 def process(
     *streams: tuple[int, Sequence[tuple[float, float]]],
-    steps: bool = True,
     rank: int | None = None,
     epochs: int = 1,
     start_s: float = 0.0,
@@ -51,7 +48,7 @@ def process(
             for wait_s, step_s in batches:
                 events.append(["batch", number, now, now + wait_s, done, IMAGES])
                 now += wait_s + step_s
-                done += steps and number == 0
+                done += number == 0
             events.append(["end", number, now, now, done])
     events.append(["probe", 0, {"parts": PARTS, "quartiles": [5e-3, 7e-3]}])
     return events
@@ -73,9 +70,7 @@ def test_the_share_is_what_was_waited_of_what_was_counted(
     total_s = sum(wait_s + step_s for wait_s, step_s in counted)
     assert found.batches == len(counted)
     assert found.share.median == pytest.approx(sum(wait_s for wait_s, _ in counted) / total_s)
-    assert found.share.low <= found.share.median <= found.share.high
     assert found.images_per_s == pytest.approx(IMAGES * len(counted) / total_s)
-    assert found.wait_s + found.step_s == pytest.approx(found.period_s)
 
 
 @ANY_TIME
@@ -90,68 +85,37 @@ def test_validation_is_told_from_training_and_takes_nothing_from_its_share(
     assert both[0].step_s == pytest.approx(alone.step_s)
 
 
-def test_a_validation_amid_an_epoch_is_no_step_and_two_loaders_may_train_together() -> None:
-    for second_trains in (False, True):
-        events: list[Event] = process((0, []), (1, []))[:3]
-        for step in range(30):
-            now = 10.0 * step
-            events.append(["batch", 0, now, now + 2, step, IMAGES])
-            if second_trains:
-                events.append(["batch", 1, now + 2, now + 5, step, IMAGES])
-            elif step == 15:
-                events += [["batch", 1, now + each, now + each, step, IMAGES] for each in range(3, 10)]
-        found = find_streams([events])
-        assert [one.role for one in found] == [TRAINING, TRAINING if second_trains else VALIDATION]
-        assert found[0].share.median == pytest.approx(0.2, abs=0.01)
-
-
-@ANY_TIME
-@given(st.lists(st.integers(1, 90), min_size=2, max_size=4, unique=True))
-def test_the_slowest_rank_is_named_and_comes_first(percents: list[int]) -> None:
-    shares = [percent / 100 for percent in percents]
-    ranks = [process((0, [(share, 1 - share)] * 20), rank=rank) for rank, share in enumerate(shares)]
+def test_the_slowest_rank_is_named_and_comes_first() -> None:
+    shares = (0.3, 0.9, 0.2)
+    ranks = [process((0, [(wait, 1 - wait)] * 20), rank=rank) for rank, wait in enumerate(shares)]
     found = find_streams(ranks)
-    slowest = shares.index(max(shares))
-    assert found[0].rank == slowest
+    assert found[0].rank == 1
     text = " ".join(sentences(found[0], found, gpu_price=1.0))
-    assert f"rank {slowest}, the slowest of {len(shares)}," in text
-    assert f"${max(shares) * len(shares):.2f}" in text
+    assert "rank 1, the slowest of 3," in text
+    assert "$2.70" in text
 
 
-def test_what_does_not_wait_reads_is_on_a_device_or_ahead_is_said() -> None:
+def test_what_keeps_up_is_left_alone_and_a_device_waits_less_than_its_host() -> None:
     (keeping,) = find_streams([process((0, [(0.0005, 0.1)] * 30), workers=2, prefetch=2)])
-    assert not waits(keeping)
     assert "Change nothing" in sentences(keeping, [keeping])[-1]
     assert find_cures(keeping, cpus=8, busy=0.1) == []
-    (reading,) = find_streams([process((0, [(0.1, 0.1)] * 20), steps=False)])
-    assert reading.role == READING
-    assert sentences(reading, [reading])[0].startswith("The script waits 50%")
     events = process((0, [(0.09, 0.01)] * 40))  # the host waits for the data, the device still computes
     (computing,) = find_streams([[*events, *(["idle", 0, number, 0.02] for number in range(40))]])
-    assert computing.on_device
     assert computing.share.median == pytest.approx(0.2)
-    (ahead,) = find_streams([[*process((0, [(0.5, 0.0)] * 20)), ["ahead", 0]]])
-    assert find_cures(ahead, cpus=8, busy=0.1) == []
-    assert "cannot be told" in sentences(ahead, [ahead])[0]
-    for nothing in ([process((0, []))], [process((0, [(0.1, 0.1)] * 3))], []):
-        assert find_streams(nothing) == []
 
 
-def waiting_stream(**changes: Any) -> Stream:
-    workers = changes.pop("workers", 0)
+def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
     return replace(find_streams([process((0, [(0.3, 0.1)] * 40), workers=workers)])[0], **changes)
 
 
 def test_the_stage_is_the_longest_part_or_the_start_of_epochs() -> None:
     assert stage(waiting_stream()) == "decode"
     assert stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
-    assert stage(waiting_stream(parts={})) == ""
     each = [(0.0, 0.1)] * 20
     restarting = find_streams([process((0, each), epochs=4, start_s=3.0, workers=2, prefetch=2)])[0]
     assert stage(restarting) == "workers"
     cure = find_cures(restarting, cpus=2, busy=0.5)[0]
     assert (cure.name, cure.keywords) == ("persistent_workers", {"persistent_workers": True})
-    assert cure.images_per_s.median == pytest.approx(IMAGES / 0.1, rel=0.08)  # the first batch is decoded
 
 
 @ANY_TIME
@@ -159,8 +123,6 @@ def test_the_stage_is_the_longest_part_or_the_start_of_epochs() -> None:
 def test_workers_are_asked_for_only_where_cpus_have_time(workers: int, cpus: int, busy: float) -> None:
     stream = waiting_stream(workers=workers)
     for cure in find_cures(stream, cpus=cpus, busy=busy):
-        assert cure.name in ("workers", "persistent_workers")
-        assert cure.images_per_s.low <= cure.images_per_s.median <= cure.images_per_s.high
         assert stream.images_per_s < cure.images_per_s.median <= IMAGES / stream.step_s * 1.0001
         if cure.name == "workers":
             assert cure.keywords is not None
@@ -168,18 +130,13 @@ def test_workers_are_asked_for_only_where_cpus_have_time(workers: int, cpus: int
             assert cure.images_per_s.median <= stream.images_per_s / max(busy, 1e-9) * 1.0001
             assert "train.py:7" in cure.write
     assert not find_cures(stream, cpus=cpus, busy=1.0)
-    assert not find_cures(waiting_stream(workers=1), cpus=1, busy=None)
 
 
 def test_another_data_set_is_predicted_from_what_its_samples_take() -> None:
     half = Replaced("shards", Estimate(0.5, 0.45, 0.55), None, "write", "1 GB")
     whole = Replaced("build", Estimate(1, 1, 1), Estimate(9e9, 9e9, 9e9), "write")
-    alone, two = waiting_stream(), waiting_stream(workers=2)
+    alone = waiting_stream()
     found = {cure.name: cure for cure in find_cures(alone, cpus=1, busy=1.0, replaced=[half, whole])}
     assert found["shards"].images_per_s.median == pytest.approx(IMAGES / (0.1 + 0.15))
     assert found["build"].images_per_s.median == pytest.approx(IMAGES / 0.1)
-    by_workers = find_cures(two, cpus=1, busy=1.0, replaced=[half])[0]
-    assert by_workers.images_per_s.median == pytest.approx(IMAGES / 0.2)
-    text = compared(found["shards"], alone, waiting_stream(period_s=0.2))
-    assert "2.00 times as many" in text
-    assert "predicted were 128" in text
+    assert "2.00 times as many" in compared(found["shards"], alone, waiting_stream(period_s=0.2))

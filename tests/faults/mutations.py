@@ -80,7 +80,7 @@ def replace_file(path: Path, draw: random.Random, elsewhere: Path) -> str:
     """Put something else in the place of a file; what, in a word. `elsewhere` is an empty folder."""
     kept = elsewhere / "kept"
     devices = ("/dev/zero", "/dev/null", "/dev/tty", "/proc/self/mem")
-    links = {"loop": path.name, "dangling": "nowhere", "device": draw.choice(devices), "linked": kept}
+    links = {"loop": path.name, "dangling": "nowhere", "device": draw.choice(devices), "linked": str(kept)}
     kind = draw.choice(("deleted", "empty", "fifo", "folder", "swapped", *links))
     others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
     path.rename(kept)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.command import ROOT
-from tests.faults.__main__ import ATTACKS
+from tests.faults.nursery import ATTACKS
 
 PROMISES = (ROOT / "precache/promises.md").read_text()
 DOCUMENTS = [

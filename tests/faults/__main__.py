@@ -6,78 +6,38 @@ A failure prints the command that repeats its case alone:
 """
 
 import argparse
-import importlib
 import math
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import Counter
 from datetime import date
 from pathlib import Path
-from typing import Any
 
+from tests.command import ROOT
 from tests.faults import nursery, shim
-from tests.faults.tally import FAILURES, Tally
-
-# name -> (module, cases of the long run)
-ATTACKS = {
-    "kills": ("kills", 1_000),
-    "errnos": ("errnos", 0),  # as many as there are calls and errors
-    "journals": ("journals", 2_000),
-    "locks": ("locks", 2_000),
-    "pictures": ("pictures", 10_000),
-    "folders": ("folders", 10_000),
-    "loaders": ("loading", 10_000),
-}
-NEED_THE_SHIM = ("kills", "errnos", "journals", "locks")
-
-
-def module_of(name: str) -> Any:
-    """The module of the attack `name`."""
-    return importlib.import_module(f"tests.faults.{ATTACKS[name][0]}")
+from tests.faults.nursery import ATTACKS, FAILURES, NEED_THE_SHIM, Outcome
 
 
 def long_count(name: str, folder: Path) -> int:
     """Cases of the long run of `name`, times FAULTS_SCALE; `folder` is that of the run."""
-    module, count = module_of(name), ATTACKS[name][1]
-    if hasattr(module, "full_count"):
-        count = max(count, module.full_count(nursery.prepare(module, folder)))
+    count = ATTACKS[name][1]
+    if not count:
+        nursery.run(name, 0, 0, folder)
+        count = len(pickle.loads((folder / "world.pickle").read_bytes()).points)
     return max(1, math.ceil(count * float(os.environ.get("FAULTS_SCALE", "1"))))
 
 
-def row(name: str, tally: Tally, seconds: float, commit: str) -> str:
+def row(name: str, outcomes: dict[int, Outcome], seconds: float) -> str:
     """A line of the table."""
-    cells = [name, f"{tally.count:,}", *(f"{tally.counts[kind]:,}" for kind in FAILURES)]
+    commit = subprocess.getoutput(f"git -C {ROOT} describe --always --dirty --exclude='*'")
+    counts = Counter(outcome.kind for outcome in outcomes.values())
+    cells = [name, *(f"{count:,}" for count in (counts.total(), *(counts[kind] for kind in FAILURES)))]
     return f"| {' | '.join([*cells, f'{seconds:.0f}', date.today().isoformat(), commit])} |"
-
-
-def _commit() -> str:
-    def git(*arguments: str) -> str:
-        command = ["git", *arguments]
-        return subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        ).stdout.strip()
-
-    # what is attacked, not the tests
-    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../../precache", "../../loaders")
-    return git("rev-parse", "--short", "HEAD") + (" and changes" if changed else "")
-
-
-@contextmanager
-def _folder(parent: Path | None) -> Iterator[Path]:
-    """A folder to work in; removed at the end, unless FAULTS_KEEP is set."""
-    folder = Path(tempfile.mkdtemp(dir=parent, prefix="faults-"))
-    try:
-        yield folder
-    finally:
-        if "FAULTS_KEEP" in os.environ:
-            print(f"kept: {folder}")
-        else:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def main() -> int:
@@ -93,16 +53,22 @@ def main() -> int:
         parser.error(f"unknown attack {min(unknown)!r}; choose from: {', '.join(ATTACKS)}")
     if reason := shim.missing():
         print(f"not run: {', '.join(NEED_THE_SHIM)}: {reason}", file=sys.stderr)
-    names = [n for n in given.names or ATTACKS if not (reason and n in NEED_THE_SHIM)]
     failed = False
-    for name in names:
-        with _folder(given.folder) as folder:
-            start_s = time.monotonic()
+    for name in given.names or ATTACKS:
+        if reason and name in NEED_THE_SHIM:
+            continue
+        start_s, folder = time.monotonic(), Path(tempfile.mkdtemp(dir=given.folder, prefix="faults-"))
+        try:
             count = given.count if given.count is not None else long_count(name, folder)
-            tally = nursery.run(module_of(name), given.seed, count, folder, jobs=given.jobs)
-        line = row(name, tally, time.monotonic() - start_s, _commit())
-        print("\n".join([line, *tally.lines(name)]), flush=True)
-        failed = failed or bool(tally.failures)
+            outcomes = nursery.run(name, given.seed, count, folder, jobs=given.jobs)
+        finally:
+            if "FAULTS_KEEP" in os.environ:
+                print(f"kept: {folder}")
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        failures = nursery.failures(name, outcomes)
+        print("\n".join([row(name, outcomes, time.monotonic() - start_s), *failures[:20]]), flush=True)
+        failed = failed or bool(failures)
     return int(failed)
 
 

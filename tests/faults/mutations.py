@@ -16,68 +16,47 @@ _JSON = (
 _LITERAL = re.compile(rb'-?\d+(?:\.\d+)?|"(?:[^"\\]|\\.)*"')
 
 
+_WAYS = (
+    "flip", "flip", "byte", "cut", "cut out", "double", "append", "splice", "insert", "zeros", "number",
+    "number",
+)  # fmt: skip
+
+
 def spoil(data: bytes, draw: random.Random, other: bytes = b"") -> bytes:
     """`data` with one to three changes; never `data` itself. `other` is spliced in."""
     spoilt = data
     while spoilt == data:
         for _ in range(draw.choice((1, 1, 2, 3))):
-            spoilt = draw.choice(_WAYS)(spoilt, draw, other)
+            spoilt = _change(spoilt, draw, other)
     return spoilt
 
 
-def _flip(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    if not data:
-        return b"\0"
+def _change(data: bytes, draw: random.Random, other: bytes) -> bytes:
     place = _place(data, draw)
-    return data[:place] + bytes([data[place] ^ 1 << draw.randrange(8)]) + data[place + 1 :]
-
-
-def _byte(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    place = _place(data, draw)
-    return data[:place] + bytes([draw.choice((0, 0xFF, draw.randrange(256)))]) + data[place + 1 :]
-
-
-def _cut(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    return data[: _place(data, draw)]
-
-
-def _cut_out(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    start = _place(data, draw)
-    return data[:start] + data[start + draw.choice((1, 2, 8, 64, 512, 4096)) :]
-
-
-def _double(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    start = _place(data, draw)
-    stop = start + draw.choice((1, 4, 16, 512, 4096))
-    return data[:stop] + data[start:stop] + data[stop:]
-
-
-def _append(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    return data + draw.choice((b"\0", b"\n", b"}", other[:1000], bytes(4096), draw.randbytes(20)))
-
-
-def _splice(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    """The start of one, the end of the other; or a piece of it in place."""
-    if draw.random() < 0.5:
-        return data[: _place(data, draw)] + other[_place(other, draw) :]
-    piece = other[(start := _place(other, draw)) : start + draw.choice((4, 32, 256))]
-    place = _place(data, draw)
-    return data[:place] + piece + data[place + len(piece) :]
-
-
-def _zeros(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    """As disks lose blocks."""
-    start = _place(data, draw)
-    count = min(draw.choice((1, 16, 512, 4096)), len(data) - start)
-    return data[:start] + bytes(count) + data[start + count :]
-
-
-def _number(data: bytes, draw: random.Random, other: bytes) -> bytes:
-    """Another number where a length, a count or an offset may stand."""
-    value, width = draw.choice(_NUMBERS), draw.choice("BHIQ")
-    packed = struct.pack(draw.choice("<>") + width, value & (1 << 8 * struct.calcsize(width)) - 1)
-    place = _place(data, draw)
-    return data[:place] + packed + data[place + len(packed) :]
+    before, behind = data[:place], data[place:]
+    match draw.choice(_WAYS):
+        case "flip":
+            new = bytes([(behind or b"\1")[0] ^ 1 << draw.randrange(8)])
+        case "byte":
+            new = bytes([draw.choice((0, 0xFF, draw.randrange(256)))])
+        case "cut":
+            return before
+        case "cut out":
+            return before + behind[draw.choice((1, 2, 8, 64, 512, 4096)) :]
+        case "double":
+            return before + behind[: draw.choice((1, 4, 16, 512, 4096))] + behind
+        case "append":
+            return data + draw.choice((b"\0", b"\n", b"}", other[:1000], bytes(4096), draw.randbytes(20)))
+        case "splice":
+            return before + other[_place(other, draw) :]
+        case "insert":
+            new = other[_place(other, draw) :][: draw.choice((4, 32, 256))]
+        case "zeros":  # as disks lose blocks
+            new = bytes(min(draw.choice((1, 16, 512, 4096)), len(behind)))
+        case _:  # another number where a length, a count or an offset may stand
+            kind, value = draw.choice("<>") + draw.choice("BHIQ"), draw.choice(_NUMBERS)
+            new = struct.pack(kind, value & (1 << 8 * struct.calcsize(kind)) - 1)
+    return before + new + behind[len(new) :]
 
 
 def spoil_json(data: bytes, draw: random.Random, other: bytes = b"") -> bytes:
@@ -94,46 +73,27 @@ def spoil_json(data: bytes, draw: random.Random, other: bytes = b"") -> bytes:
 
 def _place(data: bytes, draw: random.Random) -> int:
     """Anywhere, but half of the time where headers are."""
-    if not data:
-        return 0
-    return draw.randrange(min(len(data), draw.choice((64, 600, len(data), len(data)))))
-
-
-_WAYS = (_flip, _flip, _byte, _cut, _cut_out, _double, _append, _splice, _zeros, _number, _number)
+    return draw.randrange(min(len(data), draw.choice((64, 600, len(data), len(data))))) if data else 0
 
 
 def replace_file(path: Path, draw: random.Random, elsewhere: Path) -> str:
     """Put something else in the place of a file; what, in a word. `elsewhere` is an empty folder."""
-    kind = draw.choice(
-        ("deleted", "empty", "fifo", "folder", "loop", "dangling", "device", "swapped", "linked")
-    )
-    if kind == "swapped":
-        others = sorted(p for p in path.parent.iterdir() if p.is_file() and p != path)
-        other = draw.choice(others)
-        temporary = elsewhere / "swap"
-        path.rename(temporary)
-        other.rename(path)
-        temporary.rename(other)
-        return f"swapped with {other.name}"
     kept = elsewhere / "kept"
+    devices = ("/dev/zero", "/dev/null", "/dev/tty", "/proc/self/mem")
+    links = {"loop": path.name, "dangling": "nowhere", "device": draw.choice(devices), "linked": str(kept)}
+    kind = draw.choice(("deleted", "empty", "fifo", "folder", "swapped", *links))
+    others = sorted(other for other in path.parent.iterdir() if other.is_file() and other != path)
     path.rename(kept)
-    if kind == "empty":
+    if kind in links:  # to what was there, too: that is allowed
+        path.symlink_to(links[kind])
+    elif kind == "empty":
         path.touch()
     elif kind == "fifo":
         os.mkfifo(path)
     elif kind == "folder":
         path.mkdir()
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    elif kind == "dangling":
-        path.symlink_to("nowhere")
-    elif kind == "device":
-        path.symlink_to(draw.choice(("/dev/zero", "/dev/null", "/dev/tty", "/proc/self/mem")))
-    elif kind == "linked":  # what was there, by a link: allowed
-        path.symlink_to(kept)
+    elif kind == "swapped":
+        other = draw.choice(others)
+        other.rename(path)
+        kept.rename(other)
     return kind
-
-
-def content_of(path: Path) -> bytes | None:
-    """The bytes of a regular file; None if it is something else, or not there."""
-    return path.read_bytes() if path.is_file() and not path.is_symlink() else None

@@ -6,6 +6,7 @@ files of very many pixels.
 
 import io
 import random
+import re
 import resource
 import struct
 import zlib
@@ -19,20 +20,23 @@ from PIL import Image, PngImagePlugin
 
 from precache import ImageError, Recipe
 from precache.pictures import images
-from tests.faults import mutations, nursery
-from tests.faults.tally import RIGHT, Outcome
+from tests.faults import mutations
+from tests.faults.nursery import CLEAN, RIGHT, Attack, Bad, Outcome, say
 
 _MOST_BYTES = 3 << 29  # 100 million pixels of four bytes, and a copy
 _ADDRESS_BYTES = 5 << 30
-CASE_S, CHUNK = 20.0, 50
 _SIDE = 32
 _BOMBS, _BOMB_EACH = 2, 400
 _PNG = b"\x89PNG\r\n\x1a\n"
+_TURNED, _TEXTS = Image.Exif(), PngImagePlugin.PngInfo()
+_TURNED[0x0112] = 6
+_TEXTS.add_text("Comment", "long " * 400, zip=True)
+_TEXTS.add_itxt("Title", "short")
 _WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("RGB", "JPEG", {"quality": 95}), ("RGB", "JPEG", {"quality": 60, "subsampling": 2}),
     ("RGB", "JPEG", {"progressive": True}), ("RGB", "JPEG", {"restart_marker_rows": 1}),
-    ("RGB", "JPEG", {"exif": "turned"}), ("L", "JPEG", {}), ("CMYK", "JPEG", {}),
-    ("RGB", "PNG", {}), ("RGBA", "PNG", {"pnginfo": "texts"}), ("P", "PNG", {"transparency": 3}),
+    ("RGB", "JPEG", {"exif": _TURNED}), ("L", "JPEG", {}), ("CMYK", "JPEG", {}),
+    ("RGB", "PNG", {}), ("RGBA", "PNG", {"pnginfo": _TEXTS}), ("P", "PNG", {"transparency": 3}),
     ("1", "PNG", {}), ("LA", "PNG", {}), ("I;16", "PNG", {}), ("RGB", "PNG", {"save_all": True}),
     ("P", "GIF", {}), ("P", "GIF", {"save_all": True}),
     ("RGB", "WEBP", {}), ("RGBA", "WEBP", {"lossless": True}), ("RGB", "WEBP", {"save_all": True}),
@@ -46,20 +50,15 @@ _WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 Pictures = list[tuple[str, bytes]]
 
 
-def prepare(world: Path) -> None:
-    for number, (name, data) in enumerate([*_write_bombs(), *_write_all()]):
-        (world / f"{number:02} {name}").write_bytes(data)
+def _prepare(folder: Path) -> Pictures:
+    return [*_write_bombs(), *_write_all()]
 
 
-def load(world: Path) -> Pictures:
-    return [(path.name[3:], path.read_bytes()) for path in sorted(world.iterdir())]
-
-
-def warm(world: Pictures) -> None:
+def _warm(world: Pictures) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (_ADDRESS_BYTES, _ADDRESS_BYTES))
 
 
-def case(world: Pictures, seed: int, folder: Path) -> Outcome:
+def _spoil(world: Pictures, seed: int, folder: Path) -> Outcome:
     draw = random.Random(seed)
     bombs, pictures = world[:_BOMBS], world[_BOMBS:]
     name, data = draw.choice(pictures) if seed % _BOMB_EACH else bombs[seed // _BOMB_EACH % _BOMBS]
@@ -72,24 +71,20 @@ def case(world: Pictures, seed: int, folder: Path) -> Outcome:
         allow_truncated=draw.random() < 0.2,
         scaled_decode=draw.random() < 0.2,
     )
-    nursery.say(name)
+    say(f"{name}, {len(spoilt):,} bytes")
     Path("/proc/self/clear_refs").write_text("5")  # the most memory so far is that of now
+    outcome = RIGHT
     try:
         pixels, _ = images.render(spoilt, "picture", how)
+        if pixels.shape != (_SIDE, _SIDE, 3) or pixels.dtype != np.uint8:
+            raise Bad("wrong", f"{pixels.dtype} {pixels.shape}")
     except ImageError as error:
         if "\n" in str(error) or len(str(error)) > 1000:
-            return Outcome(
-                "traceback", f"{name}: an error of {len(str(error))} characters: {str(error)[:100]!r}"
-            )
-        outcome = Outcome("clean")
-    except BaseException as error:
-        return Outcome("traceback", f"{name}: {nursery.describe(error)}")
-    else:
-        outcome = RIGHT
-        if pixels.shape != (_SIDE, _SIDE, 3) or pixels.dtype != np.uint8:
-            return Outcome("wrong", f"{name}: {pixels.dtype} {pixels.shape}")
-    if (most := _most_memory()) > _MOST_BYTES:
-        return Outcome("crash", f"{name}: {len(spoilt):,} bytes took {most / 2**30:.1f} GiB")
+            raise Bad("traceback", f"{len(str(error))} characters: {str(error)[:100]!r}") from error
+        outcome = CLEAN
+    (most,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    if int(most) * 1024 > _MOST_BYTES:
+        raise Bad("crash", f"took {int(most) / 2**20:.1f} GiB")
     return outcome
 
 
@@ -103,13 +98,6 @@ def _with_checksums(png: bytes) -> bytes:
         fixed[stop : stop + 4] = zlib.crc32(fixed[place + 4 : stop]).to_bytes(4, "big")
         place = stop + 4
     return bytes(fixed)
-
-
-def _most_memory() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def _write_bombs() -> Iterator[tuple[str, bytes]]:
@@ -127,30 +115,18 @@ def _write_bombs() -> Iterator[tuple[str, bytes]]:
 def _write_all() -> Iterator[tuple[str, bytes]]:
     """(name, bytes) of a picture of each kind; those that this Pillow cannot write are left out."""
     rng = np.random.default_rng(3)
-    noise = Image.fromarray(rng.integers(0, 256, (9, 11, 3), np.uint8)).resize(
-        (44, 36), Image.Resampling.BICUBIC
-    )
+    noise = Image.fromarray(rng.integers(0, 256, (9, 11, 3), np.uint8))
+    noise = noise.resize((44, 36), Image.Resampling.BICUBIC)
+    deep = Image.fromarray(rng.integers(0, 65536, (36, 44), np.uint16))
     for mode, form, options in _WAYS:
-        image = (
-            Image.fromarray(rng.integers(0, 65536, (36, 44), np.uint16))
-            if mode == "I;16"
-            else noise.convert(mode)
-        )
-        settings = dict(options)
-        if settings.get("save_all"):
-            settings["append_images"] = [image.rotate(90), image.rotate(180)]
-        if "exif" in settings:
-            exif = Image.Exif()
-            exif[0x0112] = 6
-            settings["exif"] = exif
-        if "pnginfo" in settings:
-            texts = PngImagePlugin.PngInfo()
-            texts.add_text("Comment", "long " * 400, zip=True)
-            texts.add_itxt("Title", "short")
-            settings["pnginfo"] = texts
+        image = deep if mode == "I;16" else noise.convert(mode)
+        more = {"append_images": [image.rotate(90), image.rotate(180)]} if "save_all" in options else {}
         buffer = io.BytesIO()
         try:
-            image.save(buffer, form, **settings)
+            image.save(buffer, form, **options, **more)
         except (KeyError, OSError, ValueError):
             continue
         yield f"{form} {mode} {' '.join(options)}".strip(), buffer.getvalue()
+
+
+ATTACKS = {"pictures": Attack(_prepare, _spoil, warm=_warm, case_s=20, chunk=50)}

@@ -4,11 +4,11 @@ import ctypes
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 COUNT, KILL_GROUP, KILL_SELF, FAIL, SHORT, TORN = range(6)
 DST, SRC = 1, 2
-_SOURCE = Path(__file__).with_name("shim.c")
 
 
 def missing() -> str:
@@ -20,11 +20,29 @@ def missing() -> str:
 
 def build(folder: Path) -> Path:
     """Compile it into `folder`, unless it is there."""
-    library = folder / "shim.so"
+    library, source = folder / "shim.so", Path(__file__).with_name("shim.c")
     if not library.exists():
-        command = ["cc", "-O1", "-fPIC", "-shared", "-o", str(library), str(_SOURCE), "-ldl"]
+        command = ["cc", "-O1", "-fPIC", "-shared", "-o", str(library), str(source), "-ldl"]
         subprocess.run(command, check=True, timeout=60)
     return library
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """What to do at which call.
+
+    Attributes:
+        nth: from 1 on.
+        changes: count calls that change something, no others; killing at those is enough.
+        for_good: fail from then on, not once.
+    """
+
+    action: int
+    nth: int = 0
+    scope: int = DST
+    error: int = 0
+    for_good: bool = False
+    changes: bool = False
 
 
 class _Shared(ctypes.Structure):
@@ -49,18 +67,12 @@ class Shim:
         self._shared = self._library.faults_share().contents
         self._folders = (str(destination).encode(), str(source).encode())
 
-    def arm(self, strike: "Strike") -> None:
+    def arm(self, strike: Strike) -> None:
         """Attack this process, and what it forks, from now on."""
-        kill = strike.action in (KILL_GROUP, KILL_SELF, TORN, SHORT)
-        self._library.faults_arm(
-            *self._folders,
-            strike.scope,
-            int(kill or strike.changes),
-            ctypes.c_long(strike.nth),
-            strike.action,
-            strike.error,
-            int(strike.for_good),
-        )
+        changes = strike.changes or strike.action in (KILL_GROUP, KILL_SELF, TORN, SHORT)
+        nth, for_good = ctypes.c_long(strike.nth), int(strike.for_good)
+        how = (strike.scope, int(changes), nth, strike.action, strike.error, for_good)
+        self._library.faults_arm(*self._folders, *how)
 
     def reset(self) -> None:
         """Count from zero; for this process, before it forks the one that is armed."""
@@ -76,20 +88,3 @@ class Shim:
     def struck(self) -> str:
         """The call that was spoilt; empty if none was."""
         return f"{self._shared.call.decode()} {Path(self._shared.path.decode()).name}".strip()
-
-
-class Strike:
-    """What to do at which call.
-
-    Attributes:
-        nth: from 1 on.
-        changes: count calls that change something, no others; killing at those is enough.
-        for_good: fail from then on, not once.
-    """
-
-    def __init__(
-        self, action: int, nth: int = 0, *, scope: int = DST, error: int = 0,
-        for_good: bool = False, changes: bool = False,
-    ) -> None:  # fmt: skip
-        self.action, self.nth, self.scope, self.error = action, nth, scope, error
-        self.for_good, self.changes = for_good, changes

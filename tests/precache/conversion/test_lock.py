@@ -1,4 +1,4 @@
-"""One conversion at a time writes a destination. See `tests/faults/locks.py` for what a crash leaves."""
+"""One conversion at a time writes a destination. What a crash leaves: see `locks` in `tests/faults`."""
 
 import errno
 import fcntl

@@ -1,6 +1,6 @@
 """Real signals to a command: what is finished is kept, and the same command goes on.
 
-See `tests/faults/kills.py` for SIGKILL.
+See the attack `kills` of `tests/faults` for SIGKILL.
 """
 
 import os

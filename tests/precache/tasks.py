@@ -36,10 +36,6 @@ def do(task: Deadly, tick: Ticks) -> tuple[str, list[int]]:
     return task.name, done
 
 
-def finish(produced: tuple[str, list[int]]) -> str:
-    return f"{produced[0]} is finished"
-
-
 def die(task: Any, tick: Ticks) -> None:
     """Before it begins a unit."""
     os.kill(os.getpid(), signal.SIGKILL)
@@ -52,13 +48,6 @@ def die_over_other_units(task: Deadly, tick: Ticks) -> None:
         file.write(b".")
     tick.begin(task.tries.stat().st_size)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def die_over_all(task: Deadly, tick: Ticks) -> None:
-    for unit in range(1000):
-        if unit not in tick.fatal:
-            tick.begin(unit)
-            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_stubbornly(task: Deadly, tick: Ticks) -> None:

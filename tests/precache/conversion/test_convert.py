@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -13,11 +12,14 @@ import psutil
 import pytest
 from PIL import Image
 
-from precache import convert, open_dataset, verify
+from precache import check, convert, open_dataset, verify
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError
+from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.tree import scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
+from tests.damage import damage_tree
 from tests.precache.destinations import contents
 
 
@@ -65,34 +67,29 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
             convert(tree, out, recipe, workers=0, max_rejects=share)
 
 
-@pytest.mark.parametrize("name", ["shards", "webdataset", "dali"])
-def test_the_size_is_predicted_and_checked_against_the_disk(
-    name: str, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+# `precache check`: which pictures cannot be decoded, and the list of them.
+
+
+def test_check_lists_what_the_converter_rejects_while_the_files_are_as_they_were(
+    raw_tree: Path, tmp_path: Path
 ) -> None:
-    seen: list[tuple[int, int]] = []
-    settings = {"recipe": small_recipe(name, size=128, shard_bytes=2**20), "workers": 0}
-    manifest = convert(raw_tree, tmp_path / "out", on_start=lambda *s: seen.append(s), **settings).manifest
-    ((predicted, free),) = seen
-    assert abs(predicted / manifest.stored_bytes - 1) < 0.15
-    assert free > 0
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10**9, 10**9, 1000))
-    with pytest.raises(DatasetError, match=r"needs about [\d,]+ bytes, and 1,000 are free"):
-        convert(raw_tree, tmp_path / "other", **settings)
-
-
-def most_memory(command: list[str]) -> int:
-    """Bytes that it and its workers had at a time; what several share is counted once."""
-    process = subprocess.Popen(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL
-    )
-    tree, most = psutil.Process(process.pid), 0
-    while process.poll() is None:
-        with suppress(psutil.NoSuchProcess):
-            processes = (tree, *tree.children(recursive=True))
-            most = max(most, sum(process.memory_full_info().pss for process in processes))
-        time.sleep(0.02)
-    assert process.returncode == 0
-    return most
+    tree = tmp_path / "tree"
+    bad = [scan_tree(raw_tree).samples[row].path for row in damage_tree(raw_tree, tree)]
+    report = check(tree, workers=2)
+    assert (report.pictures, [picture.path for picture in report.rejected]) == (IMAGES, bad)
+    assert report.list_file == default_list(tree) == tmp_path / "tree.rejected.csv"
+    assert read_list(report.list_file) == report.rejected
+    converted = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=1).manifest
+    assert [(r.path, r.reason) for r in converted.rejected] == [(r.path, r.reason) for r in report.rejected]
+    mended, touched, *others = (tree / path for path in bad)
+    mended.write_bytes((tree / scan_tree(tree).samples[0].path).read_bytes())
+    os.utime(touched, ns=(0, touched.stat().st_mtime_ns + 1))
+    samples = scan_tree(tree).samples
+    held = [tree / samples[row].path for row in rejected_rows(samples, report.rejected).tolist()]
+    assert held == others
+    for path in bad:
+        (tree / path).unlink()
+    assert check(tree, workers=0).rejected == read_list(report.list_file) == ()
 
 
 @pytest.mark.slow
@@ -100,18 +97,30 @@ def most_memory(command: list[str]) -> int:
 @pytest.mark.parametrize("name", ["shards", "webdataset"])
 def test_memory_does_not_grow_with_the_dataset(name: str, tmp_path: Path) -> None:
     """10,000 against 300,000 pictures: under 350 bytes for each one more, of all processes together."""
-    picture = tmp_path / "0.jpg"
     peaks = []
     for count in (10_000, 300_000):
+        tree = tmp_path / f"{count}"
         for number in range(count):
-            folder = tmp_path / f"{count}" / f"{number // 1000:03d}"
-            if number % 1000 == 0:
+            folder = tree / f"{number // 1000:03d}"
+            if number % 1000 == 0:  # a file has so many names at most
                 folder.mkdir(parents=True)
                 Image.new("RGB", (16, 16)).save(picture := tmp_path / f"{count}-{number}.jpg")
             os.link(picture, folder / f"{number:06d}.jpg")
-        arguments = ("convert", tmp_path / f"{count}", tmp_path / f"{count}.out", "--format", name)
-        settings = ("--size", 16, "--shard-bytes", "256KiB", "--workers", 2)
-        command = [sys.executable, "-m", "precache", *map(str, (*arguments, *settings))]
-        peaks.append(most_memory(command))
+        settings = f"--format {name} --size 16 --shard-bytes 256KiB --workers 2"
+        command = [sys.executable, "-m", "precache", "convert", f"{tree}", f"{tree}.out", *settings.split()]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+            peaks.append(most_memory(process))
+        assert process.returncode == 0
     assert peaks[1] - peaks[0] < 350 * 290_000
     assert max(peaks) < 300 * 2**20
+
+
+def most_memory(process: "subprocess.Popen[bytes]") -> int:
+    """Bytes that it and its workers had at a time; what several share is counted once."""
+    parent, most = psutil.Process(process.pid), 0
+    while process.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            every = (parent, *parent.children(recursive=True))
+            most = max(most, sum(one.memory_full_info().pss for one in every))
+        time.sleep(0.02)
+    return most

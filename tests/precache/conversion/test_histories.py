@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
@@ -22,13 +22,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from precache import PrecacheError, Recipe, convert, open_dataset, verify
 from precache.conversion.clean import leftovers
-from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.storage.locks import lock_path
-from precache.storage.objects import ObjectStore
-from precache.storage.urls import Location, Url
-from tests.cloud.storages import Storage, Stored
+from precache.storage.urls import Location
 from tests.faults.worlds import make_tree
 from tests.precache.destinations import THESIS, contents
 from tests.precache.sources.archives import put
@@ -41,6 +37,8 @@ RECIPES = {
     for name, size in (("shards", 16), ("webdataset", 24))
 }
 VERSIONS = 4
+MOMENTS = 90
+"""At which a command may be stopped, about."""
 INSIDE = (
     "thesis.txt", "mine-12345.jpg", "mine-00000.safetensors", "train-99999.safetensors",
     ".x.0123456789abcdef.partial", "folder/thesis.txt", "journal.jsonl.bak",
@@ -119,21 +117,16 @@ class Histories(RuleBasedStateMachine):
         stopped: kinds of commands whose leftovers may lie in DST or beside it.
     """
 
-    counts: ClassVar[str] = "changes"
-
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="histories-"))
-        self.data: Any = self.folder / "data"
+        self.data = self.folder / "data"
+        self.place = self.data / "out"
         self.version = 0
         self.mine: Contents = {}
         self.bases: list[Dataset | None] = [None]
         self.begun: set[tuple[str, int]] = set()
         self.stopped: set[str] = set()
-
-    @property
-    def place(self) -> Any:
-        return self.data / "out"
 
     # What can be done.
 
@@ -154,7 +147,9 @@ class Histories(RuleBasedStateMachine):
     def user_takes_files_out_of_it(self) -> None:
         for name in self.inside():
             del self.mine[name]
-            self.take(name)
+            (self.data / name).unlink()
+            with suppress(OSError):  # not empty
+                os.removedirs((self.data / name).parent)
 
     @rule(
         kind=st.sampled_from(("convert", "overwrite", "update")),
@@ -165,14 +160,14 @@ class Histories(RuleBasedStateMachine):
     def command(self, kind: str, recipe: str, stops: list[tuple[int, str]], is_run_again: bool) -> None:
         """Run it, stopped a few times; then, perhaps, to its end."""
         for drawn, way in stops:
-            moment = drawn * 7919 % 1000 * self.moments() // 1000 + 1  # as often late as early
-            self.attempt(kind, recipe, Stop(moment, way, self.counts))
+            moment = drawn * 7919 % 1000 * MOMENTS // 1000 + 1  # as often late as early
+            self.attempt(kind, recipe, Stop(moment, way))
         if is_run_again or not stops:
             self.attempt(kind, recipe, Stop())
 
     @rule(moment=st.one_of(st.just(0), st.integers(1, 20)))
     def clean(self, moment: int) -> None:
-        stop = Stop(moment, counts=self.counts)
+        stop = Stop(moment)
         with suppress(KilledError), stopping(self.folder, stop), leftovers(self.place) as found:
             found.remove()
         self.look(self.bases)
@@ -184,7 +179,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_of_the_users_is_lost(self) -> None:
-        assert self.mine.items() <= self.files().items()
+        assert self.mine.items() <= contents(self.data).items()
 
     def attempt(self, kind: str, recipe: str, stop: Stop) -> None:
         before, written = self.bases, self.written()
@@ -226,7 +221,7 @@ class Histories(RuleBasedStateMachine):
 
     def look(self, possible: list[Dataset | None]) -> None:
         """Find out which of these datasets, all that may be there, is there."""
-        found = self.in_dst(self.files())
+        found = contents(self.place)
         whole = [base for base in dict.fromkeys(possible) if base is not None and base.is_in(found)]
         assert len(whole) == (MANIFEST_NAME in found), sorted(found)
         if not whole and None not in possible:
@@ -244,13 +239,14 @@ class Histories(RuleBasedStateMachine):
         self.stopped.clear()
         (base,) = self.bases
         dataset = {f"out/{name}": content for name, content in base.files.items()} if base else {}
-        found, expected = self.files(), {**dataset, **self.mine}
+        found, expected = contents(self.data), {**dataset, **self.mine}
         if as_before:
             expected = {name: content for name, content in expected.items() if name in found}
             name = f"out/{REJECTED_NAME}"
             expected[name] = found[name] = found.get(name, b"")
         assert found == expected
-        self.check_this_machine()
+        folders = {path for path in self.data.rglob("*") if path.is_dir()}
+        assert {path for path in folders if not any(path.iterdir())} <= {self.place}
 
     def teardown(self) -> None:
         try:
@@ -262,22 +258,17 @@ class Histories(RuleBasedStateMachine):
         finally:
             shutil.rmtree(self.folder)
 
-    def in_dst(self, files: Contents) -> Contents:
-        return {name.removeprefix("out/"): files[name] for name in files if name.startswith("out/")}
-
     def inside(self) -> list[str]:
         """The user's files in DST."""
         return [name for name in self.mine if name.startswith("out/")]
 
     def put(self, name: str) -> None:
         self.mine[name] = THESIS
-        self.write(name)
+        put(self.data, {name: THESIS})
 
     def waits_to_be_swapped_in(self, kind: str = "*") -> bool:
         """Whether a dataset lies beside DST: the old one, or a new one."""
-        return any(Path(name).match(f".out.*.{kind}.precache/{MANIFEST_NAME}") for name in self.files())
-
-    # Of a folder; of a URL, see below.
+        return any(self.data.glob(f".out.*.{kind}.precache/{MANIFEST_NAME}"))
 
     def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
         """What DST holds after the command, if it held `base`; None: it refuses."""
@@ -287,124 +278,37 @@ class Histories(RuleBasedStateMachine):
             return base if (base.recipe, base.version) == (recipe, self.version) else None
         return updated(base, self.version) if base.recipe == recipe else None
 
-    def moments(self) -> int:
-        """At which a command may be stopped, about."""
-        return 90
-
-    def files(self) -> Contents:
-        return contents(self.data)
-
     def written(self) -> dict[str, Any]:
         """When each file that readers of the dataset need was."""
         names = self.bases[0].needed if self.bases[0] else ()
         found = [self.place / name for name in names]
         return {path.name: path.stat().st_mtime_ns for path in found if path.exists()}
 
-    def write(self, name: str) -> None:
-        put(self.data, {name: THESIS})
-
-    def take(self, name: str) -> None:
-        (self.data / name).unlink()
-        with suppress(OSError):  # not empty
-            os.removedirs((self.data / name).parent)
-
-    def check_this_machine(self) -> None:
-        folders = {path for path in self.data.rglob("*") if path.is_dir()}
-        assert {path for path in folders if not any(path.iterdir())} <= {self.place}
-
-
-class HistoriesAtUrl(Histories):
-    """Of a URL: a finished dataset stays as it is, and this machine keeps the journal."""
-
-    counts = "requests"
-    storage: ClassVar[Storage]
-    bucket: ClassVar[Url]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.data = self.bucket / self.folder.name
-        self.store = ObjectStore(self.data)
-        os.environ["PRECACHE_CACHE_DIR"] = str(self.folder)  # until the end of the test, see `storage`
-
-    def result(self, kind: str, recipe: str, base: Dataset | None) -> Dataset | None:
-        return None if base and kind != "convert" else super().result(kind, recipe, base)
-
-    def moments(self) -> int:
-        return 44 if self.bases == [None] else 8
-
-    def files(self) -> Contents:
-        return {name: stored.content for name, stored in self.stored().items()}
-
-    def written(self) -> dict[str, Any]:
-        return {name: stored.number for name, stored in self.stored().items()}
-
-    def stored(self) -> dict[str, Stored]:
-        start = f"{self.folder.name}/"
-        return {
-            key.removeprefix(start): stored
-            for (_, key), stored in self.storage.objects.items()
-            if key.startswith(start)
-        }
-
-    def write(self, name: str) -> None:
-        self.store.put(name, THESIS)
-
-    def take(self, name: str) -> None:
-        self.store.delete([name])
-
-    def check_this_machine(self) -> None:
-        here = working_folder(self.place)
-        assert not here.exists()
-        assert not lock_path(here).exists()
-
 
 LONG = pytest.mark.slow, pytest.mark.timeout(1800)
 
 
-def run(histories: type[Histories], examples: int, steps: int) -> None:
+@pytest.mark.parametrize(("examples", "steps"), [(25, 8), pytest.param(500, 20, marks=LONG)])
+def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> None:
     how = settings(
         max_examples=examples, stateful_step_count=steps, derandomize=True, deadline=None, database=None,
         suppress_health_check=list(HealthCheck), phases=(Phase.generate,),
     )  # fmt: skip
-    run_state_machine_as_test(histories, settings=how)
-
-
-@pytest.mark.parametrize(("examples", "steps"), [(25, 8), pytest.param(500, 20, marks=LONG)])
-def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> None:
-    run(Histories, examples, steps)
-
-
-@pytest.mark.parametrize(("examples", "steps"), [(15, 8), pytest.param(150, 12, marks=LONG)])
-def test_no_history_of_a_url_loses_anything(examples: int, steps: int, bucket: Url, storage: Storage) -> None:
-    HistoriesAtUrl.bucket, HistoriesAtUrl.storage = bucket, storage
-    run(HistoriesAtUrl, examples, steps)
-
-
-SITUATIONS = {
-    "fresh": ([], ("convert", "shards"), False),
-    "overwrite": ([("convert", "shards", 0), ("update", "shards", 0)], ("overwrite", "webdataset"), False),
-    "discard": ([("convert", "shards", 40)], ("overwrite", "webdataset"), True),
-    "update": ([("convert", "shards", 0), ("update", "shards", 0)], ("update", "shards"), True),
-}
-"""What was run before, and at which change it was stopped (0: not); the command that is stopped; and whether
-files of the user's lie in DST, which stand in the way of the others."""
+    run_state_machine_as_test(Histories, settings=how)
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=LONG)])
-@pytest.mark.parametrize(("situation", "first"), [*zip(SITUATIONS, (1, 3, 5, 7), strict=True)])
-def test_stopped_at_a_change_a_conversion_is_completed(situation: str, first: int, step: int) -> None:
+@pytest.mark.parametrize("kind", ["convert", "overwrite", "update"])
+def test_stopped_at_a_change_a_conversion_is_completed(kind: str, step: int) -> None:
     """Each so many changes that it makes it is stopped, and then run again."""
-    before, command, has_files = SITUATIONS[situation]
-    for moment in range(min(first, step), 1000, step):
+    for moment in range(min(7, step), 1000, step):
         machine = Histories()
         machine.belongings_beside()
-        for kind, recipe, stopped_at in before:
-            machine.attempt(kind, recipe, Stop(stopped_at))
+        if kind != "convert":
+            machine.attempt("convert", "shards", Stop())
             machine.source_changes()
-        for name in INSIDE if has_files else ():
-            machine.user_puts_a_file_into_it(name)
-        machine.attempt(*command, stop := Stop(moment, WAYS[moment % len(WAYS)]))
-        machine.attempt(*command, Stop())
+        machine.attempt(kind, "shards", stop := Stop(moment, WAYS[moment % len(WAYS)]))
+        machine.attempt(kind, "shards", Stop())
         machine.teardown()
         if not stop.where:
             break

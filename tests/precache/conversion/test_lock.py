@@ -3,10 +3,6 @@
 import errno
 import fcntl
 import os
-import signal
-import threading
-import time
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -15,11 +11,9 @@ from precache import convert
 from precache.conversion.clean import leftovers
 from precache.errors import DatasetError
 from precache.storage import locks as lock
-from precache.storage.locks import hold_lock, lock_path
+from precache.storage.locks import lock_path
 from precache.storage.urls import Url
 from tests.conftest import small_recipe
-
-LOCK_PATIENCE_S = lock._PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
@@ -71,30 +65,3 @@ def test_a_file_system_without_locks_is_refused(
     with pytest.raises(DatasetError, match=r"cannot be locked \(No locks available\); choose a DST on"):
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_killed_parent_whose_workers_are_about_to_end_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lock, "_PATIENCE_S", LOCK_PATIENCE_S)
-    holder = ExitStack()
-    holder.enter_context(hold_lock(tmp_path / "out"))
-    timer = threading.Timer(0.2, holder.close)
-    timer.start()
-    with hold_lock(tmp_path / "out"):
-        pass
-    timer.join()
-
-
-def test_a_child_that_outlives_the_block_does_not_hold_the_lock(tmp_path: Path) -> None:
-    with hold_lock(tmp_path / "out"):
-        child = os.fork()
-        if child == 0:
-            time.sleep(60)
-            os._exit(0)
-    try:
-        with hold_lock(tmp_path / "out"):
-            pass
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)

@@ -4,14 +4,14 @@ See `test_histories.py` for runs that are stopped.
 """
 
 import random
-import urllib.request
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-import loaders
 from precache import convert
+from precache.conversion.clean import leftovers
+from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.url import working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.objects import ObjectStore
@@ -21,6 +21,7 @@ from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents, interrupt
+from tests.stopping import WAYS, KilledError, Stop, stopping
 
 
 def shards_there(url: Url) -> list[str]:
@@ -43,25 +44,33 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
     assert list(working_folder(url).parent.iterdir()) == []  # the lock lay there, too
 
 
-def test_an_s3_that_is_not_ours_takes_what_is_converted_and_serves_it(
-    storage: Storage, raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else(
+    step: int, bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
-    """Of moto: what the stand-in of the other tests answers, we think that an S3 does."""
-    moto = pytest.importorskip("moto.server")
-    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        address = "http://{}:{}".format(*server.get_host_and_port())
-        urllib.request.urlopen(urllib.request.Request(f"{address}/other", method="PUT"), timeout=10).close()
-        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
-        url = Url("s3://other", "sets/caltech")
-        convert(raw_tree, url, small_recipe("shards"), workers=0)
-        assert objects(url) == contents(converted["shards"])
-        with loaders.build(str(url), batch_size=8) as loader:
-            assert sorted(i for batch in loader for i in batch.ids.tolist()) == list(range(70))
-    finally:
-        server.stop()
-    assert not storage.seen
+    """Nothing there looks finished before, and an object of the user's stays."""
+    here = working_folder(bucket).parent
+    for moment in range(1, 1000, step):
+        url, stop = bucket / str(moment), Stop(moment, WAYS[moment % len(WAYS)], "requests")
+        with suppress(KilledError, KeyboardInterrupt, PrecacheError), stopping(here, stop):
+            convert(raw_tree, url, small_recipe("shards"), workers=0)
+        mine = {"train-99999.safetensors": b"mine"} if (working_folder(url) / JOURNAL_NAME).exists() else {}
+        for name, content in mine.items():
+            ObjectStore(url).put(name, content)
+        whole = {**contents(converted["shards"]), **mine}
+        is_finished = "dataset.json" in objects(url)
+        assert not is_finished or objects(url) == whole
+        if moment // step % 2:
+            with leftovers(url) as found:
+                found.remove()
+            assert objects(url) == (whole if is_finished else mine)
+        else:
+            convert(raw_tree, url, small_recipe("shards"), workers=0)
+            assert objects(url) == whole
+        assert list(here.iterdir()) == []
+        if not stop.where:
+            break
+    assert 20 < moment < 200
 
 
 def test_on_another_machine_it_starts_anew_and_says_so(
@@ -106,10 +115,9 @@ def test_a_finished_shard_that_is_not_as_it_was_is_converted_again(
     damage: str, bucket: Url, raw_tree: Path, converted: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(raw_tree, bucket)
+    replace_one(bucket)
     if damage == "gone":
         ObjectStore(bucket).delete(shards_there(bucket)[:1])
-    else:
-        replace_one(bucket)
     convert(raw_tree, bucket, small_recipe("shards"), workers=0)
     assert "1 finished shard must be converted again" in caplog.text
     assert objects(bucket) == contents(converted["shards"])

@@ -6,24 +6,26 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import simplejpeg
 
-from precache import Conversion, check, convert
+from precache import Conversion, convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.engines import KILLED
-from precache.errors import SettingError, SourceError, WorkerError
-from precache.pictures import images
+from precache.engines import KILLED, nodes_of
+from precache.errors import PrecacheError, SettingError, SourceError
+from precache.pictures.reading import read_picture
 from precache.sources.tree import TreeSource
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 from tests.precache.destinations import contents
 from tests.precache.engines.conftest import until
 from tests.precache.engines.slow import Slow, readers
+from tests.precache.sources.archives import put
 
 RECIPE = small_recipe("shards")
 
@@ -60,7 +62,6 @@ def test_an_error_names_its_file_and_the_same_command_ends_with_the_same_bytes(
     assert contents(tmp_path / "out") == contents(converted["shards"])
     assert steps[-1] == (IMAGES, IMAGES)
     assert (len(result.nodes) > 0) == (engine == "ray")
-    assert all(name.startswith("node ") and rate > 0 for name, rate in result.nodes.items())
 
 
 def test_a_picture_over_which_workers_die_is_left_out_by_name(
@@ -74,23 +75,6 @@ def test_a_picture_over_which_workers_die_is_left_out_by_name(
     (rejected,) = result.manifest.rejected
     assert (rejected.path, rejected.reason) == (deadly, KILLED)
     assert result.manifest.samples == len(few.scan().samples) - 1
-
-
-def test_a_picture_over_which_workers_of_a_check_die_is_listed(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode, here = images.decode_for, os.getpid()
-
-    def die_over_one(data: Any, path: str, *rest: Any) -> Any:
-        if path.endswith("0003.jpg") and os.getpid() != here:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return decode(data, path, *rest)
-
-    monkeypatch.setattr(images, "decode_for", die_over_one)
-    monkeypatch.setattr("precache.engines.processes._may_fork", lambda: True)
-    report = check(raw_tree, list_file=tmp_path / "list.csv", workers=1)
-    assert report.rejected
-    assert {(bad.path[-8:], bad.reason) for bad in report.rejected} == {("0003.jpg", KILLED)}
 
 
 # Of a cluster alone.
@@ -110,24 +94,6 @@ def test_shards_of_a_node_that_dies_are_written_by_another(
     result = on_ray(slow, tmp_path / "out", on_progress=remove)
     assert contents(tmp_path / "out") == contents(converted["shards"])
     assert (result.converted, acts) == (IMAGES, [])
-
-
-@pytest.mark.slow
-def test_a_node_without_memory_is_an_error_that_names_shard_and_node(
-    cluster: Any, add_node: Callable[..., Any], slow: Slow, tmp_path: Path
-) -> None:
-    """Ray's memory monitor of that node sees more in use than it may, whatever that is."""
-    import ray
-
-    busy = ray.remote(num_cpus=1)(until).remote((tmp_path / "done").exists, 100)
-    add_node(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="50")
-    try:
-        said = r"^train-0000\d: Ray killed its worker to free memory 2 times \(last on node"
-        with pytest.raises(WorkerError, match=said):
-            on_ray(slow, tmp_path / "out")
-    finally:
-        (tmp_path / "done").touch()
-        ray.get(busy)
 
 
 def test_a_node_with_another_version_is_refused_before_the_first_shard(
@@ -174,11 +140,25 @@ def test_a_driver_that_ends_midway_leaves_what_the_same_command_goes_on_from(
     with driver(cluster, slow, out) as process:
         until(lambda: has_finished_a_shard(out) or process.poll() is not None)
         process.send_signal(number)
-        stdout, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60)
     assert process.returncode == code, stderr
     assert stderr.startswith(says)
     assert stderr.count("\n") == bool(says), stderr
-    assert len(stdout.splitlines()) == 1, stdout  # how large it will be
     result = on_ray(slow, out)
     assert 0 < result.converted < IMAGES
     assert contents(out) == contents(converted["shards"])
+
+
+def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Path, tmp_path: Path) -> None:
+    """Asked here of folders in which a file disappears."""
+    (tmp_path / "out").mkdir()
+    picture = put(tmp_path / "source", {"1.jpg": b"a picture"}) / "1.jpg"
+    as_scanned = (picture.stat().st_size, picture.stat().st_mtime_ns)
+    read = partial(read_picture, str(picture), as_scanned=as_scanned)
+    for folder, says in ((tmp_path / "out", "is missing there"), (tmp_path / "source", "disappeared")):
+        with nodes_of("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
+            nodes.check("node a")
+            next(folder.iterdir()).unlink()
+            with pytest.raises(PrecacheError, match=rf"^node a: .*{folder}.*{says}.*mount"):
+                nodes.check("node a")
+    assert list((tmp_path / "out").iterdir()) == []

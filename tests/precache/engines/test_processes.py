@@ -32,36 +32,18 @@ def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done(
     assert sum(counts) == UNITS * len(given)
 
 
-@pytest.mark.parametrize("workers", [0, 3])
-def test_every_task_is_done_and_finished_once_and_its_units_are_counted(workers: int) -> None:
-    counts: list[int] = []
-    given = [Deadly(str(number)) for number in range(7)]
-    done = list(engines.run(tasks.do, given, workers, counts.append, finish=tasks.finish))
-    assert sorted(done) == [f"{number} is finished" for number in range(7)]
-    assert sum(counts) == 7 * UNITS
-
-
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [
-        (tasks.die, r"^7: its worker died 2 times \(exit code -9"),
-        (tasks.die_over_other_units, r"^7: its worker died 3 times"),
-        (tasks.die_stubbornly, r"^7: its worker died 3 times"),
-        pytest.param(tasks.die_over_all, "^7: its worker died", marks=pytest.mark.slow),
-    ],
-)
-def test_a_task_whose_workers_go_on_dying_is_an_error_that_names_it(
-    function: Callable[..., None], said: str, tmp_path: Path
-) -> None:
-    with pytest.raises(WorkerError, match=said):
-        run(function, Deadly("7", tries=tmp_path / "tries"))
+def test_a_task_whose_workers_go_on_dying_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(WorkerError, match=r"^7: its worker died 2 times \(exit code -9"):
+        run(tasks.die, Deadly("7"))
+    for function in (tasks.die_over_other_units, tasks.die_stubbornly):
+        with pytest.raises(WorkerError, match=r"^7: its worker died 3 times"):
+            run(function, Deadly("7", tries=tmp_path / "tries"))
 
 
 def test_errors_of_the_function_and_of_finish_arrive_whatever_they_are() -> None:
-    with pytest.raises(WorkerError, match="Odd in a worker: one other"):
-        run(tasks.raise_odd, 1)
-    with pytest.raises(WorkerError, match="Odd in a worker: one other"):
-        run(tasks.same, 1, finish=tasks.raise_odd)
+    for function, finish in ((tasks.raise_odd, None), (tasks.same, tasks.raise_odd)):
+        with pytest.raises(WorkerError, match="Odd in a worker: one other"):
+            run(function, 1, finish=finish)
     with pytest.raises(ConnectionResetError, match="the disk's"):
         run(tasks.raise_odd, 0)
 

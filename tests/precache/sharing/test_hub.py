@@ -42,30 +42,23 @@ def pushed(hub: Hub, tmp_path: Path) -> Callable[..., Any]:
     return lambda folder, *flags: run_here("precache", "push", folder, PLACE, *flags, cwd=tmp_path)
 
 
-def test_a_dataset_goes_to_the_hub_in_one_commit_and_comes_back(
-    converted: dict[str, Path], hub: Hub, tmp_path: Path
-) -> None:
-    push(converted["shards"], f"{PLACE}/small")
-    here = contents(converted["shards"])
-    assert hub.commits == 1
-    assert hub.repositories[NAME] == {f"small/{name}": content for name, content in here.items()}
-    pull(f"{PLACE}/small", tmp_path / "copy")
-    assert contents(tmp_path / "copy") == here
-
-
 @pytest.mark.parametrize("flags", [(), ("--public",)])
-def test_a_repository_is_private_and_its_dataset_stays_unless_asked(
+def test_a_dataset_goes_to_the_hub_in_one_commit_comes_back_and_stays_unless_asked(
     flags: tuple[str, ...],
     pushed: Callable[..., Any],
     converted: dict[str, Path],
     grey: dict[str, Path],
     hub: Hub,
+    tmp_path: Path,
 ) -> None:
+    here = contents(converted["shards"])
     assert pushed(converted["shards"], *flags).returncode == 0
+    assert (hub.commits, hub.repositories[NAME], hub.private) == (1, here, {NAME: not flags})
+    pull(PLACE, tmp_path / "copy")
+    assert contents(tmp_path / "copy") == here
     check_bad_input(pushed(grey["shards"]), PLACE, "another dataset", "--overwrite")
     assert pushed(grey["shards"], "--overwrite").returncode == 0
     assert hub.repositories[NAME] == contents(grey["shards"])
-    assert hub.private == {NAME: not flags}
 
 
 def test_files_of_somebody_else_stay(
@@ -128,12 +121,3 @@ def test_an_interrupted_push_shows_nothing_and_goes_on(
     assert pushed(converted["shards"]).returncode == 0
     assert hub.uploads == len(hub.blobs) - already
     assert hub.repositories[NAME] == contents(converted["shards"])
-
-
-def test_what_is_not_there_is_one_line(hub: Hub, tmp_path: Path) -> None:
-    for place, mention in (
-        ("hf://datasets/nobody/nothing", "not a converted dataset"),
-        ("hf://photos", "hf://datasets/OWNER/NAME"),
-    ):
-        check_bad_input(run_here("precache", "pull", place, "copy", cwd=tmp_path), mention)
-        assert not (tmp_path / "copy").exists()

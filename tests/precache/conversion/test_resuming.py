@@ -1,0 +1,102 @@
+"""What stopped conversions leave: the same command goes on from it, and `clean` removes it and nothing else.
+
+See `test_histories.py` for runs that are stopped at any moment, and `tests/faults/kills.py` for SIGKILL.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from precache import convert
+from precache.conversion.journal import JOURNAL_NAME
+from precache.errors import DatasetError
+from precache.pictures.kinds import made_by
+from tests.command import ROOT, run_here
+from tests.conftest import small_recipe
+from tests.precache.cli.test_terminal import CONVERT, SLOWLY
+from tests.precache.destinations import contents, interrupt
+
+
+def has_two_shards(folder: Path) -> bool:
+    """By the journals in `folder` and below it."""
+    return any(len(path.read_bytes().splitlines()) > 2 for path in folder.glob("**/" + JOURNAL_NAME))
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "overwrites"), [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, True)]
+)
+def test_signals_end_with_one_line_their_code_and_what_is_kept(
+    number: int, code: int, overwrites: bool, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    arguments = ["convert", str(raw_tree), "out", *CONVERT, "--workers", "0"]
+    if overwrites:
+        convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0)
+        arguments.append("--overwrite")
+    command, environment = [sys.executable, "-c", SLOWLY, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    ) as process:
+        while process.poll() is None and not has_two_shards(tmp_path):
+            time.sleep(0.002)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    (line,) = errors.splitlines()
+    told = re.match(r"precache: error: .* after (\d+) of 70 pictures were finished; these are kept", line)
+    assert told, line
+    resumed = run_here("precache", *arguments, cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"out: {told[1]} of 70 pictures are already converted" in resumed.stdout
+    assert contents(tmp_path / "out") == contents(converted["shards"])
+
+
+# The journal.
+
+
+@pytest.mark.parametrize("damage", ["cut off", "third line"])
+def test_what_is_damaged_is_converted_again_and_that_is_said(
+    damage: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    journal = tmp_path / "out" / JOURNAL_NAME
+    lines = journal.read_bytes().splitlines(keepends=True)[:-1]  # the last shard is not in it
+    content = b"".join(lines)
+    damaged = {
+        "cut off": content[:30],
+        "third line": b"".join([*lines[:2], lines[2].replace(b'"rejected": []', b'"rejected": [ ]')]),
+    }
+    journal.write_bytes(damaged[damage])
+    done = convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert done.converted == (70 - 12 if damage == "third line" else 70)
+    assert "damaged" in caplog.text
+    assert contents(tmp_path / "out") == contents(converted["shards"])
+    journal.write_text("Dear diary\n")  # in a finished dataset it is nobody's
+    assert convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0).converted == 0
+    assert journal.read_text() == "Dear diary\n"
+
+
+def test_what_other_software_began_is_not_gone_on_with(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    before = contents(tmp_path / "out")
+    monkeypatch.setattr("precache.conversion.convert.made_by", lambda: {**made_by(), "pillow": "99"})
+    with pytest.raises(DatasetError, match=r"out: .*pillow .*, here 99\).*--overwrite"):
+        convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
+    assert contents(tmp_path / "out") == before
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(raw_tree: Path, tmp_path: Path) -> None:
+    interrupt(raw_tree, tmp_path / "out")
+    before = os.listdir(tmp_path / "out")
+    asked = run_here("precache", "clean", "out", cwd=tmp_path)
+    assert (asked.returncode, "pass --yes" in asked.stderr) == (2, True)
+    assert os.listdir(tmp_path / "out") == before
+    assert run_here("precache", "clean", "out", "--yes", cwd=tmp_path).returncode == 0
+    assert os.listdir(tmp_path / "out") == []

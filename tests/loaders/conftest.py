@@ -2,6 +2,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.loaders import ray_nodes
 
@@ -15,3 +16,10 @@ def ray_cluster() -> Iterator[Any]:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'precache[ray]'")
     with ray_nodes.cluster_of_one_node() as cluster:
         yield cluster
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    return str(request.param)

@@ -1,11 +1,9 @@
 """Sets whose index is read shard by shard: they serve what others do, and cost what a batch needs."""
 
-import os
 import pickle
 import shutil
 import tracemalloc
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ import pytest
 import torch
 
 from loaders import ImageDataset
-from loaders.dataset import SplitData, open_split
+from loaders.dataset import open_split
 from loaders.mixture import unite_classes
 from loaders.read.integrity import SampleCheck
 from precache import Recipe, convert, open_dataset
@@ -31,7 +29,6 @@ from tests.precache.sources.listed import listed
 HOW: list[dict[str, Any]] = [
     {},
     {"shuffle": "window", "check": "always"},
-    {"shuffle": False, "size": 40},
     {"subset": [3, 60, 4, 20]},
     {"classes": ["001.anchor"]},
     {"weights": "balanced"},
@@ -99,30 +96,16 @@ def test_every_order_and_choice_is_served(
         check_same(served, path, **how)
 
 
-def both(path: Path) -> tuple[SplitData, SplitData]:
-    """Read as a whole, and shard by shard."""
-    whole, lazy = at_once(open_split, path, "train"), open_split(path, "train")
-    assert (whole.ids.in_pieces, lazy.ids.in_pieces) == (False, True)
-    return whole, lazy
-
-
 def test_sets_of_a_mixture_are_relabelled_without_reading_them(converted: dict[str, Path]) -> None:
     relabelled = []
-    for data in both(converted["shards"]):
+    whole = at_once(open_split, converted["shards"], "train")
+    for data in (whole, open_split(converted["shards"], "train")):
         names = ("new", *data.classes[::-1])
         _, other = unite_classes((data, data.relabel(names, np.arange(len(data.classes)) + 1)))
         assert other.classes == (*data.classes, "new")
         relabelled.append(other.labels)
     assert relabelled[1].in_pieces
     assert relabelled[1].tolist() == relabelled[0].tolist()
-
-
-def test_threads_may_ask_at_once(converted: dict[str, Path]) -> None:
-    whole, lazy = both(converted["shards"])
-    turns = [np.random.default_rng(seed).integers(0, len(whole), 40) for seed in range(200)]
-    with ThreadPoolExecutor(8) as pool:
-        found = [*pool.map(lambda rows: lazy.ids[rows], turns)]
-    assert all(np.array_equal(ids, whole.ids[rows]) for ids, rows in zip(found, turns, strict=True))
 
 
 def read_all(path: Path) -> None:
@@ -137,29 +120,22 @@ def test_an_index_that_changed_is_an_error_where_its_rows_are_read(
 ) -> None:
     """In the header at once, in the rows by who reads them; no other rows than those that were written."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
-    lazy = open_split(path, "train")
     content = (path / index_name()).read_bytes()
-    rng, found = np.random.default_rng(3), set()
-    for place, bit in zip(rng.integers(0, len(content), 100), rng.integers(0, 8, 100), strict=True):
+    rng = np.random.default_rng(3)
+    for place, bit in zip(rng.integers(0, len(content), 60), rng.integers(0, 8, 60), strict=True):
         changed = bytearray(content)
         changed[place] ^= 1 << bit
         (path / index_name()).write_bytes(changed)
-        with pytest.raises(DatasetError, match=str(path / index_name())) as caught:
+        with pytest.raises(DatasetError, match=str(path / index_name())):
             read_all(path)
-        found.add("rows of the shard train-" in str(caught.value))
-    assert found == {True, False}
-    os.truncate(path / index_name(), 900)
-    with pytest.raises(DatasetError, match=str(path / index_name())):
-        lazy.labels[:]
 
 
-@pytest.mark.parametrize("shards", [2_000, 60_000])
 def test_what_two_million_samples_cost_is_less_than_a_byte_each_and_a_few_numbers_a_shard(
-    shards: int, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """To open them, for the first batch, and to note that all were compared; no shard is there."""
     monkeypatch.undo()  # they are many
-    samples = 2_000_000
+    samples, shards = 2_000_000, 2_000
     ids, per_shard = np.arange(samples), np.diff(np.arange(shards + 1) * samples // shards)
     manifest = open_dataset(converted["shards"]).manifest
     table = ShardTable(

@@ -15,10 +15,11 @@ from precache import convert, open_dataset
 from precache.errors import DatasetError, ImageError, SettingError
 from precache.formats import FORMATS, Sample
 from precache.pictures.jpeg import psnr
+from precache.pictures.sizes import sides
 from precache.storage.output import publish
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
-from tests.loaders.arms import OF_SHARDS
+from tests.loaders.arms import OF_FILES, OF_SHARDS
 from tests.loaders.augment.test_augment import by_id, largest_gap
 
 COUNT = 20_000
@@ -106,18 +107,18 @@ def test_small_pictures_are_enlarged_or_have_black_around_them(
             assert distance > (34 if kind != "shards" else 1000 if augment else 50)
 
 
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
-def test_a_cache_keeps_whole_pictures_and_serves_the_same_crops(
+@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS[2:])
+def test_a_cache_of_dali_keeps_whole_pictures_and_serves_the_same_crops(
     backend: str, kind: str, shaped: dict[str, Path]
 ) -> None:
+    """Resized from what it decodes, and from what is kept by the CPU."""
     settings = {"backend": backend, "size": (30, 40), "augment": "train", "batch_size": 16, "workers": 2}
     path = shaped[f"keep-{kind}"]
     with build_loader(path, **settings) as plain, build_loader(path, cache="ram", **settings) as cached:
         for _ in range(3):
             for ours, theirs in zip(cached, plain, strict=True):
                 assert torch.equal(ours.ids, theirs.ids)
-                # DALI resizes what it decodes, the CPU what is kept
-                assert psnr(ours.images.numpy(), theirs.images.numpy()) >= (50 if backend == "dali" else 1000)
+                assert psnr(ours.images.numpy(), theirs.images.numpy()) >= 50
 
 
 def test_caches_of_one_size_keep_what_each_ratio_shows(raw_tree: Path, shaped: dict[str, Path]) -> None:
@@ -135,74 +136,67 @@ def test_caches_of_one_size_keep_what_each_ratio_shows(raw_tree: Path, shaped: d
                     assert same(found, expected)
 
 
-@pytest.mark.parametrize("kind", ["raw", "keep-shards", "keep-webdataset", "keep-dali"])
+@pytest.mark.parametrize(("backend", "kind"), [*OF_FILES, *OF_SHARDS])
 def test_a_function_of_the_callers_gets_the_middle_of_pictures_of_varying_size(
-    kind: str, raw_tree: Path, shaped: dict[str, Path]
+    backend: str, kind: str, raw_tree: Path, shaped: dict[str, Path]
 ) -> None:
     """As squares of size / crop_ratio, which are what is served of them without a function."""
-    if kind == "keep-dali":
-        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    path = {"raw": raw_tree, **shaped}[kind]
-    whole = served(path, size=40)
-    given = served(path, augment=lambda images, ids, epoch: images[:, 2:34, 4:36], size=32, crop_ratio=0.8)
+    path = raw_tree if kind == "raw" else shaped[f"keep-{kind}"]
+    whole = served(path, backend=backend, size=40)
+    function = {"augment": lambda images, ids, epoch: images[:, 2:34, 4:36], "crop_ratio": 0.8}
+    given = served(path, backend=backend, size=32, **function)
     assert same(given, {i: picture[2:34, 4:36] for i, picture in whole.items()})
 
 
-@pytest.mark.parametrize("kind", ["shards", "webdataset", "dali"])
-def test_more_than_is_stored_is_enlarged_or_has_black_around_it(kind: str, shaped: dict[str, Path]) -> None:
+@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
+def test_more_than_is_stored_is_enlarged_or_has_black_around_it(
+    backend: str, kind: str, shaped: dict[str, Path]
+) -> None:
     """And one line says so."""
-    if kind == "dali":
-        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
     path = shaped[f"rectangle-{kind}"]
-    stored = served(path, size=RECTANGLE)
+    stored = served(path, backend=backend, size=RECTANGLE)
     size = (RECTANGLE[0] + 1, 80)  # of one row more than is there, none is above
-    for cache in ("none", "ram"):
-        for augment, said in ((None, "is enlarged"), ("crop", "has black")):
-            with pytest.warns(UserWarning, match=f"60x36 .*80x37 .*{said}.* --size ") as caught:
-                found = served(path, size=size, augment=augment, cache=cache, check="always")
-            assert len(caught) == 1
-            for i, picture in found.items():
-                assert picture.shape == (*size, 3)
-                if augment is None:
-                    enlarged = Image.fromarray(stored[i]).resize((80, 48), Image.Resampling.BILINEAR)
-                    assert psnr(picture, np.array(CenterCrop(size)(enlarged))) > 45
-                else:
-                    middle = picture[:36, 10:70]
-                    assert any(np.array_equal(middle, p) for p in (stored[i], stored[i][:, ::-1]))
-                    assert picture.sum() == stored[i].sum(), "black around"
+    for augment, said in ((None, "is enlarged"), ("crop", "has black")):
+        with pytest.warns(UserWarning, match=f"60x36 .*80x37 .*{said}.* --size ") as caught:
+            found = served(path, backend=backend, size=size, augment=augment)
+        assert len(caught) == 1
+        for i, picture in found.items():
+            assert picture.shape == (*size, 3)
+            if augment is None:
+                enlarged = Image.fromarray(stored[i]).resize((80, 48), Image.Resampling.BILINEAR)
+                assert psnr(picture, np.array(CenterCrop(size)(enlarged))) > 45
+            else:
+                middle = picture[:36, 10:70]
+                assert any(np.array_equal(middle, p) for p in (stored[i], stored[i][:, ::-1]))
+                assert picture.sum() == stored[i].sum(), "black around"
 
 
 def test_the_size_is_that_of_the_batches(shaped: dict[str, Path], raw_tree: Path) -> None:
+    rectangle, keep = shaped["rectangle-shards"], shaped["keep-shards"]
     for path, asked, expected in (
         (raw_tree, None, 224),
         (raw_tree, (20, 30), (20, 30)),
-        (shaped["rectangle-shards"], None, RECTANGLE),
-        (shaped["rectangle-shards"], (20, 20), 20),
-        (shaped["keep-shards"], None, STORED_SIZE),
-        (shaped["keep-shards"], [20, 30], (20, 30)),
+        (rectangle, None, RECTANGLE),
+        (rectangle, (20, 20), 20),
+        (keep, None, STORED_SIZE),
+        (keep, [20, 30], (20, 30)),
     ):
-        for augment in (None, "train", "crop"):
-            with build_loader(path, size=asked, augment=augment, workers=0, batch_size=35) as loader:
-                assert loader.size == expected
-                shape = next(iter(loader)).images.shape[2:]
-                assert tuple(shape) == (expected if isinstance(expected, tuple) else (expected, expected))
-    path = shaped["rectangle-shards"]
-    with build_loader(path, augment=lambda images, ids, epoch: images[:, :20, :44], workers=1) as loader:
+        with build_loader(path, size=asked, workers=0, batch_size=35) as loader:
+            assert loader.size == expected
+            assert next(iter(loader)).images.shape[2:] == sides(expected)
+    with build_loader(rectangle, augment=lambda images, ids, epoch: images[:, :20, :44]) as loader:
         assert loader.size == (20, 44), "a function gets all of what is stored in one size"
     with pytest.raises(SettingError, match="height of size"):
-        build_loader(path, size=(0, 3))
+        build_loader(rectangle, size=(0, 3))
 
 
-@pytest.mark.parametrize("backend", ["webdataset", "dali"])
+@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS[1:3])
 def test_a_jpeg_of_another_size_than_the_index_says_is_named(
-    backend: str, shaped: dict[str, Path], tmp_path: Path
+    backend: str, kind: str, shaped: dict[str, Path], tmp_path: Path
 ) -> None:
     """Without the checksums that would find it first."""
-    if backend == "dali":
-        pytest.importorskip("nvidia.dali", reason="DALI is not installed")
-    path = Path(shutil.copytree(shaped["keep-webdataset"], tmp_path / "copy"))
-    entry = open_dataset(path).manifest.shards[0]
-    form = FORMATS["webdataset"]
+    path = Path(shutil.copytree(shaped[f"keep-{kind}"], tmp_path / "copy"))
+    entry, form = open_dataset(path).manifest.shards[0], FORMATS[kind]
     stored = list(form.read_shard(path / entry.file_name))
     first, *_, last = sorted(stored, key=lambda sample: len(sample.data))
     data = {sample.id: sample.data for sample in stored} | {first.id: last.data}

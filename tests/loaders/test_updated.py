@@ -121,13 +121,3 @@ def test_a_split_that_lost_all_its_samples_is_named(raw_tree: Path, tmp_path: Pa
         loaders.build(out, split="val")
     with build_loader(out, workers=1) as loader:
         assert len(ids_of(loader)) == IMAGES
-
-
-def test_a_damaged_index_of_an_update_is_named(updated: dict[str, Updated], tmp_path: Path) -> None:
-    out = Path(shutil.copytree(updated["shards"].out, tmp_path / "out"))
-    (index,) = out.glob("dataset-*.index")
-    content = bytearray(index.read_bytes())
-    content[-3] ^= 1
-    index.write_bytes(content)
-    with pytest.raises(DatasetError, match=index.name):
-        loaders.build(out)

@@ -147,7 +147,7 @@ def test_workers_of_ray_train_share_an_epoch(raw_tree: Path, tmp_path: Path, ray
         run_config=RunConfig(storage_path=str(tmp_path / "runs")),
     ).fit()
     served = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
-    assert sorted(map(len, served)) == [35, 35]
+    assert len(served) == 2
     assert sorted(served[0] + served[1]) == list(range(70))
 
 

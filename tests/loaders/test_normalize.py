@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from precache import convert, open_dataset
 from precache.errors import SettingError
@@ -38,29 +37,10 @@ def test_every_split_is_normalised_as_the_training_split(
         floats = served(tmp_path / "a", dtype="float32", normalize=normalize, split=of)
         shift, scale = (torch.tensor(part, dtype=torch.float32).view(-1, 1, 1) for part in (mean, std))
         assert torch.allclose(floats, (pixels / 255 - shift) / scale, atol=1e-4)
-        assert torch.equal(served(tmp_path / "a", normalize=normalize, split=of), pixels), (
-            "integers never are"
-        )
+        assert torch.equal(served(tmp_path / "a", normalize=normalize, split=of), pixels), "integers are not"
 
 
-def test_statistics_that_are_of_no_use_are_named(raw_tree: Path, tmp_path: Path) -> None:
-    (tmp_path / "tree/a").mkdir(parents=True)
-    for shade in (10, 200):
-        Image.new("RGB", (9, 9), (shade, 0, shade)).save(tmp_path / f"tree/a/{shade}.png")
-    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards"), workers=0)
-    for path, said in ((raw_tree, f"{raw_tree} .*; convert it"), (tmp_path / "out", "channel 1 of .*same")):
-        with pytest.raises(SettingError, match=said):
-            build_loader(path, dtype="float32", normalize="dataset")
-
-
-@pytest.mark.parametrize(
-    "normalize",
-    [
-        "imagnet", 0.5, (), (MEAN,), (MEAN, STD, STD), (MEAN, STD[:2]), (MEAN, (0.0, 1.0, 1.0)), (MEAN, -1),
-        ((0.1, float("nan"), 0.1), STD), (("a", "b", "c"), STD), ((), ()), True,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("normalize", ["imagnet", (MEAN,), (MEAN, (0.0, 1.0, 1.0)), (("a", "b", "c"), STD)])
 def test_a_wrong_setting_says_what_would_do(converted: dict[str, Path], normalize: Any) -> None:
-    for dtype in ("uint8", "float32"):
-        with pytest.raises(SettingError, match=r"normalize.*('imagenet', 'dataset'|dataset, imagenet)"):
-            build_loader(converted["shards"], dtype=dtype, normalize=normalize)
+    with pytest.raises(SettingError, match=r"normalize.*('imagenet', 'dataset'|dataset, imagenet)"):
+        build_loader(converted["shards"], normalize=normalize)

@@ -12,13 +12,9 @@ import numpy as np
 import pytest
 
 from loaders.dataset import open_split
-from loaders.settings import find_nodes
-from precache import convert
-from precache.errors import SettingError
-from precache.example_data.sample_tree import make_sample
 from tests.building import build_loader
 from tests.command import ROOT
-from tests.conftest import IMAGES, small_recipe
+from tests.conftest import IMAGES
 from tests.loader_contract import ids_of
 
 PROGRAM = """
@@ -42,37 +38,24 @@ dist.destroy_process_group()
 """
 
 
-def launch(program: str, world_size: int, folder: Path, *arguments: object) -> None:
-    """Run `program` under torchrun."""
-    file = folder / "program.py"
-    file.write_text(program)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+def test_ranks_serve_each_sample_once_in_as_many_batches(converted: dict[str, Path], tmp_path: Path) -> None:
+    (program := tmp_path / "program.py").write_text(PROGRAM)
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
     result = subprocess.run(
-        [*command, str(world_size), str(file), *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        [sys.executable, *command, program, converted["shards"], tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
         capture_output=True,
         text=True,
         timeout=110,
     )
     assert result.returncode == 0, result.stderr
-
-
-@pytest.mark.parametrize("world_size", [3, pytest.param(8, marks=pytest.mark.slow)])
-def test_ranks_serve_each_sample_once_in_as_many_batches(
-    world_size: int, converted: dict[str, Path], tmp_path: Path
-) -> None:
-    path, count = converted["shards"], IMAGES
-    if world_size == 8:  # more than there are pictures
-        make_sample(tmp_path / "tree", images=(count := 5), classes=2, like="caltech", workers=0)
-        convert(tmp_path / "tree", path := tmp_path / "tiny", small_recipe("shards"), workers=0)
-    launch(PROGRAM, world_size, tmp_path, path, tmp_path)
-    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(world_size)]
+    ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     for setting, epoch in product(ranks[0], range(2)):
         batches = [rank[setting][epoch] for rank in ranks]
         once = [i for of_rank in batches for _, ids in of_rank for i in ids]
-        dropped = count % (4 * world_size) if setting == "drop 4" else 0
-        assert len(once) == len(set(once)) == count - dropped
+        dropped = IMAGES % 12 if setting == "drop 4" else 0
+        assert len(once) == len(set(once)) == IMAGES - dropped
         for of_ranks in zip(*batches, strict=True):
             sizes = [len(ids) for ids, _ in of_ranks]
             assert max(sizes) - min(sizes) <= (setting == "partial 4")
@@ -92,19 +75,3 @@ def test_each_node_reads_shards_of_its_own(converted: dict[str, Path], shuffle: 
                 assert len(ids) == IMAGES
                 readers = {(node, shard_of[i]) for node, i in ids}
                 assert len(readers) - len(data.files) <= most
-
-
-def test_nodes_that_torchrun_runs_alike_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where another launcher, or nodes of different sizes, leave it open, all ranks share each shard."""
-    for ranks, nodes, world_size, found in (
-        ("4", "2", 8, 2), ("8", "1", 8, 1), ("4", "2", 7, 1), ("4", "2", 1, 1), ("8", None, 16, 1),
-        ("x", "2", 8, 1), (None, "2", 2, 1),
-    ):  # fmt: skip
-        for name, value in (("LOCAL_WORLD_SIZE", ranks), ("GROUP_WORLD_SIZE", nodes)):
-            monkeypatch.delenv(name, raising=False)
-            if value is not None:
-                monkeypatch.setenv(name, value)
-        assert find_nodes(None, world_size) == found
-    assert find_nodes(2, 8) == 4
-    with pytest.raises(SettingError, match="per_node 3 does not divide world_size 8; give"):
-        find_nodes(3, 8)

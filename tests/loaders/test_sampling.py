@@ -10,14 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from loaders import RandomAugmentation
 from loaders.dataset import open_split
-from loaders.order import draw, gather_windows
+from loaders.order import draw
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import damage_tree
-from tests.loader_contract import ids_of
 
 RNG = np.random.default_rng((1, 62))
 IDS = RNG.permutation(4000)
@@ -34,15 +32,6 @@ def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     assert abs(often.var() / often.mean() - 1) < 0.1, "independent draws: the counts are Poisson's"
     for few in ([0, 1, 0], [1e-300, 0, 0], [0, 0, 1e300], [5e-324, 0, 5e-324]):
         assert (np.array(few)[draw(np.array(few, float), 0, 0)] > 0).all()
-
-
-def test_windows_hold_what_was_drawn_of_their_shards() -> None:
-    drawn = draw(np.ones(4000), 0, 0)
-    order = gather_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
-    assert np.array_equal(np.sort(order), np.sort(drawn))
-    shards = order // 100
-    first, last = ({s: f(np.flatnonzero(shards == s)) for s in range(40)} for f in (np.min, np.max))
-    assert max(sum(first[s] <= n <= last[s] for s in range(40)) for n in range(0, 4000, 10)) <= 8
 
 
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
@@ -73,14 +62,6 @@ def test_balanced_draws_each_class_as_often(converted: dict[str, Path]) -> None:
         assert loader.samples == len(ids)
         served = np.concatenate([batch.labels.numpy() for _ in range(400) for batch in loader])
     assert abs(np.mean(served == 0) - 0.5) < 0.03, f"2 of class 0, {len(other)} of class 1"
-
-
-def test_weights_may_be_of_the_whole_split_or_of_what_is_left(converted: dict[str, Path]) -> None:
-    ids = open_split(converted["shards"], "train").ids
-    for stored in (ids, ids[10:20]):
-        weights = (stored == ids[12]).astype(float)
-        with build_loader(converted["shards"], subset=ids[10:20], weights=weights, workers=1) as loader:
-            assert set(ids_of(loader)) == {int(ids[12])}
 
 
 def test_a_state_fits_the_same_choice_alone(converted: dict[str, Path], shaped: dict[str, Path]) -> None:
@@ -120,36 +101,12 @@ def test_a_picture_that_is_left_out_is_left_out_of_every_view(
     assert all(torch.equal(a, b) for i in served for a, b in zip(served[i], expected[i], strict=True))
 
 
-def test_colours_are_drawn_for_each_view(converted: dict[str, Path]) -> None:
-    jitter = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
-    settings = {**TRAIN, "augment": jitter, "dtype": "float32", "normalize": None}
-    with build_loader(converted["shards"], views=2, **settings) as loader:
-        batch = next(iter(loader))
-    one, other = (view.mean(dim=(1, 2, 3)) for view in batch.views)
-    assert ((one - other).abs() > 1 / 255).sum() > 8
-
-
-def test_a_function_makes_each_view_of_what_is_stored(converted: dict[str, Path]) -> None:
-    def darker(images: torch.Tensor, ids: torch.Tensor, epoch: int, view: int) -> torch.Tensor:
-        return images.sub_(images // (2 + view))  # in place: it may
-
-    with (
-        build_loader(converted["shards"], shuffle=False, batch_size=16) as plain,
-        build_loader(converted["shards"], shuffle=False, batch_size=16, augment=darker, views=2) as loader,
-    ):
-        for stored, batch in zip(plain, loader, strict=True):
-            for number, view in enumerate(batch.views):
-                assert torch.equal(view, stored.images - stored.images // (2 + number))
-
-
 BAD: list[dict[str, Any]] = [
-    {"classes": "001.anchor"}, {"classes": ["anchor"]}, {"classes": []},
+    {"classes": ["anchor"]}, {"classes": []},
     {"subset": []}, {"subset": [3, 5000, 6000]}, {"subset": [3, 4, 3]}, {"subset": [0.5]},
-    {"subset": np.ones(IMAGES, bool)}, {"subset": 7}, {"subset": [[1], [2, 3]]},
+    {"subset": np.ones(IMAGES, bool)}, {"subset": [[1], [2, 3]]},
     {"weights": "even"}, {"weights": [1, 2]}, {"weights": [-1.0] * IMAGES}, {"weights": [np.nan] * IMAGES},
-    {"weights": [0] * IMAGES}, {"weights": [1e308] * IMAGES}, {"weights": ["a"] * IMAGES},
-    {"views": 0}, {"views": 65}, {"views": 2},
-    {"views": 2, "augment": lambda images, ids, epoch, labels: (images, labels)},
+    {"weights": [0] * IMAGES}, {"weights": [1e308] * IMAGES}, {"views": 0}, {"views": 2},
 ]  # fmt: skip
 
 

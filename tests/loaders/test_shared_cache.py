@@ -1,38 +1,156 @@
-"""`cache="ram"` is one copy a host: real processes, killed as the system kills them."""
+"""`cache="ram"` is one copy a host, not always of everything: real processes, killed as the system kills.
 
-import itertools
+Ranks are processes forked of one that has torch imported, which is quick.
+"""
+
+import multiprocessing
 import os
-import random
+import re
+import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import pytest
+import torch
+import xxhash
 
-from loaders.read import host_memory
+from loaders import Loader
+from loaders.read import cache, host_memory
+from precache import convert
 from tests.building import build_loader
-from tests.conftest import IMAGES, STORED_SIZE
-from tests.loaders.sharing import Rank, checksums, memory_files, preloaded, starting
+from tests.conftest import IMAGES, STORED_SIZE, small_recipe
+
+ANSWER_S = 60
+
+
+class Rank:
+    """A process with a loader that has a cache.
+
+    Args:
+        prefix: of the names of their memory, tells those that share from those of other tests.
+        kill_at: how many pictures it keeps; in the midst of the last of them it is killed.
+    """
+
+    def __init__(self, path: Path, settings: dict[str, Any], prefix: str, kill_at: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._connection, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(theirs, str(path), settings, prefix, kill_at))
+        self.process.start()
+        theirs.close()
+
+    def hear(self) -> Any:
+        """What it says next; EOFError: it has ended."""
+        assert self._connection.poll(ANSWER_S), "says nothing"
+        return self._connection.recv()
+
+    def ask(self, epoch: int) -> None:
+        """Have it serve an epoch; `hear` gives what."""
+        self._connection.send(epoch)
+
+    def serve(self, epoch: int) -> tuple[dict[int, int], int]:
+        """What it serves in an epoch, id -> checksum of the pixels, and how many samples were read for it."""
+        self.ask(epoch)
+        served: tuple[dict[int, int], int] = self.hear()
+        return served
+
+    def kill(self) -> None:
+        """As `kill -9`, and wait for it."""
+        self.process.kill()
+        self.process.join()
+
+
+def _run(connection: Connection, path: str, settings: dict[str, Any], prefix: str, kill_at: int) -> None:
+    torch.set_num_threads(1)
+    host_memory._PREFIX = prefix
+    read = copied = 0
+    take_in, copyto = cache.CachedReader._take_in, np.copyto
+
+    def count(self: Any, request: Any, slots: Any, batch: Any) -> Any:
+        nonlocal read
+        read += len(slots)
+        return take_in(self, request, slots, batch)
+
+    def break_off(out: Any, picture: Any) -> None:
+        nonlocal copied
+        copied += 1
+        if copied == kill_at:
+            copyto(out[: len(out) // 2], picture[: len(picture) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        copyto(out, picture)
+
+    cache.CachedReader._take_in = count  # type: ignore[method-assign]
+    if kill_at:
+        cache.np = mock.Mock(wraps=np, copyto=break_off, uint8=np.uint8, bool_=np.bool_)  # type: ignore[assignment]
+    with build_loader(path, **{"cache": "ram", "workers": 1, "batch_size": 8, **settings}) as loader:
+        connection.send("ready")
+        with suppress(EOFError):
+            while True:
+                loader.set_epoch(connection.recv())
+                before = read
+                connection.send((checksums(loader), read - before))
+
+
+def checksums(batches: Any) -> dict[int, int]:
+    """Id -> checksum of its pixels."""
+    return {
+        i: xxhash.xxh3_64_intdigest(image)
+        for batch in batches
+        for i, image in zip(
+            batch.ids.tolist(), batch.images.permute(0, 2, 3, 1).contiguous().numpy(), strict=True
+        )
+    }
+
+
+def memory_files(pid: int | str = "self") -> dict[int, str]:
+    """The memory that a process keeps pictures in: inode -> where it can be opened."""
+    found = {}
+    with suppress(OSError):  # it has ended, or is another user's
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            path = f"/proc/{pid}/fd/{name}"
+            with suppress(OSError):  # it has been closed
+                if os.readlink(path).startswith("/memfd:precache-"):
+                    found[os.stat(path).st_ino] = path
+    return found
+
 
 Start = Callable[..., list[Rank]]
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def _preloaded() -> Iterator[None]:
-    with preloaded():
-        yield
+    multiprocessing.set_forkserver_preload([__name__])
+    forkserver.ensure_running()
+    yield
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Starts ranks that share with nobody but one another."""
+def start(
+    _preloaded: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Start]:
+    """Starts ranks at a time, each with its settings, that share with nobody but one another."""
     prefix = f"precache-{os.getpid()}-{hash(request.node.name)}-"
     monkeypatch.setattr(host_memory, "_PREFIX", prefix)
-    with starting(prefix) as start:
-        yield start
+    ranks: list[Rank] = []
+
+    def start(path: Path, *settings: dict[str, Any], kill_at: int = 0) -> list[Rank]:
+        started = [Rank(path, each, prefix, kill_at) for each in settings]
+        ranks.extend(started)
+        assert [rank.hear() for rank in started] == ["ready"] * len(started)
+        return started
+
+    yield start
+    for rank in ranks:
+        rank.kill()
 
 
 def ranks_of(world_size: int, **settings: Any) -> list[dict[str, Any]]:
@@ -45,65 +163,38 @@ def due(path: Path, **settings: Any) -> dict[int, int]:
         return checksums(loader)
 
 
-def memory_of(ranks: list[Rank]) -> dict[int, int]:
-    """Inode -> bytes in use, of what they share; it has no name anywhere."""
-    paths = {inode: path for rank in ranks for inode, path in memory_files(rank.process.pid or 0).items()}
-    found = {inode: os.stat(path) for inode, path in paths.items()}
-    assert all(status.st_nlink == 0 for status in found.values())
-    return {inode: status.st_blocks * 512 for inode, status in found.items()}
-
-
 def left_behind() -> list[str]:
     folders = ("/dev/shm", tempfile.gettempdir())
     return [name for folder in folders for name in os.listdir(folder) if name.startswith("precache")]
 
 
-def test_ranks_share_one_copy_and_decode_each_picture_once(converted: dict[str, Path], start: Start) -> None:
-    path = converted["webdataset"]
+@pytest.mark.parametrize("kind", ["webdataset", pytest.param("raw", marks=pytest.mark.slow)])
+def test_ranks_share_one_copy_and_decode_each_picture_once(
+    kind: str, raw_tree: Path, converted: dict[str, Path], start: Start
+) -> None:
+    """Also who joins when who made the memory was killed; it has no name, and goes with the last."""
+    path = {"raw": raw_tree, **converted}[kind]
     before, expected = left_behind(), due(path, size=STORED_SIZE)
-    ranks = start(path, ranks_of(3, size=STORED_SIZE))
+    ranks = start(path, *ranks_of(3, size=STORED_SIZE))
     first = [rank.serve(0) for rank in ranks]
     assert {i: c for served, _ in first for i, c in served.items()} == expected
-    for epoch in (3, 4):
-        later = [rank.serve(epoch) for rank in ranks]
-        assert {i: c for served, _ in later for i, c in served.items()} == expected
+    later = [rank.serve(3) for rank in ranks]
+    assert {i: c for served, _ in later for i, c in served.items()} == expected
     assert sum(read for _, read in later) == 0
-    (used,) = memory_of(ranks).values()
-    assert 1 <= used / (IMAGES * STORED_SIZE**2 * 3) < 1.2
-    # those that join now, of another job, with other crops, read nothing at all
-    (other,) = start(path, [{"size": STORED_SIZE, "seed": 7}])
-    served, read = other.serve(0)
-    assert (served, read) == (expected, 0)
-    assert len(memory_of([*ranks, other])) == 1
-    for rank in (*ranks, other):
-        rank.kill()
-    assert not memory_of([*ranks, other])
-    assert left_behind() == before
-
-
-def test_what_an_epoch_reads_is_not_read_ahead_of_the_next(converted: dict[str, Path], start: Start) -> None:
-    (rank,) = start(converted["webdataset"], [{"size": STORED_SIZE}])
-    assert sum(rank.serve(epoch)[1] for epoch in range(3)) == IMAGES
-
-
-def test_who_is_killed_takes_nothing_from_the_others(converted: dict[str, Path], start: Start) -> None:
-    path = converted["shards"]
-    expected = due(path, size=STORED_SIZE)
-    ranks = start(path, ranks_of(2, size=STORED_SIZE))
+    ranks.pop(0).kill()
+    ranks += start(path, {"size": STORED_SIZE, "seed": 7})
+    assert ranks[-1].serve(0) == (expected, 0)
+    memory = {inode: at for rank in ranks for inode, at in memory_files(rank.process.pid or 0).items()}
+    (status,) = map(os.stat, memory.values())
+    assert status.st_nlink == 0
+    assert 1 <= status.st_blocks * 512 / (IMAGES * STORED_SIZE**2 * 3) < 1.2
     for rank in ranks:
-        rank.serve(0)
-    ranks[0].kill()  # who made the memory
-    served, read = ranks[1].serve(3)
-    assert all(expected[i] == checksum for i, checksum in served.items())
-    assert read == 0
-    (again,) = start(path, [{"size": STORED_SIZE}])
-    assert again.serve(0) == (expected, 0)
-    ranks[1].kill()
-    assert again.serve(1) == (expected, 0)
-    again.kill()  # the last
-    (clean,) = start(path, [{"size": STORED_SIZE}])
-    assert clean.serve(0)[0] == expected
-    assert len(memory_of([clean])) == 1
+        rank.kill()
+    end_s = time.monotonic() + 20  # torch's workers look every few seconds whether their parent lives
+    while any(memory_files(pid).keys() & memory.keys() for pid in filter(str.isdigit, os.listdir("/proc"))):
+        assert time.monotonic() < end_s
+        time.sleep(0.1)
+    assert left_behind() == before
 
 
 @pytest.mark.parametrize("kind", ["shards", "keep-webdataset"])
@@ -113,70 +204,114 @@ def test_what_was_broken_off_midway_is_never_served(
     """A rank is killed with half a picture written, another goes on, and a third comes."""
     path = {**converted, **shaped}[kind]
     expected = due(path, size=36)
-    (other,) = start(path, [{"size": 36}])
+    (other,) = start(path, {"size": 36})
     for kill_at in (1, 9, 30):
-        (killed,) = start(path, [{"size": 36, "seed": kill_at}], kill_at=kill_at)
+        (killed,) = start(path, {"size": 36, "seed": kill_at}, kill_at=kill_at)
         killed.ask(0)
         with pytest.raises(EOFError):
             killed.hear()
-        killed.process.join()
-        assert killed.process.exitcode == -signal.SIGKILL
     served, read = other.serve(0)
     assert served == expected
     assert IMAGES - 30 - 8 - 1 <= read < IMAGES
-    (third,) = start(path, [{"size": 36}])
+    (third,) = start(path, {"size": 36})
     assert third.serve(1) == (expected, 0)
 
 
-def test_ranks_keep_the_same_share_of_what_does_not_fit(converted: dict[str, Path], start: Start) -> None:
-    """The first decides; the memory that it has taken is no longer free for the second."""
-    path, kept = converted["webdataset"], 30
-    expected = due(path, size=STORED_SIZE)
-    ranks = start(path, ranks_of(2, size=STORED_SIZE), room=kept * STORED_SIZE**2 * 3)
-    for rank in ranks:
-        rank.serve(0)
-    later = [rank.serve(epoch) for epoch in (5, 6) for rank in ranks]
-    for both in (later[:2], later[2:]):
-        assert {i: c for served, _ in both for i, c in served.items()} == expected
-    assert len(memory_of(ranks)) == 1
-    asked = [read for _, read in later[2:]]
-    assert sum(asked) <= 2 * (IMAGES - kept), "each reads ahead, of its next epoch"
+# In one process.
 
 
-@pytest.mark.slow
-def test_ranks_of_a_raw_tree_share_with_their_worker_processes(raw_tree: Path, start: Start) -> None:
-    expected = due(raw_tree, size=32)
-    ranks = start(raw_tree, ranks_of(2, size=32))
-    for rank in ranks:
-        rank.serve(0)
-    later = [rank.serve(3) for rank in ranks]
-    assert {i: c for served, _ in later for i, c in served.items()} == expected
-    assert sum(read for _, read in later) == 0
-    inodes = memory_of(ranks)
-    assert len(inodes) == 1
-    for rank in ranks:
-        rank.kill()
-    deadline_s = time.monotonic() + 20  # torch's workers look every few seconds whether their parent lives
-    while any(memory_files(pid).keys() & inodes.keys() for pid in filter(str.isdigit, os.listdir("/proc"))):
-        assert time.monotonic() < deadline_s
-        time.sleep(0.1)
+def same(ours: Loader, theirs: Loader) -> None:
+    for _ in range(3):
+        for a, b in zip(ours, theirs, strict=True):
+            assert torch.equal(a.ids, b.ids)
+            assert torch.equal(a.labels, b.labels)
+            assert torch.equal(a.images, b.images)
 
 
-@pytest.mark.faults
-@pytest.mark.timeout(1200)
-def test_kills_at_any_moment_leave_no_wrong_pixel(converted: dict[str, Path], start: Start) -> None:
-    path, rng = converted["webdataset"], random.Random(0)
-    expected = due(path, size=STORED_SIZE)
-    seeds = itertools.count()
-    living: list[Rank] = []
-    for epoch in range(60):
-        living += start(path, [{"size": STORED_SIZE, "seed": next(seeds)} for _ in range(3 - len(living))])
-        for rank in living:
-            rank.ask(epoch)
-        time.sleep(rng.random() * 0.1)
-        killed = rng.sample(living, rng.choice((1, 1, 2, 3)))
-        for rank in killed:
-            rank.kill()
-        living = [rank for rank in living if rank not in killed]
-        assert all(rank.hear()[0] == expected for rank in living)
-        assert len(memory_of(living)) == bool(living)
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        ("shards", {"shuffle": "window"}),
+        ("webdataset", {"shuffle": False, "size": 32}),
+        ("webdataset", {"weights": np.arange(IMAGES) % 3, "views": 2, "augment": "train"}),
+        ("keep-shards", {"shuffle": "window", "augment": "crop", "size": 32}),
+        ("raw", {"augment": "train", "size": 32}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value),
+)
+def test_a_share_of_what_does_not_fit_serves_the_same_pixels(
+    kind: str,
+    how: dict[str, Any],
+    raw_tree: Path,
+    converted: dict[str, Path],
+    shaped: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """How much memory is free is the one thing that a test cannot use up."""
+    path = {"raw": raw_tree, **converted, **shaped}[kind]
+    free = STORED_SIZE**2 * 3 * (30 if kind != "raw" else 2000)  # larger pictures
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (free, 0))
+    settings = {"workers": 2, "batch_size": 8, "size": 36, **how}
+    with build_loader(path, **settings) as plain, build_loader(path, cache="ram", **settings) as cached:
+        (kept,) = re.findall(rf"keeps (\d+) of {IMAGES} samples", caplog.text)
+        assert 8 <= int(kept) < IMAGES
+        same(cached, plain)
+
+
+def test_another_picture_of_the_same_name_is_not_served_from_memory(raw_tree: Path, tmp_path: Path) -> None:
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    settings = {"workers": 0, "batch_size": 16, "size": 32}
+    with build_loader(tree, cache="ram", **settings) as first:
+        list(first)
+        picture = sorted(tree.glob("*/*.jpg"))[40]
+        other = next(p for p in sorted(tree.glob("*/*.jpg")) if p.stat().st_size < picture.stat().st_size)
+        size = picture.stat().st_size
+        picture.write_bytes(other.read_bytes().ljust(size, b"\0"))  # the digest goes by names and sizes
+        with build_loader(tree, cache="ram", **settings) as second, build_loader(tree, **settings) as plain:
+            same(second, plain)
+
+
+@pytest.mark.parametrize("other", [{"size": 32}, {"split": "val"}, {"check": "never"}], ids=str)
+def test_what_would_be_other_pixels_is_not_shared_and_what_is_closed_is_gone(
+    other: dict[str, Any], raw_tree: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "out"
+    convert(raw_tree, path, small_recipe("webdataset", splits="train=0.5,val=0.5"), workers=0)
+    settings: dict[str, Any] = {"cache": "ram", "workers": 1, "size": STORED_SIZE, "split": "train"}
+    with build_loader(path, **settings), build_loader(path, **{**settings, **other}):
+        assert len(memory_files()) == 2
+    assert not memory_files()
+
+
+def test_nobody_can_shorten_the_memory_or_read_it_as_another_user() -> None:
+    memory = host_memory.share_memory("sealed", lambda promised: 10_000)
+    (path,) = memory_files().values()
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    with open(path, "r+b") as file:
+        for size in (0, 1 << 20):
+            with pytest.raises(PermissionError):
+                os.ftruncate(file.fileno(), size)
+    del memory
+
+
+def test_a_control_group_limits_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or the training would be killed in its container; both versions of them."""
+
+    def write(folder: str, **files: object) -> None:
+        (tmp_path / folder).mkdir(parents=True)
+        for name, content in files.items():
+            (tmp_path / folder / name.replace("memory_", "memory.")).write_text(f"{content}\n")
+
+    write("job", memory_max=3 << 20, memory_current=2 << 20, memory_stat="anon 5\ninactive_file 4096")
+    write("job/step", memory_max="max", memory_current=1 << 20)
+    write("memory/api", memory_limit_in_bytes=500_000, memory_usage_in_bytes=400_000)
+    read = host_memory._read
+    monkeypatch.setattr(host_memory, "_CGROUPS", tmp_path)
+    for own, free, limit in (
+        ("0::/job/step\n", (1 << 20) + 4096, 3 << 20),
+        ("9:cpu:/x\n4:memory:/api\n0::/\n", 100_000, 500_000),
+    ):
+        asked = lambda path, own=own: own if str(path) == "/proc/self/cgroup" else read(path)  # noqa: E731
+        monkeypatch.setattr(host_memory, "_read", asked)
+        assert host_memory.free_memory() == (free, limit)

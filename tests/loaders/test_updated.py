@@ -2,35 +2,29 @@
 
 import pickle
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import loaders
 from precache import convert, open_dataset
-from precache.errors import DatasetError, SettingError
+from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.building import build_loader
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
 from tests.loaders.arms import OF_SHARDS
 
-
-@dataclass(frozen=True)
-class Updated:
-    """A dataset of each format; `labels`: id -> label of all that is served; `removed`: ids."""
-
-    out: Path
-    labels: dict[int, int]
-    removed: set[int]
+Updated = tuple[Path, dict[int, int], set[int]]
 
 
 @pytest.fixture(scope="module")
 def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Updated]:
-    """Without the first shard's pictures and some others, and with a copy of a class beside it."""
+    """Of each format: the folder, id -> label of all that is served, and the removed ids.
+
+    Without the first shard's pictures and some others, and with a copy of a class beside it.
+    """
     root = tmp_path_factory.mktemp("updated")
     found = {}
     for name in FORMATS:
@@ -46,8 +40,8 @@ def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
         convert(tree, out, small_recipe(name), workers=0, update=True)
         now = open_dataset(out).read_index()
         labels = dict(zip(now.ids.tolist(), now.labels.tolist(), strict=True))
-        found[name] = Updated(out, labels, set(index.ids[rows].tolist()))
-        assert not found[name].removed & labels.keys()
+        found[name] = out, labels, (removed := set(index.ids[rows].tolist()))
+        assert not removed & labels.keys()
         assert max(labels) >= IMAGES
     return found
 
@@ -56,31 +50,31 @@ def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 def test_what_is_removed_is_never_served_and_what_is_added_is(
     updated: dict[str, Updated], backend: str, name: str
 ) -> None:
-    data = updated[name]
-    expected = sorted(data.labels.items())
+    out, all_labels, removed = updated[name]
+    expected, labels = sorted(all_labels.items()), sorted(all_labels.values())
 
     def build(**settings: Any) -> Any:
-        return build_loader(data.out, **{"backend": backend, "batch_size": 8, "workers": 1, **settings})
+        return build_loader(out, **{"backend": backend, "batch_size": 8, "workers": 1, **settings})
 
     for settings in ({}, {"shuffle": "window"}, {"shuffle": False}, {"cache": "ram"}):
         with build(**settings) as loader:
-            assert (loader.samples, len(loader.dataset)) == (len(data.labels), len(data.labels))
+            assert (loader.samples, len(loader.dataset)) == (len(labels), len(labels))
             assert loader.classes[-1] == "000.new"
             for _ in range(2):
                 assert sorted(pairs_of(loader)) == expected
-            assert sorted(loader.dataset.targets) == sorted(data.labels.values())
-            assert "000.new/" in loader.path_of(max(data.labels))
+            assert sorted(loader.dataset.targets) == labels
+            assert "000.new/" in loader.path_of(max(all_labels))
             with pytest.raises(SettingError, match="has none of this id"):
-                loader.path_of(min(data.removed))
-    check_ranks_share_each_epoch(build, sorted(data.labels))
+                loader.path_of(min(removed))
+    check_ranks_share_each_epoch(build, sorted(all_labels))
     check_resume(build)
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_the_map_style_dataset_leaves_out_what_is_removed(updated: dict[str, Updated], name: str) -> None:
-    dataset = pickle.loads(pickle.dumps(loaders.ImageDataset(updated[name].out, decode="tensor")))
-    labels = {int(i): dataset[row][1] for row, i in enumerate(dataset.ids)}
-    assert labels == updated[name].labels
+    out, labels, _ = updated[name]
+    dataset = pickle.loads(pickle.dumps(loaders.ImageDataset(out, decode="tensor")))
+    assert {int(i): dataset[row][1] for row, i in enumerate(dataset.ids)} == labels
     assert len(dataset) == len(labels)
 
 
@@ -94,40 +88,3 @@ def test_a_state_of_before_the_update_is_refused(raw_tree: Path, tmp_path: Path)
         assert sorted(ids_of(loader)) == list(range(IMAGES)), "that one has the dataset of before open"
     with build_loader(out, workers=1) as loader, pytest.raises(SettingError, match="taken with dataset"):
         loader.load_state_dict(state)
-
-
-def test_subsets_and_weights_are_of_what_is_served(updated: dict[str, Updated]) -> None:
-    data = updated["shards"]
-    with pytest.raises(SettingError, match="not in this split"):
-        build_loader(data.out, subset=[min(data.removed)])
-    some = sorted(data.labels)[::3]
-    weights = np.array([float(i in some) for i in open_dataset(data.out).read_index().ids])
-    for settings in ({"weights": weights}, {"weights": weights, "subset": sorted(data.labels)[::2]}):
-        with build_loader(data.out, **settings) as loader:
-            assert set(ids_of(loader)) <= set(some)
-    with pytest.raises(SettingError, match=rf"\[{len(data.labels)}\]"):
-        build_loader(data.out, weights=np.ones(len(data.labels) + len(data.removed)))
-
-
-def test_a_split_that_lost_all_its_samples_is_named(raw_tree: Path, tmp_path: Path) -> None:
-    tree, out = tmp_path / "tree", tmp_path / "out"
-    for split in ("train", "val"):
-        shutil.copytree(raw_tree, tree / split)
-    convert(tree, out, small_recipe("shards"), workers=0)
-    for picture in (tree / "val").rglob("*.*"):
-        picture.is_dir() or picture.unlink()
-    convert(tree, out, small_recipe("shards"), workers=0, update=True)
-    with pytest.raises(DatasetError, match="removed all of split 'val'"):
-        loaders.build(out, split="val")
-    with build_loader(out, workers=1) as loader:
-        assert len(ids_of(loader)) == IMAGES
-
-
-def test_a_damaged_index_of_an_update_is_named(updated: dict[str, Updated], tmp_path: Path) -> None:
-    out = Path(shutil.copytree(updated["shards"].out, tmp_path / "out"))
-    (index,) = out.glob("dataset-*.index")
-    content = bytearray(index.read_bytes())
-    content[-3] ^= 1
-    index.write_bytes(content)
-    with pytest.raises(DatasetError, match=index.name):
-        loaders.build(out)

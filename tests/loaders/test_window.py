@@ -1,8 +1,6 @@
 """Window mode: shards read one after the other, within memory_bytes."""
 
 import mmap
-import os
-from contextlib import ExitStack
 from ctypes import CDLL, c_size_t, c_ubyte, c_void_p
 from pathlib import Path
 
@@ -10,14 +8,8 @@ import numpy as np
 import pytest
 
 from bench.machine import page_cache
-from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.order import Epochs, Order, Windows
-from loaders.read.sequential import look_ahead
 from precache import convert
-from precache.errors import SettingError
-from precache.formats import shards as format_shards
-from precache.formats.shards import ShardFile
 from tests.building import build_loader
 from tests.conftest import IMAGES, small_recipe
 
@@ -55,24 +47,6 @@ def dropped(shards: Path) -> tuple[str, ...]:
     return files
 
 
-def test_the_window_is_as_many_shards_as_fit_twice(shards: Path) -> None:
-    data = open_split(shards, "train")
-    largest = int(max(data.shard_bytes))
-    states = []
-    for memory_bytes, window in ((None, 8), (2 * largest, 1), (7 * largest, 3), (100 * largest, 50)):
-        with build_loader(shards, shuffle="window", memory_bytes=memory_bytes, batch_size=7) as loader:
-            states.append(loader.state_dict())
-            served = np.concatenate([batch.ids.numpy() for batch in loader])
-        order = Windows(data.shard_starts, 0, 0, window, (0, len(data))).at(np.arange(len(data)))
-        assert np.array_equal(served, data.ids[order])
-    with build_loader(shards, shuffle="window", batch_size=7) as other:
-        other.load_state_dict(states[0])
-        with pytest.raises(SettingError, match="taken with window_shards 1, the loader has 8"):
-            other.load_state_dict(states[1])
-    with pytest.raises(SettingError, match=rf"needs {2 * largest:,} for two shards of {shards}.*give"):
-        build_loader(shards, shuffle="window", memory_bytes=2 * largest - 1)
-
-
 def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
     data = open_split(shards, "train")
     memory_bytes = 4 * int(max(data.shard_bytes))
@@ -83,57 +57,3 @@ def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped:
     with build_loader(shards, shuffle="window", batch_size=5) as loader:
         assert len(list(loader)) == IMAGES // 5
     assert cached_bytes(dropped) > 0.9 * sum(data.shard_bytes), "without a bound it stays cached"
-
-
-def test_reading_ahead_brings_a_whole_shard_into_the_cache(
-    dropped: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The real one makes a fast disk read some pages around the place that it asks for, and then says yes.
-    monkeypatch.setattr(format_shards, "is_cached", lambda descriptor, start: False)
-    with ShardFile(Path(dropped[3])) as shard:
-        shard.read_ahead()
-        assert cached_bytes(dropped[3:4]) >= os.path.getsize(dropped[3])
-        shard.close(drop_cached=True)
-    assert cached_bytes(dropped[3:4]) == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 5])
-def test_a_rank_that_shares_windows_has_no_more_than_two_of_them_open(shards: Path, ranks: int) -> None:
-    """Those of a request stay so until the second one after it: threads may still read them."""
-    data = open_split(shards, "train")
-    opened: list[int] = []
-    before: set[int] = set()
-    most = 0
-    order = Order(
-        epochs=Epochs(shard_starts=data.shard_starts, kind="window", seed=0, window_shards=2),
-        batch_size=2,
-        last="partial",
-        rank=ranks - 1,
-        world_size=ranks,
-    )
-    asked = iter(order.batches(0))
-    with ExitStack() as at_end:
-        for request, files in look_ahead(
-            data, asked, 2, lambda n: opened.append(n) or n, opened.remove, at_end
-        ):
-            needed = set(data.locate(request.positions)[0].tolist())
-            assert set(files) == needed
-            assert set(opened) >= needed | before
-            before, most = needed, max(most, len(opened))
-        assert set(opened) >= before, "the last request may still be read"
-    assert not opened
-    assert 2 < most <= 2 * 2 + 2, "and those of a batch"
-
-
-def test_a_part_of_many_shards_opens_no_more_of_them_at_a_time(converted: dict[str, Path]) -> None:
-    """Six shards, windows of one, two samples of each: what is read ahead is counted in these, not in all."""
-    whole = open_split(converted["webdataset"], "train")
-    data = whole.select(np.sort(np.concatenate([whole.shard_starts[:-1], whole.shard_starts[:-1] + 3])))
-    assert data.shard_samples.tolist() == [2] * 6
-    opened: list[int] = []
-    closed: list[int] = []
-    requests = (Request(0, np.array([position])) for position in range(12))
-    with ExitStack() as at_end:
-        for _ in look_ahead(data, requests, 1, lambda n: opened.append(n) or n, closed.append, at_end):
-            assert len(opened) - len(closed) <= 3
-    assert sorted(opened) == list(range(6))

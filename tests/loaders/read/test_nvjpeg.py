@@ -1,8 +1,6 @@
-"""Backend `nvjpeg`: its own logic, and who decodes for it; on the CPU, by the same calls as on a GPU."""
+"""Backend `nvjpeg` on the CPU, by the same calls as on a GPU."""
 
-import logging
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +13,6 @@ from loaders.augment.cpu import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, open_split
 from loaders.read import nvjpeg
-from precache.errors import MissingDependencyError
-from precache.pictures import jpeg
 from precache.pictures.jpeg import psnr
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
@@ -24,11 +20,6 @@ from tests.precache.pictures.drawing import load
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore:.*TorchCodec")
-
-
-@pytest.fixture(autouse=True)
-def none_found_yet() -> None:
-    nvjpeg.find_decoder.cache_clear()
 
 
 def read(path: Path, crops: Crops | None = None, size: int = 40) -> tuple[DecodedBatch, list[int]]:
@@ -94,61 +85,3 @@ def test_what_cannot_be_decoded_is_refused_by_name_and_the_rest_is_served(
     batch, ids = read(tree)
     assert sorted(error.path for error in batch.refused.values()) == sorted(map(str, bad))
     assert len(ids) == len(batch.images) == IMAGES - 3
-
-
-# Who decodes.
-
-
-def refuse(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-    """As a wheel that was built without nvJPEG."""
-    raise RuntimeError("not compiled with nvJPEG support\nStack trace")
-
-
-@pytest.mark.parametrize("lacks", ["the package", "image decoders"])
-def test_torchvision_takes_the_place_of_a_torchcodec_that_is_missing_or_older(
-    lacks: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = None if lacks == "the package" else type(sys)("torchcodec.decoders")
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", there)
-    assert nvjpeg.find_decoder(CPU).name == "torchvision"
-    nvjpeg.find_decoder.cache_clear()
-    monkeypatch.setitem(sys.modules, "torchvision.io", None)
-    with pytest.raises(MissingDependencyError, match="pip install torchcodec"):
-        nvjpeg.find_decoder(CPU)
-
-
-def test_what_does_not_decode_is_said_with_what_to_do(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = nvjpeg.GpuDecoder("torchcodec", refuse, turns=True, most=4)
-    monkeypatch.setattr(nvjpeg, "_torchcodec", lambda: broken)
-    with caplog.at_level(logging.WARNING):
-        assert nvjpeg.find_decoder(CPU).name == "torchvision"
-    (said,) = caplog.messages
-    assert said.endswith("torchvision is used: not compiled with nvJPEG support")
-    nvjpeg.find_decoder.cache_clear()
-    monkeypatch.setattr(nvjpeg, "_torchvision", lambda: broken)
-    with pytest.raises(MissingDependencyError, match=r"not compiled with nvJPEG support\).*pip inst"):
-        nvjpeg.find_decoder(CPU)
-
-
-@pytest.mark.parametrize("name", ["torchcodec", "torchvision"])
-def test_both_give_the_pixels_of_libjpeg_turbo(name: str, raw_tree: Path) -> None:
-    """torchcodec is the first choice, and turns what EXIF turns."""
-    if name == "torchcodec":
-        pytest.importorskip("torchcodec.decoders", reason="pip install torchcodec, torch 2.11 or newer")
-        assert nvjpeg.find_decoder(CPU).name == name
-    decoder = getattr(nvjpeg, f"_{name}")()
-    contents = [file.read_bytes() for file in sorted(raw_tree.glob("*/*.jpg"))]
-    turned = 0
-    for content in contents:
-        pixels = jpeg.decode_strictly(content, "RGB") if content.startswith(jpeg.START) else None
-        if pixels is None:
-            continue
-        (picture,) = decoder.decode([torch.frombuffer(bytearray(content), dtype=torch.uint8)], CPU)
-        if (orientation := jpeg.orientation(content)) == 1:
-            assert np.abs(picture.permute(1, 2, 0).numpy().astype(int) - pixels).mean() <= 1
-        elif orientation in (6, 8) and decoder.turns:
-            assert picture.shape[1:] == pixels.shape[1::-1]
-            turned += 1
-    assert turned > 0 or not decoder.turns

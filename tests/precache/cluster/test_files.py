@@ -6,7 +6,6 @@ import subprocess
 
 import pytest
 
-from precache import __version__
 from precache.cli.main import main
 from tests.command import ROOT
 
@@ -24,12 +23,6 @@ def test_each_command_in_a_file_is_one_that_this_release_takes(name: str) -> Non
         _, command, *arguments = shlex.split(line)
         context = main.commands[command].make_context(command, list(arguments))
         assert "--engine" not in arguments or context.params["engine"] == "ray", arguments
-
-
-@pytest.mark.parametrize("name", ["rayjob.yaml", "ray-vm-cluster.yaml", "Dockerfile", "README.md"])
-def test_files_install_this_release(name: str) -> None:
-    text = (CLUSTER / name).read_text()
-    assert set(re.findall(r"precache(?:-ray:|\[[a-z,]+\]==)([0-9.]+[0-9])", text)) == {__version__}
 
 
 def test_the_script_for_slurm_is_bash_that_says_how_it_is_called() -> None:

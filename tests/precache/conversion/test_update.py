@@ -263,6 +263,8 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
         now, expected = served(out), served(afresh)
         assert contents_of(out) == contents_of(afresh)
         assert rejected(out) == rejected(afresh)
+        if kind == "converted_tree":
+            assert {row.id for row in now.values()} == {row.id for row in served(source).values()}
         for path, row in now.items() if kind != "remade_tree" else ():
             was = before.get(path)
             moves = options.split and was and was.split != expected[path].split
@@ -275,6 +277,17 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
         assert verify(out) == []
         assert verify_deep(out, source, workers=0).problems == ()
         assert not follow(source, out, name, options, **how)
+
+
+def test_a_mask_that_was_damaged_where_it_is_stored_is_a_reject(tmp_path: Path) -> None:
+    source, options = masked_tree(World(1), tmp_path)
+    follow(source, tmp_path / "first", "shards", options)
+    victim, stored = next((path, of[1]) for path, of in contents_of(tmp_path / "first").items() if of[1])
+    for path in (tmp_path / "first").glob("*.safetensors"):
+        damaged = stored[:-20] + bytes([stored[-20] ^ 1]) + stored[-19:]
+        path.write_bytes(path.read_bytes().replace(stored, damaged))
+    follow(tmp_path / "first", tmp_path / "second", "shards")
+    assert rejected(tmp_path / "second") == [victim]
 
 
 def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashes(tmp_path: Path) -> None:

@@ -99,12 +99,8 @@ def test_every_backend_skips_the_same_pictures_and_names_each_once(
             assert sorted(served) == good
     named = [record.getMessage() for record in caplog.records if record.name == "loaders.loader"]
     assert len(named) == len(set(named)) == len(DAMAGE)
-    with (
-        build(on_error="raise") as loader,
-        pytest.raises(ImageError, match="cannot be decoded") as caught,
-    ):
+    with build(on_error="raise") as loader, pytest.raises(ImageError, match="cannot be decoded"):
         list(loader)
-    assert "\n" not in str(caught.value)
     samples = scan_tree(folders["raw"]).samples
     for sample_id in bad:
         names = (f"{folders['raw']}/{samples[sample_id].path}: ", f": sample {sample_id}: ")

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms import v2
 
-from loaders.augment import cpu
+from loaders.augment import RandomAugmentation, cpu
+from loaders.augment.device import BatchAugmentation, crop_and_resize
+from loaders.augment.draw import shown_boxes
 from precache import Recipe, convert
 from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
@@ -114,3 +117,48 @@ def test_pictures_of_any_shape_are_served(tmp_path: Path, shape: tuple[int, int]
     build = partial(build_loader, tmp_path, workers=0, batch_size=2)
     contract.check_validation(build, tmp_path, 32, 50, 50)
     contract.check_random_crops(build, tmp_path, tmp_path, 32, 50, 50)
+
+
+@pytest.mark.parametrize("side", [8, 24, 64])
+def test_a_device_resizes_as_pillow_does(side: int) -> None:
+    picture = noise(60, 80)
+    boxes = np.array([[0, 0, 80, 60], [3, 7, 50, 20], [79, 59, 1, 1], [10, 0, 5, 60]])
+    images = torch.from_numpy(picture).permute(2, 0, 1).expand(len(boxes), -1, -1, -1).float()
+    mirrored = torch.tensor([False, True, False, True])
+    served = crop_and_resize(images, torch.from_numpy(boxes).float(), mirrored, side).permute(0, 2, 3, 1)
+    for ours, (left, top, width, height), flipped in zip(
+        served.numpy(), boxes.tolist(), mirrored.tolist(), strict=True
+    ):
+        part = Image.fromarray(picture).crop((left, top, left + width, top + height))
+        expected = np.asarray(part.resize((side, side), Image.Resampling.BILINEAR)).astype(float)
+        assert np.abs(ours - (expected[:, ::-1] if flipped else expected)).max() <= 1.5
+
+
+@pytest.mark.parametrize("size", [8, 13, (9, 40), (30, 5)])
+def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> None:
+    """Crops that are not resized: to the byte, with black around where less is stored."""
+    stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
+    pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
+    found = BatchAugmentation(crop, 3, size)(torch.from_numpy(pictures), torch.from_numpy(ids), 1)
+    expected = np.empty(found.shape, np.uint8)
+    for picture, box, mirrored, out in zip(
+        pictures, *cpu.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
+    ):
+        cpu.place(picture, box.tolist(), bool(mirrored), out)
+    assert np.array_equal(found.numpy(), expected)
+
+
+@pytest.mark.parametrize("size", [32, 64, 224])
+def test_the_middle_is_torchvisions_of_any_shape(size: int) -> None:
+    """Of 1 pixel, of 1:100, and all between: the box that `Resize` and `CenterCrop` show."""
+    rng = np.random.default_rng(0)
+    shapes = np.concatenate((rng.integers(1, 700, (200, 2)), [(1, 1), (3, 300), (300, 3), (256, 256)]))
+    recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
+    for (height, width), box in zip(shapes.tolist(), shown_boxes(shapes, size, 0.875), strict=True):
+        if max(height, width) * size / min(height, width) > 20_000:
+            continue  # torchvision would make a picture of millions of pixels
+        ramps = np.stack(np.meshgrid(np.arange(width), np.arange(height))).astype(np.float32)
+        expected = recipe(torch.from_numpy(ramps)).permute(1, 2, 0).numpy()
+        left, top, shown_width, shown_height = box.tolist()
+        middle = np.array([left + shown_width / 2, top + shown_height / 2]) - 0.5
+        assert np.abs(expected.mean(axis=(0, 1)) - middle).max() < 0.51

@@ -10,9 +10,9 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
-from loaders.augment.draw import crop_boxes, uniforms
+from loaders.augment.draw import crop_boxes, uniforms, window_boxes
 from precache import convert, open_dataset
-from precache.errors import DatasetError
+from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.pictures.jpeg import psnr
 from tests.building import build_loader
@@ -107,3 +107,50 @@ def test_shards_of_another_shape_than_the_index_says_are_refused(
         pytest.raises(DatasetError, match=str(path)),
     ):
         list(loader)
+
+
+def test_what_no_crop_fits_into_gives_torchvisions_fallback() -> None:
+    shapes = np.array([(20, 400), (400, 20), (100, 100), (1, 900), (900, 1), (90, 100)])
+    draws = uniforms(0, 0, np.arange(len(shapes)), 40)
+    for ratio in ((3 / 4, 4 / 3), (3.0, 4.0), (0.2, 0.25)):
+        boxes = crop_boxes(shapes, draws, (1.0, 1.0), ratio)
+        for (height, width), box in zip(shapes.tolist(), boxes.tolist(), strict=True):
+            picture = torch.empty(3, height, width)
+            top, left, rows, columns = RandomResizedCrop.get_params(picture, (1.0, 1.0), ratio)
+            assert box[2:] == [max(1, columns), max(1, rows)]  # torchvision cannot resize what is empty
+            if ratio[0] > 1 or height != width:
+                assert max(abs(box[0] - left), abs(box[1] - top)) <= 1
+
+
+@pytest.mark.parametrize("size", [(7, 7), (8, 5), (5, 8), (1, 1), (12, 12), (11, 20)])
+def test_the_centre_is_torchvisions_with_black_where_there_is_less(size: tuple[int, int]) -> None:
+    for height in (5, 6, 7, 12):
+        for width in (5, 8, 11):
+            picture = torch.arange(1, height * width + 1).reshape(1, height, width)
+            ((left, top, columns, rows),) = window_boxes((height, width), None, size).tolist()
+            assert (rows, columns) == size
+            black = torch.zeros((1, height + 40, width + 40), dtype=picture.dtype)
+            black[:, 20 : 20 + height, 20 : 20 + width] = picture
+            ours = black[:, 20 + top : 20 + top + rows, 20 + left : 20 + left + columns]
+            assert torch.equal(ours, CenterCrop(size)(picture))
+
+
+def test_the_size_is_that_of_the_batches(shaped: dict[str, Path], raw_tree: Path) -> None:
+    for path, asked, expected in (
+        (raw_tree, None, 224),
+        (raw_tree, (20, 30), (20, 30)),
+        (shaped["rectangle-shards"], None, RECTANGLE),
+        (shaped["rectangle-shards"], (20, 20), 20),
+        (shaped["keep-shards"], None, STORED_SIZE),
+        (shaped["keep-shards"], [20, 30], (20, 30)),
+    ):
+        for augment in (None, "train", "crop"):
+            with build_loader(path, size=asked, augment=augment, workers=0, batch_size=35) as loader:
+                assert loader.size == expected
+                shape = next(iter(loader)).images.shape[2:]
+                assert tuple(shape) == (expected if isinstance(expected, tuple) else (expected, expected))
+    path = shaped["rectangle-shards"]
+    with build_loader(path, augment=lambda images, ids, epoch: images[:, :20, :44], workers=1) as loader:
+        assert loader.size == (20, 44), "a function gets all of what is stored in one size"
+    with pytest.raises(SettingError, match="height of size"):
+        build_loader(path, size=(0, 3))

@@ -45,6 +45,8 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
         some = random.permutation(len(whole))[:7]
         assert column.at(some).select(np.arange(1, 5)).content() == whole.select(some[1:5]).content()
         assert values_in(column) == values_in(whole)
+        for asked in (slice(2, 9), random.random(len(whole)) < 0.5):
+            assert column.select(asked).content() == whole.select(asked).content()
         with pytest.raises(IndexError):
             column.select(np.array([len(whole)]))
 

@@ -161,21 +161,20 @@ def draw_keys(
     return np.where(numbers == 0, ids, hashed.view(np.int64))
 
 
-def window_boxes(stored: Size | Integers, draws: Floats | None, size: Size) -> Integers:
-    """Boxes of `size`, as torchvision's `CenterCrop` or, if there are draws, its `RandomCrop` takes them.
+def window_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Integers:
+    """Boxes of `size`, as torchvision's `RandomCrop` takes them.
 
     Args:
         stored: as of `crop_boxes`.
-        draws: [n, 2], uniform in [0, 1), of left and top; None: the centre.
+        draws: [n, 2], uniform in [0, 1), of left and top.
 
     Returns:
-        [n, 4], or [1, 4] of one size and its centre: left, top, width, height in pixels. Where a picture is
-        smaller it lies in the midst, and the box reaches out of it.
+        [n, 4]: left, top, width, height in pixels. Where a picture is smaller it lies in the midst, and the
+        box reaches out of it.
     """
     height, width = sides(size)
     room = np.concatenate(_columns(stored)[::-1], axis=1) - (width, height)
-    corners = np.round(room / 2) if draws is None else np.floor(draws * (room + 1))
-    corners = np.where(room < 0, -(-room // 2), corners).astype(np.int64)
+    corners = np.where(room < 0, -(-room // 2), np.floor(draws * (room + 1))).astype(np.int64)
     return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
 
 

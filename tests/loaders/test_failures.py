@@ -2,6 +2,7 @@
 
 import shutil
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +21,7 @@ from precache import open_dataset
 from precache.dataset.columns import Column
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from tests.building import build_loader
+from tests.command import ROOT
 from tests.damage import edit_samples
 from tests.loader_contract import ids_of
 from tests.loaders.arms import OF_FILES, OF_SHARDS
@@ -118,3 +120,24 @@ def test_the_death_of_a_worker_is_one_error_wherever_the_caller_is(converted: di
             assert ids_of(loader) == due, "nothing that was read ahead is taken for another batch"
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert line > 20
+
+
+TRUNCATE_IN_PLACE = """
+import os, sys
+import loaders
+
+path, shard = sys.argv[1:]
+with loaders.build(path, batch_size=16, reading=loaders.Reading(check="never", workers=2)) as loader:
+    list(loader)
+    os.truncate(shard, 5000)
+    for _ in range(3):
+        list(loader)
+"""
+
+
+def test_a_shard_truncated_in_place_ends_the_program(converted: dict[str, Path], tmp_path: Path) -> None:
+    """What a mapped file has no longer cannot be read; promises.md says so, and that we truncate none."""
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    command = [sys.executable, "-c", TRUNCATE_IN_PLACE, str(path), str(path / f"{SHARD}.safetensors")]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    assert result.returncode == -signal.SIGBUS, result

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
-from loaders.augment.draw import crop_boxes, uniforms, window_boxes
+from loaders.augment.draw import crop_boxes, uniforms
 from precache import convert, open_dataset
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
@@ -120,19 +120,6 @@ def test_what_no_crop_fits_into_gives_torchvisions_fallback() -> None:
             assert box[2:] == [max(1, columns), max(1, rows)]  # torchvision cannot resize what is empty
             if ratio[0] > 1 or height != width:
                 assert max(abs(box[0] - left), abs(box[1] - top)) <= 1
-
-
-@pytest.mark.parametrize("size", [(7, 7), (8, 5), (5, 8), (1, 1), (12, 12), (11, 20)])
-def test_the_centre_is_torchvisions_with_black_where_there_is_less(size: tuple[int, int]) -> None:
-    for height in (5, 6, 7, 12):
-        for width in (5, 8, 11):
-            picture = torch.arange(1, height * width + 1).reshape(1, height, width)
-            ((left, top, columns, rows),) = window_boxes((height, width), None, size).tolist()
-            assert (rows, columns) == size
-            black = torch.zeros((1, height + 40, width + 40), dtype=picture.dtype)
-            black[:, 20 : 20 + height, 20 : 20 + width] = picture
-            ours = black[:, 20 + top : 20 + top + rows, 20 + left : 20 + left + columns]
-            assert torch.equal(ours, CenterCrop(size)(picture))
 
 
 def test_the_size_is_that_of_the_batches(shaped: dict[str, Path], raw_tree: Path) -> None:

@@ -6,6 +6,8 @@ See `test_histories.py` for files of the user's under other names, and for runs 
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, PrecacheError
+from tests.command import ROOT
 from tests.conftest import small_recipe
 from tests.damage import edit_manifest
 from tests.precache.destinations import THESIS, contents, interrupt
@@ -179,3 +182,25 @@ def change(tree: Path, start: int, stop: int) -> list[Path]:
         content[-40] ^= 16
         victim.write_bytes(content)
     return victims
+
+
+def test_a_mount_point_is_filled_but_not_replaced(
+    raw_tree: Path, converted: dict[str, Path], out: Path, tmp_path: Path
+) -> None:
+    out.mkdir(parents=True)
+    disk = tmp_path / "disk"
+    (disk / "lost+found").mkdir(parents=True)
+    mount, unshared = f"mount --bind {disk} {out}", ["unshare", "-rm", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*unshared, mount], check=False).returncode:
+        pytest.skip("needs a system on which users may mount in a namespace of their own")
+    told = ""
+    for flags in ("--format shards", "--format dali --overwrite"):
+        words = f"{raw_tree} {out} {small_recipe('shards').to_flags()} --workers 0 {flags}"
+        command = [*unshared, f"{mount} && exec {sys.executable} -m precache convert {words}"]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert ended.returncode == (2 if "overwrite" in flags else 0), ended.stderr
+        assert contents(disk) == contents(converted["shards"])
+        told = ended.stderr
+    assert f"{out}: is a mount point" in told
+    assert [path.name for path in out.parent.iterdir()] == ["out"]

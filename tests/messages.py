@@ -43,7 +43,6 @@ precache push photos s3://bucket/photos
 precache export photos pictures
 bench accuracy photos x=dalli:shards
 bench convert photos --against fcv
-bench ddp photos --device cpu --ranks 0
 bench loaders photos --device cpu --backend dalli
 bench loaders photos --device cpu --backend shards
 bench loaders photos --device cpu --cache ram --cold
@@ -51,12 +50,10 @@ bench profile photos --out out --device cpu --batch-size 71
 bench recommend photos --gpus 0
 bench report notes.txt
 bench simulate
-bench sweep photos --device cpu --workers two
 precache auto photos out
 loaders.build("nowhere")
 loaders.build("notes.txt")
 loaders.build("shards", split="val")
-loaders.build("shards", backend="dalli")
 loaders.build("shards", batch_size=0)
 loaders.build("shards", num_workers=4)
 loaders.build("shards", sampling=loaders.Sampling(classes=["cat"]))

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import loaders
-from precache import Recipe, convert
-from precache.errors import DatasetError
+from precache import Recipe, convert, page
 from tests.command import ROOT
 from tests.command import run_here as run
 
@@ -80,18 +79,16 @@ def test_inspecting_and_verifying(nasty: Path, nasty_dataset: Path) -> None:
         assert code < 2 or len(result.stderr.splitlines()) == 1 or "--debug" in words
         if "--json" in words:
             assert f"001{NASTY}" in json.loads(result.stdout)["splits"]["train"]["classes"]
-    page = (nasty / f"{NASTY}.html").read_bytes()
-    assert (b"<i>" in page, b"&lt;i&gt;" in page) == (False, True), "nor does it write a page"
+    shown = (nasty / f"{NASTY}.html").read_text() + page.table([NASTY], [[NASTY]]) + page.paragraphs([NASTY])
+    assert ("<i>" in shown, "&lt;i&gt;" in shown) == (False, True), "nor does it write a page"
 
 
-def test_what_loaders_say(nasty: Path, nasty_dataset: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_loaders_say(nasty: Path, caplog: pytest.LogCaptureFixture) -> None:
     reading = loaders.Reading(workers=0, on_error="skip")
     with loaders.build(nasty / NASTY, size=32, reading=reading) as loader:
         assert sum(1 for _ in loader)
     assert any("a\\x1b]0;title" in said for said in caplog.messages)
-    with pytest.raises(DatasetError, match="does not exist") as error:
-        loaders.build(f"{nasty_dataset}x")
-    assert all(said.isprintable() for said in (*caplog.messages, str(error.value)))
+    assert all(said.isprintable() for said in caplog.messages)
 
 
 def test_a_remedy_is_a_command_that_a_shell_runs(raw_tree: Path, tmp_path: Path) -> None:

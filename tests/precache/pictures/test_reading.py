@@ -11,7 +11,7 @@ from PIL import Image
 
 from precache import convert
 from precache.errors import ImageError, SourceError
-from precache.pictures import reading
+from precache.pictures import images, reading
 from precache.sources.tree import scan_tree
 from tests.building import build_loader
 from tests.conftest import small_recipe
@@ -72,6 +72,13 @@ def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
     with pytest.raises(SourceError, match=f"{victim}: {reason}") as caught:
         read_all()
     assert "\n" not in str(caught.value)
+
+
+def test_a_file_too_large_for_a_picture_is_refused_without_reading_it(tmp_path: Path) -> None:
+    (tmp_path / "x.jpg").touch()
+    os.truncate(tmp_path / "x.jpg", 1 << 30)  # sparse
+    with pytest.raises(ImageError, match=r"x.jpg: is too large \(1,073,741,824 bytes; .*--max-pixels"):
+        images.read_bytes(str(tmp_path / "x.jpg"), max_pixels=1000)
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])

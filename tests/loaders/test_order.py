@@ -172,7 +172,7 @@ def test_each_sample_comes_once_and_its_place_can_be_asked(count: int) -> None:
 
 
 def test_a_permutation_is_the_same_on_every_machine() -> None:
-    """And as it was, when chi-squared statistics found it to mix as lots do; four rounds would not."""
+    """And as it was, when chi-squared statistics found it to mix as lots do."""
     assert KeyedPermutation(1000, (7, 1, 2)).at(np.arange(5)).tolist() == [546, 669, 875, 975, 354]
     of_many = KeyedPermutation(10**9, (7, 1, 2)).at(np.arange(3))
     assert of_many.tolist() == [508507684, 837948263, 580567251]

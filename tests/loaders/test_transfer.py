@@ -118,7 +118,8 @@ def test_no_thread_fails_unheard_or_reads_on_behind_the_end(converted: dict[str,
             asked = (Pictures(Request(0, np.arange(6)), partial(picture_of, fails=fails)) for _ in range(3))
             served = filler.fill_each(asked)
             with pytest.raises(DatasetError, match="in a helper") if fails else nullcontext():
-                next(served)
+                next(served), next(served)
+            time.sleep(0.01)  # in the midst of the third batch
             served.close()
         ended.set()
         time.sleep(0.1)

@@ -11,6 +11,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -293,6 +294,17 @@ def test_nobody_can_shorten_the_memory_or_read_it_as_another_user() -> None:
             with pytest.raises(PermissionError):
                 os.ftruncate(file.fileno(), size)
     del memory
+
+
+def test_who_comes_at_the_same_time_gets_the_same_memory() -> None:
+    def size_of(promised: int) -> int:
+        time.sleep(0.02)  # in which the others look for it
+        return 100
+
+    with ThreadPoolExecutor(8) as threads:
+        memories = [*threads.map(lambda _: host_memory.share_memory("race", size_of), range(8))]
+    assert len(memory_files()) == 1
+    del memories
 
 
 def test_a_control_group_limits_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

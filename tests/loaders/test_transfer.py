@@ -2,15 +2,24 @@
 
 import gc
 import sys
+import threading
+import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from loaders.read.filler import BufferPool, SharedBuffers
+from loaders.augment.cpu import Crops
+from loaders.batch import Request
+from loaders.dataset import open_split
+from loaders.read.filler import BatchFiller, BufferPool, Pictures, SharedBuffers
+from precache.errors import DatasetError
 from tests.building import build_loader
-from tests.conftest import IMAGES
+from tests.conftest import IMAGES, STORED_SIZE
 
 CPU = torch.device("cpu")
 Take = Callable[[], torch.Tensor]
@@ -89,3 +98,29 @@ def test_batches_that_are_dropped_share_few_buffers_and_those_that_are_kept_stay
         expected = torch.cat([batch.images for batch in other])
     assert torch.equal(torch.cat([batch.images for batch in kept]), expected)
     assert len(expected) == IMAGES
+
+
+def test_no_thread_fails_unheard_or_reads_on_behind_the_end(converted: dict[str, Path]) -> None:
+    """A batch would be half filled; files are closed by then."""
+    ended, late = threading.Event(), []
+
+    def picture_of(slot: int, *, fails: bool) -> np.ndarray:
+        if fails and threading.current_thread().name.startswith("fill"):
+            raise DatasetError("in a helper")
+        time.sleep(0.02)
+        if ended.is_set():
+            late.append(slot)
+        return np.zeros((STORED_SIZE, STORED_SIZE, 3), np.uint8)
+
+    data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, STORED_SIZE)
+    with closing(BatchFiller(data, crops, 6, 3, CPU)) as filler:
+        for fails in (True, False):
+            asked = (Pictures(Request(0, np.arange(6)), partial(picture_of, fails=fails)) for _ in range(3))
+            served = filler.fill_each(asked)
+            with pytest.raises(DatasetError, match="in a helper") if fails else nullcontext():
+                next(served), next(served)
+            time.sleep(0.01)  # in the midst of the third batch
+            served.close()
+        ended.set()
+        time.sleep(0.1)
+    assert not late

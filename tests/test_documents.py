@@ -45,3 +45,17 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(path: Path) -> 
         if not link.startswith("https://"):
             assert target.exists(), link
             assert not heading or heading in headings(target), link
+
+
+def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
+    number, verdict = r"([+-]\d\.\d+)", "(cannot tell|worse or chance|worse|better)"
+    page = (ROOT / "bench/results/README.md").read_text()
+    rows = re.findall(rf"\| {number} \({number} to {number}\), {verdict} \|", page)
+    found = {(*(f"{float(value):+.1f}" for value in row[:3]), row[3]) for row in rows}
+    readme = re.findall(
+        rf"\| (\**){number}\**, {verdict} \| {number} to {number} \|", (ROOT / "README.md").read_text()
+    )
+    assert len(readme) == 3
+    for bold, difference, said, low, high in readme:
+        assert (difference, low, high, said) in found
+        assert bool(bold) == (said in ("worse", "better")), "in bold: what is not chance"

@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import SettingError
-from precache.plan import plan_conversion, split_samples
+from precache.plan import Grown, plan_conversion, plan_update, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.sources.base import SampleRef, Samples
 
@@ -86,3 +86,26 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
     for members in (slice(None), *(of_samples == label for label in range(-1, 5))):
         chosen = split_of[members]
         assert all(abs((chosen == n).sum() - share * len(chosen)) <= 1 for n, share in enumerate(wanted))
+
+
+def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_name_a_shard_twice() -> None:
+    """One that lost its samples gets the new ones first."""
+    kept: dict[str, np.ndarray] = {}
+    shards: dict[str, int] = {}
+    names: list[str] = []
+    for update in range(1, 121):
+        labels = np.array([update % 3, 2, 2][: 1 + update % 3])
+        samples = Samples.of([SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())])
+        grown = Grown(update=update, shards=shards, kept=kept)
+        for shard in plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), grown).shards:
+            names.append(shard.name)
+            shards[shard.split] = shards.get(shard.split, 0) + 1
+            kept[shard.split] = np.concatenate((kept.get(shard.split, labels[:0]), labels[shard.rows]))
+        for label in range(3):
+            counts = [np.count_nonzero(kept.get(split, labels[:0]) == label) for split in ("a", "b")]
+            assert abs(counts[0] - 0.7 * sum(counts)) <= 1
+    assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(shards[split])]
+    lost = Grown(update=1, shards={}, kept={"train": np.arange(400) % 3})
+    plan = plan_update(SAMPLES, np.arange(100), recipe(splits="train=0.8,val=0.2"), lost)
+    assert {shard.split for shard in plan.shards} == {"val"}
+    assert not plan_update(SAMPLES, np.arange(0), recipe(), lost).shards

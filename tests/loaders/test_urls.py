@@ -265,3 +265,16 @@ def test_what_is_damaged_in_the_cache_never_blocks_the_run_after(
             except PrecacheError as error:
                 found = read(url) if "fetched" in str(error) else {}
             assert found == expected, (first, seed)
+
+
+def test_the_second_epoch_asks_the_storage_for_nothing(
+    converted: dict[str, Path], bucket: Url, storage: Storage
+) -> None:
+    url = upload(converted["shards"], bucket / "a")
+    with loaders.build(url, **QUIET) as loader:
+        first = sorted(id for batch in loader for id in batch.ids.tolist())
+        asked = len(storage.seen)
+        assert sorted(id for batch in loader for id in batch.ids.tolist()) == first
+    assert len(storage.seen) == asked
+    served(url)  # another loader: the manifest alone
+    assert [seen.path.rpartition("/")[2] for seen in storage.seen[asked:]] == ["dataset.json"]

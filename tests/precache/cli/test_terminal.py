@@ -16,7 +16,7 @@ from tests.precache.destinations import contents
 
 # Takes its terminal; each picture takes its time, so that there are moments in which to lose it.
 SLOWLY = """
-import fcntl, termios, time
+import time
 from precache.pictures import images
 render = images.render_or_copy
 def slow_render(*arguments):
@@ -25,7 +25,6 @@ def slow_render(*arguments):
 images.render_or_copy = slow_render
 from precache.cli.main import entry_point
 if __name__ == "__main__":
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     entry_point()
 """
 CONVERT = (
@@ -40,7 +39,8 @@ def test_a_lost_terminal_does_not_end_a_conversion(
 ) -> None:
     """Its window is closed: writing fails with EIO, and SIGHUP comes."""
     out = tmp_path / "out"
-    (tmp_path / "slowly.py").write_text(SLOWLY)
+    takes_it = "    import fcntl, termios\n    fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n    entry_point()"
+    (tmp_path / "slowly.py").write_text(SLOWLY.replace("    entry_point()", takes_it))
     command = [sys.executable, "slowly.py", "convert", raw_tree, out, *CONVERT, "--workers", "2"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     theirs, ours = os.openpty()

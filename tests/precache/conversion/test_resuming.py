@@ -1,6 +1,6 @@
 """What stopped conversions leave: the same command goes on from it, and `clean` removes it and nothing else.
 
-See `test_histories.py` for runs that are stopped at any moment, and `tests/faults/kills.py` for SIGKILL.
+See `test_histories.py` for runs that are stopped at any moment; the attack `kills` for SIGKILL.
 """
 
 import os

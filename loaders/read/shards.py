@@ -121,6 +121,7 @@ class ShardsReader:
     def _open_ahead(self, index: int) -> ShardFile:
         file = self._open(index)
         file.read_ahead()
+        file.map_cached()
         return file
 
     def _close(self, file: ShardFile) -> None:

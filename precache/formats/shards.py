@@ -26,11 +26,13 @@ Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
 
+import ctypes
 import json
 import math
 import mmap
 import os
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -51,6 +53,7 @@ Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
 DATA_START = 4096
 _CHUNK_BYTES = 128 * 1024
+_MADV_POPULATE_READ = 22  # which `mmap` does not name: https://man7.org/linux/man-pages/man2/madvise.2.html
 _PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _DTYPES = {1: "U8", 2: "U16"}
 _TENSORS = (("labels", "I64", 8), ("ids", "I64", 8))
@@ -226,6 +229,17 @@ class ShardFile:
         if hasattr(os, "posix_fadvise"):
             with suppress(OSError):  # reading it will show what is wrong
                 os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
+
+    def map_cached(self) -> None:
+        """Map what is cached of the file at once, instead of page by page as it is touched; Linux 5.14 on.
+
+        Where its middle is not cached, nothing: the disk is not asked for what nobody needs yet.
+        """
+        content = self._mapped  # held: another thread may close the file meanwhile
+        if sys.platform == "linux" and len(content) and is_cached(self.descriptor, len(content) // 2):
+            address, count = content.ctypes.data, content.nbytes
+            # of ctypes, which lets other threads run; an error is one of a system that does without
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _MADV_POPULATE_READ)
 
     def close(self, *, drop_cached: bool = False) -> None:
         """Close the file; idempotent. Pictures that are held stay.

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders.dataset import open_split
-from loaders.order import draw
+from loaders.order import draw, gather_windows
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
@@ -28,10 +28,21 @@ def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     shares = np.bincount(IDS[drawn] % 3, minlength=3) / len(drawn)
     assert shares[0] == 0
     assert abs(shares[2] / shares[1] - 5) < 0.15
+    assert np.array_equal(np.unique(drawn), np.flatnonzero(weights)), "the last one, too"
     often = np.bincount(drawn, minlength=len(IDS))[weights == 5]
     assert abs(often.var() / often.mean() - 1) < 0.1, "independent draws: the counts are Poisson's"
     for few in ([0, 1, 0], [1e-300, 0, 0], [0, 0, 1e300], [5e-324, 0, 5e-324]):
         assert (np.array(few)[draw(np.array(few, float), 0, 0)] > 0).all()
+
+
+def test_windows_hold_what_was_drawn_of_their_shards_and_mix_it() -> None:
+    drawn = draw(np.ones(4000), 0, 0)
+    order = gather_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
+    assert np.array_equal(np.sort(order), np.sort(drawn))
+    shards = order // 100
+    first, last = ({s: f(np.flatnonzero(shards == s)) for s in range(40)} for f in (np.min, np.max))
+    assert max(sum(first[s] <= n <= last[s] for s in range(40)) for n in range(0, 4000, 10)) <= 8
+    assert np.mean(shards[1:] == shards[:-1]) < 0.2
 
 
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])

@@ -1,3 +1,5 @@
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -89,7 +91,7 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
 
 
 def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_name_a_shard_twice() -> None:
-    """One that lost its samples gets the new ones first."""
+    """Those that lost samples get the new ones first, by what they lack."""
     kept: dict[str, np.ndarray] = {}
     shards: dict[str, int] = {}
     names: list[str] = []
@@ -105,7 +107,8 @@ def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_
             counts = [np.count_nonzero(kept.get(split, labels[:0]) == label) for split in ("a", "b")]
             assert abs(counts[0] - 0.7 * sum(counts)) <= 1
     assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(shards[split])]
-    lost = Grown(update=1, shards={}, kept={"train": np.arange(400) % 3})
-    plan = plan_update(SAMPLES, np.arange(100), recipe(splits="train=0.8,val=0.2"), lost)
-    assert {shard.split for shard in plan.shards} == {"val"}
+    lost = Grown(update=1, shards={}, kept={"a": np.zeros(100, np.int64)})
+    of_one_class = Samples.of([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
+    plan = plan_update(of_one_class, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), lost)
+    assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"b": 12, "c": 8}
     assert not plan_update(SAMPLES, np.arange(0), recipe(), lost).shards

@@ -150,6 +150,7 @@ def test_what_a_function_returns_is_looked_at(converted: dict[str, Path]) -> Non
         (lambda x, ids, e: x[..., :1], "return NHWC, with as many channels as"),
         (lambda x, ids, e: x / 255, "return 0-255; the loader normalises"),
         (lambda x, ids, e: x[:, :40], "return the size that the loader"),
+        (lambda x, ids, e: x.to("meta"), "leave them on the device"),
         (lambda x, ids, e: None, "got NoneType; return a torch tensor"),
         (partial(of_labels, k=lambda x, y: x), "must return images and labels, got Tensor"),
         (partial(of_labels, k=lambda x, y: (x, y[1:])), r"labels \[16\] .*, got \[15\]"),
@@ -158,6 +159,9 @@ def test_what_a_function_returns_is_looked_at(converted: dict[str, Path]) -> Non
     for function, remedy in flawed:
         with pytest.raises(SettingError, match=f"augment function .*{remedy}"):
             pictures(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
+    sides = iter((40, 41))
+    with pytest.raises(SettingError, match="that of the first batch"):
+        pictures(converted["shards"], augment=lambda x, ids, e: x[:, : next(sides)], size=None)
 
 
 def test_size_is_what_a_function_serves(converted: dict[str, Path]) -> None:

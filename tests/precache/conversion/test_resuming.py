@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from precache import convert
+from precache.conversion.clean import leftovers
 from precache.conversion.journal import JOURNAL_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import made_by
+from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
 from tests.precache.cli.test_terminal import CONVERT, SLOWLY
-from tests.precache.destinations import contents, interrupt
+from tests.precache.destinations import THESIS, contents, interrupt
 
 
 def has_two_shards(folder: Path) -> bool:
@@ -100,3 +102,23 @@ def test_nothing_is_removed_where_nobody_can_be_asked(raw_tree: Path, tmp_path: 
     assert os.listdir(tmp_path / "out") == before
     assert run_here("precache", "clean", "out", "--yes", cwd=tmp_path).returncode == 0
     assert os.listdir(tmp_path / "out") == []
+
+
+def test_staging_folders_of_dead_processes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setattr(staging, "_own", {})
+    own = staging.folder()
+    dead, mine = tmp_path / "tmp/precache-staging-0000", tmp_path / "tmp/precache-staging-mine"
+    for folder, names in ((dead, (".precache-staging", "train-00000.tar")), (mine, ("thesis.txt",))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_bytes(THESIS)
+    with leftovers(tmp_path / "nowhere") as found:
+        found.remove()
+    assert found.folders == (dead,)
+    assert own.exists()
+    assert (mine / "thesis.txt").read_bytes() == THESIS
+    assert not dead.exists()

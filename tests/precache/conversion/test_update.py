@@ -35,6 +35,7 @@ from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_zip, put
+from tests.precache.sources.objects import Items
 from tests.precache.sources.tables import write_csv
 from tests.stopping import KilledError, Stop, stopping
 
@@ -174,7 +175,15 @@ def remade_tree(world: World, folder: Path) -> tuple[Any, SourceOptions]:
     return folder / "first", SourceOptions()
 
 
-KINDS = {made.__name__: made for made in (masked_tree, masked_table, zipped, converted_tree, remade_tree)}
+def in_memory(world: World, folder: Path) -> tuple[Any, SourceOptions]:
+    rows = [(Image.fromarray(one.pixels), ord(one.label) / 2) for one in world.pictures.values()]
+    return Items(rows), SourceOptions(target="number")
+
+
+KINDS = {
+    made.__name__: made
+    for made in (masked_tree, masked_table, zipped, converted_tree, remade_tree, in_memory)
+}
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from precache import Conversion, convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.engines import KILLED, nodes_of
-from precache.errors import PrecacheError, SettingError, SourceError
+from precache.errors import PrecacheError, SettingError, SourceError, WorkerError
 from precache.pictures.reading import read_picture
 from precache.sources.tree import TreeSource
 from tests.command import ROOT
@@ -162,3 +162,21 @@ def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Pa
             with pytest.raises(PrecacheError, match=rf"^node a: .*{folder}.*{says}.*mount"):
                 nodes.check("node a")
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_node_without_memory_is_an_error_that_names_shard_and_node(
+    cluster: Any, add_node: Callable[..., Any], slow: Slow, tmp_path: Path
+) -> None:
+    """Ray's memory monitor of that node sees more in use than it may, whatever that is."""
+    import ray
+
+    busy = ray.remote(num_cpus=1)(until).remote((tmp_path / "done").exists, 100)
+    add_node(RAY_memory_usage_threshold="0.001", RAY_memory_monitor_refresh_ms="50")
+    try:
+        said = r"^train-0000\d: Ray killed its worker to free memory 2 times \(last on node"
+        with pytest.raises(WorkerError, match=said):
+            on_ray(slow, tmp_path / "out")
+    finally:
+        (tmp_path / "done").touch()
+        ray.get(busy)

@@ -64,6 +64,7 @@ GAPS: list[tuple[str, dict[str, Any], list[str]]] = [
     ("train/a/0 train/b/1 val/a/2", {}, ["split val has no picture of 1 class of 2: b"]),
     ("a/0 a/1 b/2! c/3!", {}, ["classes b, c have no picture left"]),
     ("train/a/0 val/a/1!", {}, ["split val has no picture"]),
+    ("train/a/0 val/a/", {}, ["split val has no picture"]),
     ("a/0 b/1", {}, []),
 ]
 
@@ -72,9 +73,12 @@ GAPS: list[tuple[str, dict[str, Any], list[str]]] = [
 def test_what_a_split_got_nothing_of_is_said(
     names: str, settings: dict[str, Any], says: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of pictures by these names; those that end in ! are none."""
+    """Of pictures by these names; those that end in ! are none, those that end in / folders."""
     good = encoded(Image.new("RGB", (9, 9)))
-    put(tmp_path / "tree", {f"{name}.png": b"no picture" if "!" in name else good for name in names.split()})
+    pictures = [name for name in names.split() if not name.endswith("/")]
+    put(tmp_path / "tree", {f"{name}.png": b"no picture" if "!" in name else good for name in pictures})
+    for folder in {*names.split()} - {*pictures}:
+        (tmp_path / "tree" / folder).mkdir(parents=True)
     recipe = Recipe(format="shards", size=8, **settings)
     convert(tmp_path / "tree", tmp_path / "out", recipe, workers=0, max_rejects=0.5)
     said = [line.split("; ")[0] for line in caplog.messages if "no picture" in line]

@@ -9,6 +9,7 @@ import pytest
 
 from precache.errors import SourceError
 from precache.sources.tree import scan_tree
+from tests.command import run_here
 from tests.precache.sources.archives import JPEG, put
 
 
@@ -78,7 +79,9 @@ def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> N
     assert "'a', 'c', 'd'" in said
 
 
-def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(tmp_path: Path) -> None:
+def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     lay(tmp_path, *(f"a/{number}.jpg" for number in range(100)), "beside.jpg", "a/.hidden.jpg")
     put(tmp_path, {"a/y.jxl": b"\xff\x0a", "b/x.jxl": b"\xff\x0a"})
     for number in range(10):
@@ -87,6 +90,10 @@ def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(tmp_p
     assert empty.startswith(f"{tmp_path}: class folders without a picture: 'b', 'c0\\x1b', 'c1\\x1b' and 8 ")
     assert missed.startswith(f"{tmp_path}: 3 files ")
     assert "'a/y.jxl', 'b/x.jxl', 'beside.jpg'" in missed
+    for command in ("check .", f"convert . {tmp_path}.out --format shards --size 8 --max-rejects 1"):
+        caplog.clear()
+        run_here("precache", *command.split(), "--workers", 0, cwd=tmp_path)
+        assert [line.replace(".: ", f"{tmp_path}: ", 1) for line in caplog.messages][:2] == [empty, missed]
 
 
 @pytest.fixture

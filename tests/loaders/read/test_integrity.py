@@ -115,5 +115,5 @@ def test_what_is_no_file_is_an_error_not_a_wait(
     for put in (os.mkfifo, os.mkdir, lambda target: target.symlink_to(target.name)):
         target.rmdir() if target.is_dir() else target.unlink()
         put(target)
-        with pytest.raises(DatasetError, match=str(path)):
+        with pytest.raises(DatasetError, match=str(target)):
             read_all(path)

@@ -12,7 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,7 +26,11 @@ import torch
 import xxhash
 
 from loaders import Loader
-from loaders.read import cache, host_memory
+from loaders.augment.cpu import Crops
+from loaders.batch import Request
+from loaders.dataset import open_split
+from loaders.deliver.devices import Lane
+from loaders.read import cache, host_memory, shards
 from precache import convert
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE, small_recipe
@@ -258,6 +263,30 @@ def test_a_share_of_what_does_not_fit_serves_the_same_pixels(
         (kept,) = re.findall(rf"keeps (\d+) of {IMAGES} samples", caplog.text)
         assert 8 <= int(kept) < IMAGES
         same(cached, plain)
+
+
+def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A window of shards is read ahead, of which hardly a sample is still asked for."""
+    monkeypatch.setattr(host_memory, "free_memory", lambda: (STORED_SIZE**2 * 3 * (IMAGES - 1), 0))
+    settings: dict[str, Any] = {"shuffle": "window", "workers": 1, "size": STORED_SIZE, "cache": "ram"}
+    with build_loader(converted["shards"], **settings) as loader:
+        spec = loader.spec
+    data, crops = open_split(converted["shards"], "train"), Crops(STORED_SIZE, STORED_SIZE)
+    asked = 0
+
+    def ask() -> Iterator[Request]:
+        nonlocal asked
+        for asked in range(20 * IMAGES):
+            yield Request(asked // IMAGES, np.array([asked % IMAGES]))
+
+    open_shards = partial(shards.open_reader, spec, data)
+    with closing(cache.open_cached(open_shards, "shards", spec, data, crops, Lane(spec.device))) as reader:
+        for number, batch in enumerate(reader.read(ask())):
+            assert len(batch.images) == 1
+            assert asked - number < 600
+    assert number + 1 == 20 * IMAGES
 
 
 def test_another_picture_of_the_same_name_is_not_served_from_memory(raw_tree: Path, tmp_path: Path) -> None:

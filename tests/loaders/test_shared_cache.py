@@ -265,6 +265,28 @@ def test_a_share_of_what_does_not_fit_serves_the_same_pixels(
         same(cached, plain)
 
 
+def test_auto_takes_half_of_what_is_free_and_memory_is_promised_once(
+    raw_tree: Path,
+    converted: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Memory files take none until they are written to."""
+
+    def kept(pictures: int, *paths: Path, **settings: Any) -> list[str]:
+        monkeypatch.setattr(host_memory, "free_memory", lambda: (pictures * STORED_SIZE**2 * 3, 0))
+        caplog.clear()
+        opened = [build_loader(path, workers=0, size=STORED_SIZE, **settings) for path in paths]
+        for loader in opened:
+            loader.close()
+        return re.findall(rf"keeps (\d+ of {IMAGES}|nothing)", caplog.text)
+
+    for pictures, said in ((2 * IMAGES, []), (60, ["30 of 70"]), (14, ["7 of 70"]), (13, ["nothing"])):
+        assert kept(pictures, converted["shards"], cache="auto") == said
+    (second,) = kept(100, converted["shards"], raw_tree, cache="ram")
+    assert 25 <= int(second.split()[0]) <= 30
+
+
 def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

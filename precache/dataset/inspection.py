@@ -15,7 +15,7 @@ from precache import page
 from precache.dataset.converted import ConvertedDataset
 from precache.dataset.index import SampleIndex, Sizes
 from precache.dataset.manifest import Manifest
-from precache.errors import printable, shell_command
+from precache.errors import DatasetError, printable, shell_command
 from precache.formats import FORMATS
 from precache.pictures import jpeg
 from precache.pictures.images import CHANNELS
@@ -226,6 +226,11 @@ def _read_pictures(dataset: ConvertedDataset, index: SampleIndex, rows: list[int
                 index.check(row, sample.data, str(path), sample.damage)
                 pixels = sample.pixels(str(path), CHANNELS[recipe.channels])
                 pictures[row] = _Picture(sample.id, pixels)
+        if last not in pictures:
+            verify = shell_command("precache verify", dataset.place)
+            raise DatasetError(
+                f"{path}: ends before its sample {last - start + 1:,} (truncated?); run: {verify}"
+            )
     return pictures
 
 

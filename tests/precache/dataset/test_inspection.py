@@ -2,12 +2,17 @@
 
 import base64
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from precache import convert, open_dataset
+from precache.dataset.inspection import write_html
+from precache.errors import DatasetError
+from precache.formats import FORMATS
 from precache.pictures import jpeg
 from tests.command import run_here
 from tests.conftest import CLASSES, small_recipe
@@ -32,3 +37,16 @@ def test_the_page_shows_each_class_as_stored_and_what_was_left_out(tree: Path, t
         expected = Image.fromarray(held[int(number)]).resize(shown.shape[1::-1], Image.Resampling.BILINEAR)
         assert np.abs(shown - np.asarray(expected)).mean() < 12
     assert not re.search(r"https?://|url\(|<script|<link", text), "needs no network, and runs nothing"
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_shard_that_lost_its_content_is_named(
+    name: str, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    """An empty file is a valid one of no sample, to some formats."""
+    dataset = open_dataset(Path(shutil.copytree(converted[name], tmp_path / "copy")))
+    shard = dataset.shard_path(dataset.manifest.shards[1])
+    shard.write_bytes(b"")
+    with pytest.raises(DatasetError, match=f"^{shard}: "):
+        write_html(dataset, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()

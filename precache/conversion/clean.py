@@ -14,7 +14,7 @@ from pathlib import Path
 
 from precache.conversion.destination import folders_beside, resolve
 from precache.conversion.journal import JOURNAL_NAME, own_names_in
-from precache.conversion.url import is_plain_file, remove_if_empty, unfinished_files, working_folder
+from precache.conversion.url import is_plain_file, locked_working_folder, remove_if_empty, unfinished_files
 from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
@@ -76,8 +76,8 @@ def leftovers(place: Location) -> Iterator[Leftovers]:
     place = place if isinstance(place, Url) else resolve(place)
     staged = tuple(staging.left())
     if isinstance(place, Url):
-        with hold_lock(working_folder(place), shown=place):
-            yield _of_url(place, staged)
+        with locked_working_folder(place) as folder:
+            yield _of_url(place, folder, staged)
     elif folders_beside(place, "new") or any(
         os.path.lexists(path) for path in (place / MANIFEST_NAME, place / JOURNAL_NAME, lock_path(place))
     ):
@@ -87,8 +87,8 @@ def leftovers(place: Location) -> Iterator[Leftovers]:
         yield Leftovers(place, False, folders=staged)
 
 
-def _of_url(url: Url, staged: tuple[Path, ...]) -> Leftovers:
-    folder, store = working_folder(url), ObjectStore(url)
+def _of_url(url: Url, folder: Path, staged: tuple[Path, ...]) -> Leftovers:
+    store = ObjectStore(url)
     finished = is_converted(url)
     dataset_names = _dataset_names(url) if finished else frozenset()
     ours = _names(folder) - dataset_names

@@ -299,7 +299,9 @@ def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> Non
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=LONG)])
-@pytest.mark.parametrize("kind", ["convert", "overwrite", "overwrite what was stopped", "update"])
+@pytest.mark.parametrize(
+    "kind", ["convert", "overwrite", "overwrite what was stopped", "overwrite a stopped update", "update"]
+)
 def test_stopped_at_a_change_a_conversion_is_completed(kind: str, step: int) -> None:
     """Each so many changes that it makes it is stopped, and then run again."""
     for moment in range(min(7, step), 1000, step):
@@ -307,9 +309,11 @@ def test_stopped_at_a_change_a_conversion_is_completed(kind: str, step: int) -> 
         machine.belongings_beside()
         command, recipe = kind.split(maxsplit=1)[0], "shards"
         if kind != "convert":
-            machine.attempt("convert", "shards", Stop(40 if "stopped" in kind else 0))
+            machine.attempt("convert", "shards", Stop(40 if "what was stopped" in kind else 0))
             machine.source_changes()
-        if "stopped" in kind:
+        if "update" in kind.split()[1:]:
+            machine.attempt("update", "shards", Stop(40))
+        if "what was stopped" in kind:
             recipe = "webdataset"
             for name in INSIDE:
                 machine.user_puts_a_file_into_it(name)

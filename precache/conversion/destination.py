@@ -233,11 +233,13 @@ def _remove_old(destination: Path, old: Path) -> None:
     ours, last = set[str](), [MANIFEST_NAME]
     try:
         manifest = open_dataset(old).manifest
-        last = [manifest.index.name, MANIFEST_NAME]  # without them nobody knows the others
-        ours = {*_own_names(manifest), *unfinished_names(old)} - {*last}
+        unfinished = unfinished_names(old)
+        # without them nobody knows the others
+        last = [*({JOURNAL_NAME} & unfinished), manifest.index.name, MANIFEST_NAME]
+        ours = {*_own_names(manifest), *unfinished} - {*last}
     except DatasetError:  # its index is removed already, or cannot be read now
         last = [] if any(old.glob("*.index")) else last
-    for names in (ours, last[:-1], last[-1:]):
+    for names in (ours, *({name} for name in last)):
         for name in names:
             with suppress(OSError):
                 (old / name).unlink()

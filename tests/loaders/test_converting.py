@@ -18,6 +18,8 @@ from torch.utils.data import DataLoader
 import loaders
 import precache
 from precache import Recipe, SettingError
+from precache.conversion.journal import JOURNAL_NAME
+from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from tests.building import build_loader
 from tests.command import ROOT
@@ -50,8 +52,9 @@ def empty(tree: Path) -> None:
 
 
 def wait_for(folder: Path) -> None:
+    """Until the conversion is finished and has tidied up: the journal goes after the manifest has come."""
     deadline_s = time.monotonic() + 60
-    while not (folder / "dataset.json").exists():
+    while not (folder / MANIFEST_NAME).exists() or (folder / JOURNAL_NAME).exists():
         assert time.monotonic() < deadline_s
         time.sleep(0.05)
 

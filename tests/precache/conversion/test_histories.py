@@ -303,7 +303,11 @@ def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> Non
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=LONG)])
 @pytest.mark.parametrize(
-    "kind", ["convert", "overwrite", "overwrite what was stopped", "overwrite a stopped update", "update"]
+    "kind",
+    [
+        *("convert", "overwrite", "overwrite what was stopped", "overwrite a stopped update"),
+        *("update", "update a stopped update"),
+    ],
 )
 def test_stopped_at_a_change_a_conversion_is_completed(kind: str, step: int) -> None:
     """Each so many changes that it makes it is stopped, and then run again."""
@@ -316,7 +320,7 @@ def test_stopped_at_a_change_a_conversion_is_completed(kind: str, step: int) -> 
             machine.source_changes()
         if "update" in kind:  # the second one, or one that was stopped
             machine.attempt("update", "shards", Stop(40 if "stopped" in kind else 0))
-        if kind == "update":
+        if command == "update":
             machine.source_changes()
         if "what was stopped" in kind:
             recipe = "webdataset"

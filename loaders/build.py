@@ -11,9 +11,15 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment.cpu import Crops
-from loaders.augment.device import BatchAugmentation, BatchFunction, CheckedFunction, choose
-from loaders.augment.draw import RandomAugmentation, resized_side
+from loaders.augment import (
+    BatchFunction,
+    CheckedFunction,
+    Crops,
+    RandomAugmentation,
+    augment_batch,
+    choose,
+    resized_side,
+)
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
 from loaders.deliver.devices import Lane, find_device
@@ -261,7 +267,7 @@ def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
 
 def _augmentation(
     augment: Augment, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchAugmentation | CheckedFunction | None, Crops]:
+) -> tuple[Crops, BatchFunction | CheckedFunction | None, Crops]:
     """What the backend serves of each picture, and what is left to do with the batch; what masks follow.
 
     These follow a picture through all but what a function of the caller's does.
@@ -296,8 +302,8 @@ def _augmentation(
         )
     crops = Crops(stored, served, augmentation, spec.seed, spec.serving.views)
     if spec.device.type == "cuda" and stored is not None:
-        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served), crops
-    jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
+        return Crops(stored, stored), partial(augment_batch, augmentation, spec.seed, served), crops
+    jitter = partial(augment_batch, augmentation, spec.seed, None) if augmentation.jitters else None
     return crops, jitter, crops
 
 

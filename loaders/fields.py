@@ -32,7 +32,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Boxes, Crops
+from loaders.augment import Boxes, Crops
 from loaders.batch import MASK, Positions, Request
 from loaders.dataset import SplitData
 from loaders.deliver.threads import Pool
@@ -50,7 +50,7 @@ from precache.pictures.sizes import Size, sides
 KEPT = "_kept"
 """Behind the name of boxes: the numbers of those that are left of each sample."""
 Served: TypeAlias = tuple[Boxes, npt.NDArray[np.bool_]]
-"""What is served of each picture and whether it is mirrored, as `loaders.augment.cpu.Crops.of` says."""
+"""What is served of each picture and whether it is mirrored, as `loaders.augment.Crops.of` says."""
 _OPEN_FILES = 128
 
 

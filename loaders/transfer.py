@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment.device import BatchFunction, CheckedFunction
-from loaders.augment.draw import draw_keys
+from loaders.augment import BatchFunction, CheckedFunction, draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload

@@ -25,8 +25,7 @@ from bench.measure import imagefolder
 from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
-from loaders.augment.cpu import place
-from loaders.augment.draw import shown_boxes
+from loaders.augment import place, shown_boxes
 from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload

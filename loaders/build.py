@@ -23,7 +23,6 @@ from loaders.augment import (
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
 from loaders.deliver.devices import Lane, find_device
-from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order import MixedEpochs, Order
@@ -225,8 +224,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
-        fields = find_fields(data, spec, followed)
-    return Pipeline(spec, data, lane, reader, late, scales, fields)
+    return Pipeline(spec, data, lane, reader, late, scales, followed)
 
 
 def _open_converting(

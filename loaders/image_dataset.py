@@ -14,9 +14,9 @@ from torch.utils.data import Dataset
 
 from loaders.converting import Conversion
 from loaders.dataset import RAW, SplitData, open_split
-from loaders.fields import labels_of
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse
+from loaders.transfer import labels_of
 from precache.errors import DatasetError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
@@ -37,7 +37,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
     `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
     [channels, height, width] in channels-last memory, after `transform`; the label after `target_transform`.
     A picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
-    size that is stored. Samples of no one class each have the tensor that `loaders.fields` says.
+    size that is stored. Samples of no one class each have the tensor that `loaders.transfer` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
     stays open between two samples, so it may be pickled, forked and used by several threads. Of a URL each

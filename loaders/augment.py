@@ -426,15 +426,13 @@ class CheckedFunction:
     """
 
     def __init__(self, function: BatchFunction, size: Size | None) -> None:
-        self._function = function
-        self._size = size
+        self._function, self._size = function, size
         self._name = getattr(function, "__qualname__", type(function).__name__)
         try:
-            parameters = set(inspect.signature(function).parameters)
+            self._takes = {"labels", "view"}.intersection(inspect.signature(function).parameters)
         except ValueError:  # of a function written in C
-            parameters = set()
-        self._takes_view = "view" in parameters
-        self.takes_labels = "labels" in parameters
+            self._takes = set()
+        self.takes_labels = "labels" in self._takes
 
     def apply(
         self, images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor, view: int
@@ -444,10 +442,10 @@ class CheckedFunction:
         Raises:
             SettingError: they are not what `BatchFunction` says.
         """
-        more: dict[str, Any] = {"view": view} if self._takes_view else {}
+        given = {"labels": labels, "view": view}
+        returned = self._function(images, ids, epoch, **{name: given[name] for name in self._takes})
         if not self.takes_labels:
-            return self._checked(self._function(images, ids, epoch, **more), images), labels
-        returned = self._function(images, ids, epoch, labels=labels, **more)
+            return self._checked(returned, images), labels
         if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
             raise SettingError(
                 f"augment function {self._name} takes labels, so it must return images and labels, got "

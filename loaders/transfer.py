@@ -34,6 +34,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from loaders.augment import BatchFunction, Boxes, CheckedFunction, Crops, Mirrored, draw_keys
@@ -42,7 +43,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
 from loaders.deliver.threads import Pool
 from loaders.settings import LoaderSpec, Normalize, numbers_of
-from precache.dataset.boxes import placement
+from precache.dataset.boxes import moved
 from precache.dataset.columns import Column
 from precache.dataset.index import REMEDY
 from precache.errors import ImageError, SettingError
@@ -190,11 +191,10 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
         return IMAGENET
     if asked == "dataset":
         if data.statistics is None:
-            why = "a raw tree, of which they are not known" if data.kind == RAW else "converted without them"
-            remedy = "convert it" if data.kind == RAW else "convert it again"
+            kind = "is a raw tree; convert it" if data.kind == RAW else "has none; convert it again"
             raise SettingError(
-                f"normalize 'dataset' needs mean and standard deviation, and {data.path} is {why}; "
-                f"{remedy}, or give normalize=(mean, std)"
+                f"normalize 'dataset' needs mean and standard deviation, and {data.path} {kind}, or give "
+                f"normalize=(mean, std)"
             )
         mean, std = data.statistics
         if min(std) == 0:
@@ -264,27 +264,24 @@ class Fields:
             fields[MASK] = upload(mask, self._device)
         for name, column in sorted(self._index.fields.items()):
             if name == self._data.boxes:
-                each = zip(rows.tolist(), boxes.tolist(), mirrored.tolist(), strict=True)
-                followed = [self._follow(column, *sample) for sample in each]
-                fields[name] = [boxes for boxes, _ in followed]
+                assert self._data.rendering is not None
+                sizes = self._index["source_sizes"][rows]
+                stored = moved(column.select(rows), sizes, self._data.rendering)
+                each = enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True))
+                followed = [self._follow(stored.array(row), *how) for row, how in each]
+                fields[name] = [found for found, _ in followed]
                 fields[f"{name}_kept"] = [kept for _, kept in followed]
             else:
                 fields[name] = values_of(column, rows)
         return fields, damaged
 
     def _follow(
-        self, column: Column, row: int, crop: list[float], mirrored: bool
+        self, stored: npt.NDArray[Any], crop: list[float], mirrored: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The boxes of a sample in what is served, and which of them these are."""
-        index, how = self._index, self._data.rendering
-        assert index is not None
-        assert how is not None
-        width, height = index["source_sizes"][row].tolist()
-        x_scale, y_scale, x, y = placement(width, height, how)
-        stored = column.array(row).reshape(-1, 4) * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
         left, top, width, height = crop
         scale = self._columns / width, self._rows / height
-        boxes = (stored - (left, top, left, top)) * (*scale, *scale)
+        boxes = (stored.reshape(-1, 4) - (left, top, left, top)) * (*scale, *scale)
         if mirrored:
             boxes[:, [0, 2]] = self._columns - boxes[:, [2, 0]]
         boxes = np.clip(boxes, 0, (self._columns, self._rows) * 2)

@@ -17,7 +17,6 @@ import numpy.typing as npt
 import torch
 from PIL import Image
 from torch.nn.functional import interpolate
-from torchvision.transforms.functional import rgb_to_grayscale
 
 from loaders.deliver.devices import upload
 from precache.errors import SettingError, check_choice
@@ -103,9 +102,8 @@ def draw(
     """
     uniform = uniforms(seed, epoch, ids, _DRAWS)
     ranges = np.array([settings.brightness, settings.contrast, settings.saturation, settings.hue])
-    low = np.maximum(0, 1 - ranges)
-    low[3], high = -settings.hue, 1 + ranges
-    high[3] = settings.hue
+    neutral = np.array([1.0, 1.0, 1.0, 0.0])
+    low, high = np.maximum(neutral - ranges, (0, 0, 0, -1)), neutral + ranges
     if settings.scale is None:
         boxes = window_boxes(stored, uniform[:, 2 * _TRIES : _BOX_DRAWS : _TRIES], size)
     else:
@@ -567,14 +565,20 @@ def color_jitter(images: torch.Tensor, colors: torch.Tensor, *, shifts_hue: bool
     """
     brightness, contrast, saturation, hue = colors.T[:, :, None, None, None]
     images = (images * brightness).clamp_(0, 255)
-    mean = rgb_to_grayscale(images).floor().mean(dim=(1, 2, 3), keepdim=True)
+    mean = _grey(images).floor().mean(dim=(1, 2, 3), keepdim=True)
     images = _blend(images, mean, contrast)
-    images = _blend(images, rgb_to_grayscale(images).floor(), saturation)
+    images = _blend(images, _grey(images).floor(), saturation)
     return _shift_hue(images, hue[..., 0]) if shifts_hue else images
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
     return (images * factor + other * (1 - factor)).clamp_(0, 255)
+
+
+def _grey(images: torch.Tensor) -> torch.Tensor:
+    """ITU-R BT.601, as torchvision's `rgb_to_grayscale` has it; importing that costs a second."""
+    red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
+    return 0.2989 * red + 0.587 * green + 0.114 * blue
 
 
 def _shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:

@@ -111,10 +111,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             return list(zip(self._data.files, self.targets, strict=True))
         return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
 
-    @property
-    def imgs(self) -> list[tuple[str, Any]]:
-        """As `samples`; ImageFolder has both names."""
-        return self.samples
+    imgs = property(lambda self: self.samples)  # ImageFolder has both names
 
     def __len__(self) -> int:
         return len(self._data.ids)

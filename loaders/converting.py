@@ -103,11 +103,13 @@ class Conversion:
 
         Raises:
             DatasetError: the folder holds what was converted from something else, or less.
-            PrecacheError: the process has failed.
+            PrecacheError: the process has failed; said once, since another run may finish.
         """
         if not is_converted(self.folder):
-            if self._process is None or not self._process.poll():
+            process = self._process  # several threads may look
+            if process is None or not process.poll():
                 return None
+            self._process = None
             self._said.seek(0)
             lines = self._said.read().decode(errors="replace").strip().splitlines() or ["it was killed"]
             raise PrecacheError(
@@ -137,11 +139,11 @@ class Conversion:
         return replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
 
     def found(self) -> SplitData | None:
-        """As `finished`; what it would raise is said once, and it is looked for no more: training goes on."""
+        """As `finished`, but what it would raise is said once: training goes on."""
         try:
             return None if self._given_up else self.finished()
         except PrecacheError as error:
-            self._given_up = True
+            self._given_up = isinstance(error, DatasetError)
             _LOGGER.warning("%s; reading goes on from %s", error, printable(str(self._data.path)))
             return None
 

@@ -275,31 +275,6 @@ class Crops:
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 
-def place(
-    picture: Pixels, box: list[int] | list[float], mirrored: bool, out: Pixels, dtype: np.dtype[Any] = _BYTE
-) -> None:
-    """Put `box`, as of `Boxes`, of `picture` into `out`.
-
-    Args:
-        picture: uint8 [height, width, bytes], of values of `dtype`.
-        out: uint8 [height, width, bytes].
-    """
-    left, top, width, height = box
-    if (part := _as_stored(picture, box, out.shape)) is not None:
-        out[:] = part
-    elif not isinstance(left, int):
-        out[:] = _resized_part(picture.view(dtype), box, out.shape[:2]).view(np.uint8)
-    else:
-        part = picture[max(top, 0) : top + height, max(left, 0) : left + width]
-        if part.shape[:2] == (height, width):
-            resize(part.view(dtype), out.view(dtype))
-        else:  # it reaches out of a small picture
-            out[:] = 0
-            out[max(-top, 0) : max(-top, 0) + len(part), max(-left, 0) :][:, : part.shape[1]] = part
-    if mirrored:
-        cv2.flip(out, 1, dst=out)
-
-
 def place_all(
     pictures: list[Pixels],
     boxes: list[Any],
@@ -307,22 +282,36 @@ def place_all(
     out: Pixels | list[Pixels],
     dtype: np.dtype[Any] = _BYTE,
 ) -> None:
-    """Put a box of each picture into its place in `out`, as `place` does.
+    """Put a box, as of `Boxes`, of each picture into its place in `out`.
 
     What is copied into one array goes there by one call: threads that ask for the interpreter's lock again
     for each picture wait for each other longer than copying takes.
+
+    Args:
+        pictures: uint8 [height, width, bytes] each, of values of `dtype`; as `out`.
     """
-    if isinstance(out, np.ndarray):
-        shape = out.shape[1:]
-        parts = [_as_stored(*both, shape) for both in zip(pictures, boxes, strict=True)]
-        if parts and all(part is not None for part in parts):
-            cv2.vconcat(parts, dst=out.reshape(-1, *shape[1:]))
-            for number, turned in enumerate(mirrored):
-                if turned:
-                    cv2.flip(out[number], 1, dst=out[number])
-            return
-    for each in zip(pictures, boxes, mirrored, out, strict=True):
-        place(*each, dtype)
+    shapes = [out.shape[1:]] * len(out) if isinstance(out, np.ndarray) else [space.shape for space in out]
+    parts = [_as_stored(*each) for each in zip(pictures, boxes, shapes, strict=True)]
+    if isinstance(out, np.ndarray) and parts and all(part is not None for part in parts):
+        cv2.vconcat(parts, dst=out.reshape(-1, *out.shape[2:]))
+    else:
+        for picture, box, part, space in zip(pictures, boxes, parts, out, strict=True):
+            left, top, width, height = box
+            if part is not None:
+                space[:] = part
+            elif not isinstance(left, int):
+                space[:] = _resized_part(picture.view(dtype), box, space.shape[:2]).view(np.uint8)
+            else:
+                inside = picture[max(top, 0) : top + height, max(left, 0) : left + width]
+                if inside.shape[:2] == (height, width):
+                    resize(inside.view(dtype), space.view(dtype))
+                else:  # it reaches out of a small picture
+                    space[:] = 0
+                    around = space[max(-top, 0) :, max(-left, 0) :]
+                    around[: len(inside), : inside.shape[1]] = inside
+    for number, turned in enumerate(mirrored):
+        if turned:
+            cv2.flip(out[number], 1, dst=out[number])
 
 
 def _as_stored(picture: Pixels, box: list[int] | list[float], shape: tuple[int, ...]) -> Pixels | None:

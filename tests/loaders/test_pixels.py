@@ -143,7 +143,7 @@ def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> Non
     for picture, box, mirrored, out in zip(
         pictures, *augment.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
     ):
-        augment.place(picture, box.tolist(), bool(mirrored), out)
+        augment.place_all([picture], [box.tolist()], [bool(mirrored)], [out])
     assert np.array_equal(found.numpy(), expected)
 
 

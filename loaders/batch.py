@@ -35,11 +35,11 @@ class Batch(list[torch.Tensor]):
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             uint8 0-255, or floating point as `loaders.Serving` says.
-        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.fields`.
+        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.transfer`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.
-        fields: what else is known of the samples, by name, on the CPU; see `loaders.fields`.
+        fields: what else is known of the samples, by name, on the CPU; see `loaders.transfer`.
         views: tuple of as many batches of images as `loaders.Serving` says, each drawn anew of the
             same pictures; the first is `images`. Masks and boxes follow the first.
     """

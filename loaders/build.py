@@ -11,13 +11,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from loaders.augment.cpu import Crops
-from loaders.augment.device import BatchAugmentation, BatchFunction, CheckedFunction, choose
-from loaders.augment.draw import RandomAugmentation, resized_side
+from loaders.augment import (
+    BatchFunction,
+    CheckedFunction,
+    Crops,
+    RandomAugmentation,
+    augment_batch,
+    choose,
+    resized_side,
+)
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
 from loaders.deliver.devices import Lane, find_device
-from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order import MixedEpochs, Order
@@ -219,8 +224,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
-        fields = find_fields(data, spec, followed)
-    return Pipeline(spec, data, lane, reader, late, scales, fields)
+    return Pipeline(spec, data, lane, reader, late, scales, followed)
 
 
 def _open_converting(
@@ -261,7 +265,7 @@ def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
 
 def _augmentation(
     augment: Augment, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchAugmentation | CheckedFunction | None, Crops]:
+) -> tuple[Crops, BatchFunction | CheckedFunction | None, Crops]:
     """What the backend serves of each picture, and what is left to do with the batch; what masks follow.
 
     These follow a picture through all but what a function of the caller's does.
@@ -296,8 +300,8 @@ def _augmentation(
         )
     crops = Crops(stored, served, augmentation, spec.seed, spec.serving.views)
     if spec.device.type == "cuda" and stored is not None:
-        return Crops(stored, stored), BatchAugmentation(augmentation, spec.seed, served), crops
-    jitter = BatchAugmentation(augmentation, spec.seed, None) if augmentation.jitters else None
+        return Crops(stored, stored), partial(augment_batch, augmentation, spec.seed, served), crops
+    jitter = partial(augment_batch, augmentation, spec.seed, None) if augmentation.jitters else None
     return crops, jitter, crops
 
 

@@ -14,7 +14,6 @@ import sys
 import tempfile
 import weakref
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -84,18 +83,15 @@ class Conversion:
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
         if self.finished() is None and int(os.environ.get("LOCAL_RANK", rank)) == 0:
-            self._start()
-
-    def _start(self) -> None:
-        words = ["convert", str(self._data.path), str(self.folder), *shlex.split(self._recipe.to_flags())]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, *words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=self._said,
-        )
-        self._end = weakref.finalize(self, _end, self._process, os.getpid())
+            words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
+            self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *words],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=self._said,
+            )
+            self._end = weakref.finalize(self, _end, self._process)
 
     def close(self) -> None:
         """End the process; what it has written stays, and is gone on from the next time."""
@@ -107,10 +103,18 @@ class Conversion:
 
         Raises:
             DatasetError: the folder holds what was converted from something else, or less.
+            PrecacheError: the process has failed; said once, since another run may finish.
         """
         if not is_converted(self.folder):
-            self._warn_if_failed()
-            return None
+            process = self._process  # several threads may look
+            if process is None or not process.poll():
+                return None
+            self._process = None
+            self._said.seek(0)
+            lines = self._said.read().decode(errors="replace").strip().splitlines() or ["it was killed"]
+            raise PrecacheError(
+                f"{self.folder} is not converted: {lines[-1].removeprefix('precache: error: ')}"
+            )
         manifest = open_dataset(self.folder).manifest
         digest = hashlib.sha256(f"raw {manifest.source_digest}".encode()).hexdigest()
         if manifest.updates or digest != self._data.whole.digest:
@@ -124,10 +128,10 @@ class Conversion:
                 f"'{self._recipe.to_flags()}'; give its recipe, or name another folder"
             )
         stored = open_split(self.folder, self._split)
-        stored_ids, ids = stored.ids[:], self._data.ids[:]
-        by_id = np.argsort(stored_ids)
-        rows = by_id[np.searchsorted(stored_ids, ids, sorter=by_id).clip(max=len(by_id) - 1)]
-        if lacking := int((stored_ids[rows] != ids).sum()):
+        stored_ids, ids = stored.ids[:], self._data.ids[:]  # those of a tree ascend
+        rows = np.argsort(stored_ids)
+        rows = rows[np.isin(stored_ids[rows], ids)]
+        if lacking := len(ids) - len(rows):
             raise DatasetError(
                 f"{self.folder}: lacks {lacking:,} pictures of {self._data.path}, which cannot be decoded; "
                 f"run 'precache check' on it, and build with on_error='skip'"
@@ -135,34 +139,16 @@ class Conversion:
         return replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
 
     def found(self) -> SplitData | None:
-        """As `finished`; what it would raise is said once, and it is looked for no more: training goes on."""
-        if self._given_up:
-            return None
+        """As `finished`, but what it would raise is said once: training goes on."""
         try:
-            return self.finished()
+            return None if self._given_up else self.finished()
         except PrecacheError as error:
-            self._given_up = True
+            self._given_up = isinstance(error, DatasetError)
             _LOGGER.warning("%s; reading goes on from %s", error, printable(str(self._data.path)))
             return None
 
-    def _warn_if_failed(self) -> None:
-        """Say once why the process ended, where it did not finish."""
-        process = self._process  # several threads may look
-        if process is not None and process.poll():
-            self._process = None
-            self._said.seek(0)
-            lines = self._said.read().decode(errors="replace").strip().splitlines() or ["it was killed"]
-            _LOGGER.warning(
-                "%s is not converted: %s; reading goes on from %s",
-                *map(
-                    printable,
-                    (str(self.folder), lines[-1].removeprefix("precache: error: "), str(self._data.path)),
-                ),
-            )
-
     def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not
-        known = {name: self.__dict__[name] for name in ("folder", "_data", "_split", "_recipe", "_given_up")}
-        return {**known, "_process": None}
+        return {**self.__dict__, "_process": None, "_said": None, "_end": None}
 
 
 class Converting:
@@ -178,22 +164,32 @@ class Converting:
         self, conversion: Conversion, data: SplitData, open_pipeline: Callable[[SplitData], Pipeline]
     ) -> None:
         self._conversion, self._open = conversion, open_pipeline
-        stored = conversion.finished()
+        stored = conversion.found()
         self._is_stored = stored is not None
         self._pipeline = open_pipeline(data if stored is None else stored)
         self.lane, self.size = self._pipeline.lane, self._pipeline.size
 
     def read(self, requests: Iterator[Request]) -> Generator[Batch, None, None]:
         """Yield one batch per request."""
+        conversion = self._conversion  # not `self`: a reader keeps what asks it, which would keep the reader
+        found: list[tuple[Request, SplitData]] = []  # the first of the epoch that finds the shards, and these
+
+        def of_tree() -> Iterator[Request]:
+            epoch = -1
+            for request in requests:
+                if request.epoch != epoch and (stored := conversion.found()) is not None:
+                    found.append((request, stored))
+                    return
+                epoch = request.epoch
+                yield request
+
         if not self._is_stored:
-            last: list[tuple[Request, SplitData]] = []
-            with closing(self._pipeline.read(_until_finished(requests, self._conversion, last))) as batches:
-                yield from batches
-            for request, stored in last:
-                _LOGGER.info("%s is converted: epoch %d reads it", self._conversion.folder, request.epoch)
-                self._pipeline.close()
-                self._pipeline, self._is_stored = self._open(stored), True
-                requests = chain([request], requests)
+            yield from self._pipeline.read(of_tree())
+        for request, stored in found:
+            _LOGGER.info("%s is converted: epoch %d reads it", conversion.folder, request.epoch)
+            self._pipeline.close()
+            self._pipeline, self._is_stored = self._open(stored), True
+            requests = chain([request], requests)
         yield from self._pipeline.read(requests)
 
     def close(self) -> None:
@@ -202,25 +198,11 @@ class Converting:
         self._pipeline.close()
 
 
-def _until_finished(
-    requests: Iterator[Request], conversion: Conversion, last: list[tuple[Request, SplitData]]
-) -> Iterator[Request]:
-    """The requests up to the epoch that finds the shards; these go into `last`, with its first one."""
-    epoch = -1
-    for request in requests:
-        if request.epoch != epoch and (stored := conversion.found()) is not None:
-            last.append((request, stored))
-            return
-        epoch = request.epoch
-        yield request
-
-
-def _end(process: "subprocess.Popen[bytes]", parent: int) -> None:
-    if os.getpid() == parent:
-        assert process.stdin is not None
-        process.stdin.close()
-        try:
-            process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    try:
+        process.wait(_ENDING_S)  # in a fork, whose child it is not, this returns at once
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -14,21 +14,18 @@ from torch.utils.data import Dataset
 
 from loaders.converting import Conversion
 from loaders.dataset import RAW, SplitData, open_split
-from loaders.fields import labels_of
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse
+from loaders.transfer import labels_of
 from precache.errors import DatasetError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
-from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.recipe import Recipe
 from precache.storage.urls import Url
 
-DECODES = ("pil", "tensor")
 _LOOK_SAMPLES = 512
-_WHOLE = Rendering(size=1)  # nothing is fitted, so no size matters
 
 
 class ImageDataset(Dataset[tuple[Any, Any]]):
@@ -37,7 +34,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
     `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
     [channels, height, width] in channels-last memory, after `transform`; the label after `target_transform`.
     A picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
-    size that is stored. Samples of no one class each have the tensor that `loaders.fields` says.
+    size that is stored. Samples of no one class each have the tensor that `loaders.transfer` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
     stays open between two samples, so it may be pickled, forked and used by several threads. Of a URL each
@@ -82,23 +79,17 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         refuse(other, ImageDataset, OF_IMAGES, {})
         check_given(path, precache, recipe)
         assert path is not None
-        check_choice("decode", decode, DECODES)
-        for name, function in (("transform", transform), ("target_transform", target_transform)):
-            if function is not None and not callable(function):
-                raise SettingError(f"{name} must be a function or None, got {function!r}")
+        check_choice("decode", decode, ("pil", "tensor"))
         self._data = data = open_split(path, split)
-        self._conversion: Conversion | None = None
-        if precache is not None:
-            self._conversion = Conversion(data, split, precache, recipe)
-        self._asked = 0
+        self._conversion = None if precache is None else Conversion(data, split, precache, recipe)
+        self._asked = 0  # samples
         modes = (1, 3, 4) if data.dtype == np.uint8 else (1,)
         if decode == "pil" and data.channels not in modes:
             raise SettingError(
                 f"decode 'pil': {path} holds {data.dtype} pictures of {data.channels} channels, "
                 f"which Pillow has no mode for; use 'tensor'"
             )
-        self._split = split
-        self._decode = decode
+        self._split, self._decode = split, decode
         # together, since other threads read where the shards take the tree's place
         self._read_from = data, SampleCheck(data, "first-read")
         self._places: dict[int, Places] = {}  # of the shards read so far
@@ -106,8 +97,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         self.ids = data.ids if data.ids.in_pieces else data.ids.values
-        self.transform = transform
-        self.target_transform = target_transform
+        self.transform, self.target_transform = transform, target_transform
 
     @cached_property
     def targets(self) -> list[Any]:
@@ -121,10 +111,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             return list(zip(self._data.files, self.targets, strict=True))
         return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
 
-    @property
-    def imgs(self) -> list[tuple[str, Any]]:
-        """As `samples`; ImageFolder has both names."""
-        return self.samples
+    imgs = property(lambda self: self.samples)  # ImageFolder has both names
 
     def __len__(self) -> int:
         return len(self._data.ids)
@@ -134,12 +121,10 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             position = range(len(self))[as_index(index)]
         except IndexError:
             raise IndexError(f"{self.root}: sample {index} of {len(self):,}") from None
-        data, check = self._look()
-        picture = self._raw(data.files[position]) if data.kind == RAW else self._stored(position, data, check)
+        picture: Any = self._read(position)
         label: Any = int(self._data.labels[position])
         if self._data.index is not None and self._data.index.targets is not None:
-            row = np.array([position])
-            label = labels_of(self._data, row)[0]
+            label = labels_of(self._data, np.array([position]))[0]
         if self.transform is not None:
             picture = self.transform(picture)
         if self.target_transform is not None:
@@ -160,23 +145,22 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             self._asked += 1
         return self._read_from
 
-    def _raw(self, path: str) -> Image.Image | torch.Tensor:
-        content = images.read_bytes(path)
-        if self._decode == "pil":
-            return images.decode(content, path)
-        pixels = images.decode_for(content, path, _WHOLE).content
-        if not isinstance(pixels, np.ndarray) or pixels.shape[2] != 3:
-            pixels = np.array(images.decode(content, path))
-        return torch.from_numpy(pixels).permute(2, 0, 1)
-
-    def _stored(self, position: int, data: SplitData, check: SampleCheck) -> Image.Image | torch.Tensor:
-        pixels = self._pixels(position, data, check)
+    def _read(self, position: int) -> Image.Image | torch.Tensor:
+        data, check = self._look()
+        if data.kind != RAW:
+            pixels = self._stored(position, data, check)
+        else:
+            path = data.files[position]
+            content = images.read_bytes(path)
+            if self._decode == "pil":
+                return images.decode(content, path)
+            pixels = images.decode_pixels(content, path)
         if self._decode == "tensor":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
-    def _pixels(self, position: int, data: SplitData, check: SampleCheck) -> Pixels:
-        """Read and compare; uint8 [height, width, 3]."""
+    def _stored(self, position: int, data: SplitData, check: SampleCheck) -> Pixels:
+        """Read and compare; [height, width, channels]."""
         (shard,), (row,) = (of.tolist() for of in data.locate(np.array([position])))
 
         def read(path: Path) -> bytes | Pixels:
@@ -190,16 +174,14 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         content = data.read(shard, read, with_index=shard not in self._places)
         if isinstance(content, bytes):
             return decode_jpeg(content, f"{data.files[shard]}: sample {data.ids[position]}")
-        shape = data.shapes_at(slice(position, position + 1))[0].tolist()
-        values: Pixels = content.view(data.dtype).reshape(*shape, data.channels)
-        return values
+        return content.view(data.dtype).reshape(*data.shapes_at(np.array([position]))[0], data.channels)
 
 
 def _find(shard: int, path: Path, data: SplitData, check: SampleCheck) -> Places:
-    """Where the samples of the shard at `path` lie; its size is compared.
+    """Where the samples of the shard at `path` lie, which is as long as it was written.
 
     Raises:
-        DatasetError: it is not as it was written, or its index names places that are not in it.
+        DatasetError: it is not, or its index names places that are not in it.
     """
     check.open_file(shard)
     places = FORMATS[data.kind].find_samples(path)

@@ -29,8 +29,7 @@ from bench.lab.harness import Column
 from bench.machine import page_cache
 from bench.report import accuracy
 from bench.report.words import Table
-from loaders.augment import RandomAugmentation
-from loaders.augment.draw import draw, shown_boxes
+from loaders.augment import RandomAugmentation, draw, shown_boxes
 from loaders.dataset import RAW, open_split
 from precache import Recipe, convert
 from precache.cli import commandline
@@ -99,9 +98,8 @@ def shown(
     shape = np.array([[original.height, original.width]])
     mirrored = False
     if random:
-        drawn = draw(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
-        mirrored = bool(drawn.mirrored[0])
-        left, top, width, height = (drawn.boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
+        boxes, (mirrored,), _ = draw(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
+        left, top, width, height = (boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
         if np.array_equal(shape, stored):  # whole pixels: what lies around them has no part in it
             original = original.crop((int(left), int(top), int(left + width), int(top + height)))
             left = top = 0.0

@@ -18,7 +18,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ from bench.measure.imagefolder import ImageFolderLoader
 from bench.measure.lines import Lines, check_same
 from bench.measure.settings import LAST, check_fills_batch
 from bench.measure.training import Pixels, Recipe, Training, validation_pictures
-from loaders.augment import RandomAugmentation
-from loaders.augment.device import BatchAugmentation
+from loaders.augment import RandomAugmentation, augment_batch
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.read import choose_backend
 from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
@@ -122,7 +121,7 @@ class Source:
                     f"size; leave out augment=device, or convert with --fit crop"
                 )
             if recipe.device.type == "cpu":
-                augment = BatchAugmentation(RandomAugmentation(), seed, recipe.size)
+                augment = partial(augment_batch, RandomAugmentation(), seed, recipe.size)
         return loaders.build(
             self.path,
             backend=self.backend,

@@ -25,8 +25,7 @@ from bench.measure import imagefolder
 from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.row import Watched
-from loaders.augment.cpu import place
-from loaders.augment.draw import shown_boxes
+from loaders.augment import place_all, shown_boxes
 from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
@@ -352,7 +351,7 @@ def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, fl
 def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
     pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
     (box,) = shown_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
-    place(pixels, box, False, out)
+    place_all([pixels], [box], [False], [out])
     return out
 
 

@@ -30,13 +30,8 @@ def main(
 ) -> int:
     """The exit code of `train(args, sigterm)`, with what `parser` makes of the command line."""
     args = parser.parse_args(arguments)
-
-    def checked() -> int:
-        find_device(args.device)
-        return train(args, sigterm)
-
     with Sigterm() as sigterm:
-        return run(parser.prog.rpartition(".")[2], checked)
+        return run(parser.prog.rpartition(".")[2], lambda: train(args, sigterm), args.device)
 
 
 def parser(name: str, described: str) -> argparse.ArgumentParser:
@@ -61,20 +56,14 @@ def parser(name: str, described: str) -> argparse.ArgumentParser:
 
 
 def is_first() -> bool:
-    """Whether this process is the one that saves and reports."""
+    """Whether this is the process that saves and reports."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader, loaders.Loader | None]:
-    """The loader of training and, where there is something to validate on, that of validation.
+    """The loader of training, and that of validation where there is something to validate on.
 
-    Args:
-        args: as `parser` parsed them; batches are served on `args.device`.
-        ranks: that share a batch.
-
-    Raises:
-        SettingError: a value is wrong, a batch cannot be shared, or the classes of both are not the same.
-        DatasetError, SourceError: there is no data at a path.
+    On `args.device`, for `ranks` that share a batch; a PrecacheError where that cannot be.
     """
     check_range("--epochs", args.epochs, 1)
     check_range("--batch-size", args.batch_size, 1)
@@ -124,13 +113,7 @@ def build_optimizer(net: torch.nn.Module, args: argparse.Namespace, batches: int
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:
-    """Print the figures of an epoch, counted from 0, on one line; and write them for TensorBoard.
-
-    Args:
-        epoch: its number.
-        figures: by name: accuracies as shares, `images_per_s`, losses.
-        tensorboard: folder of its files; None: write none.
-    """
+    """Print the figures of an epoch, counted from 0, on one line; and write them for TensorBoard."""
     print(f"epoch {epoch + 1}: {', '.join(_said(*figure) for figure in figures.items())}", flush=True)
     if tensorboard is not None:
         from torch.utils.tensorboard import SummaryWriter
@@ -144,8 +127,7 @@ def _said(name: str, value: float) -> str:
     """As people say it: `accuracy 91.2%`, `1,234 images/s`, `loss 0.1234`."""
     if "_per_" in name:
         return f"{value:,.0f} {name.replace('_per_', '/')}"
-    words = name.replace("_", " ")
-    return f"{words} {value:.1%}" if "accuracy" in name else f"{words} {value:.4f}"
+    return f"{name.replace('_', ' ')} {value:{'.1%' if 'accuracy' in name else '.4f'}}"
 
 
 class Sigterm:
@@ -171,9 +153,10 @@ class Sigterm:
         return bool(came)
 
 
-def run(name: str, main: Callable[[], int]) -> int:
-    """The exit code of `main()`; 2 and one line on stderr where input is bad."""
+def run(name: str, main: Callable[[], int], device: str = "cpu") -> int:
+    """The exit code of `main()`; 2 and one line on stderr where input is bad, or there is no `device`."""
     try:
+        find_device(device)
         return main()
     except PrecacheError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
@@ -197,9 +180,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 def read_checkpoint(path: Path, args: argparse.Namespace) -> dict[str, Any] | None:
     """What torch saved at `path`, for --resume, with the model's `name`; None: there is nothing.
 
-    Raises:
-        SettingError: it is there, and --resume was not given, or it is of another model than --model.
-        PrecacheError: it cannot be read.
+    A PrecacheError: it is there, and --resume is not given; is of another model than --model; is damaged.
     """
     args.out.mkdir(parents=True, exist_ok=True)
     if not path.exists():

@@ -32,11 +32,10 @@ def run_epoch(
     ends: Callable[[], bool],
     step: Step | None = None,
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Train on what is left of an epoch, or validate; its figures, and the state of `loader` at its end.
+    """Train on what is left of an epoch, or validate, without a `step`, until `ends` says so behind a batch.
 
-    Args:
-        ends: asked behind each batch whether to end there.
-        step: None: it is validation.
+    Returns:
+        Its figures, and the state of `loader` at its end.
     """
     model.train(step is not None)
     sums, state, started = torch.zeros(3, device=args.device), loader.state_dict(), time.perf_counter()
@@ -88,7 +87,6 @@ class Training:
         self.parts: dict[str, Any] = {"model": net, "optimizer": self.optimizer, "schedule": schedule}
 
     def step(self, loss: torch.Tensor) -> None:
-        """Learn from the loss of a batch."""
         self.optimizer.zero_grad()
         self.backward(loss)
         self.optimizer.step()
@@ -130,13 +128,9 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code."""
     if args.device == "cuda":
         args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    backend = "gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl"
     if "RANK" in os.environ:  # by torchrun
-        dist.init_process_group(backend)
-    else:
-        store = dist.HashStore()  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=0, world_size=1)
-    ranks = dist.get_world_size()
+        dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl")
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
 
     def prepare(net: torch.nn.Module, *others: Any) -> tuple[Any, ...]:
         return torch.nn.parallel.DistributedDataParallel(net) if ranks > 1 else net, *others

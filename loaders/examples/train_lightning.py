@@ -28,7 +28,6 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
     def __init__(self, args: argparse.Namespace, path: Path, sigterm: common.Sigterm) -> None:
         super().__init__()
         self.args, self.path, self.sigterm = args, path, sigterm
-        self.served, self.started = 0, 0.0
 
     def setup(self, stage: str) -> None:
         """By each process, when all have found each other: only then a loader shares its epochs with them."""
@@ -41,18 +40,13 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         return self.training
 
     def val_dataloader(self) -> Any:
-        """None where there is nothing to validate on."""
-        return self.validation or []
-
-    def training_step(self, batch: Batch, number: int) -> torch.Tensor:
-        """The loss."""
-        return self._step(batch, "")
+        return self.validation or []  # None where there is nothing to validate on
 
     def validation_step(self, batch: Batch, number: int) -> None:
-        """Lightning averages what is logged."""
-        self._step(batch, "validation_")
+        self.training_step(batch, number, "validation_")
 
-    def _step(self, batch: Batch, prefix: str) -> torch.Tensor:
+    def training_step(self, batch: Batch, number: int, prefix: str = "") -> torch.Tensor:
+        """The loss; Lightning averages what is logged."""
         images, labels = batch
         logits = self.net(images)
         loss = cross_entropy(logits, labels, label_smoothing=0.1)
@@ -62,7 +56,6 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         return loss
 
     def configure_optimizers(self) -> Any:
-        """SGD, whose rate falls as a cosine."""
         optimizer, rate = common.build_optimizer(self, self.args, len(self.training))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
@@ -73,17 +66,13 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
     def on_train_start(self) -> None:
         """Lightning's own answer to SIGTERM is a broadcast amidst whatever the ranks are doing."""
         self.sigterm.listen()
-
-    def on_train_batch_start(self, batch: Batch, number: int) -> None:
-        """Start the clock with the first batch."""
-        self.started = self.started or time.perf_counter()
+        self.served, self.started = 0, time.perf_counter()
 
     def on_train_batch_end(self, outputs: Any, batch: Batch, number: int) -> None:
-        """The state of the loader is in the checkpoint."""
         self.served += len(batch.ids) * self.trainer.world_size
         came = self.sigterm.came()
         if came or number + 1 == self.trainer.num_training_batches:
-            self.trainer.save_checkpoint(self.path)
+            self.trainer.save_checkpoint(self.path)  # the state of the loader is in it
         if came:
             raise SystemExit(143)
 
@@ -99,7 +88,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
             figures["images_per_s"] = self.served / (time.perf_counter() - self.started)
         if self.trainer.is_global_zero:
             common.report(self.trainer.current_epoch, figures)
-        self.served, self.started = 0, 0.0
+        self.served, self.started = 0, time.perf_counter()
 
 
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:

@@ -60,7 +60,7 @@ def train_worker(settings: dict[str, Any]) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Have the workers train."""
+    """Have the workers train; the exit code."""
     for option, least in (("workers", 1), ("save_every", 1), ("failures", 0)):
         check_range(f"--{option.replace('_', '-')}", getattr(args, option), least)
     for option in ("path", "val"):  # workers have folders of their own

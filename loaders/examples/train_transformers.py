@@ -48,10 +48,9 @@ class Epochs(transformers.TrainerCallback):  # type: ignore[misc]
     """Reports each epoch, ends it at SIGTERM, and finishes what the Trainer has saved."""
 
     def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.served, self.started, self.stopped = trainer, 0, 0.0, False
+        self.trainer, self.stopped = trainer, False
 
     def on_epoch_begin(self, *_: Any, **__: Any) -> None:
-        """Start the clock."""
         self.served, self.started = 0, time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -109,12 +108,8 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
         eval_dataset=None if validation is None else validation.dataset,
         optimizers=common.build_optimizer(net, args, len(training)),
     )
-    trainer.training, trainer.validation, trainer.options, trainer.sigterm = (
-        training,
-        validation,
-        args,
-        sigterm,
-    )
+    trainer.training, trainer.validation = training, validation
+    trainer.options, trainer.sigterm = args, sigterm
     trainer.remove_callback(transformers.PrinterCallback)
     trainer.add_callback(epochs := Epochs(trainer))
     whole = sorted(args.out.glob(f"{_FOLDER}/checkpoint-*/loader.pt"), key=os.path.getmtime)

@@ -13,7 +13,7 @@ installed, it says so when it is called, with the command that installs it.
 
 from collections.abc import Callable
 
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import Reader
 from loaders.dataset import RAW, SplitData
 from loaders.read import dali, nvjpeg, pytorch, shards, synthetic, webdataset

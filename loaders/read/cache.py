@@ -29,7 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.devices import Lane, upload
@@ -230,7 +230,7 @@ def open_cached(
         )
         return open_reader(crops)
     try:
-        reader = open_reader(crops.whole if crops.random else crops)
+        reader = open_reader(Crops(crops.stored, crops.stored) if crops.random else crops)
     except BaseException:
         kept.close()
         raise

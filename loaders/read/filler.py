@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.cpu import Crops, place_all
+from loaders.augment import Crops, place_all
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.deliver.threads import Pool, check_exit

@@ -22,8 +22,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate, pad
 
-from loaders.augment.cpu import Crops
-from loaders.augment.device import weights
+from loaders.augment import Crops, weights
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.deliver.devices import Lane, upload
@@ -222,7 +221,7 @@ class NvjpegReader:
 
 
 def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> torch.Tensor:
-    """uint8 [3, height, width]: `box`, as of `loaders.augment.cpu.Boxes`, made the size that is served."""
+    """uint8 [3, height, width]: `box`, as of `loaders.augment.Boxes`, made the size that is served."""
     size = (round(box[3]), round(box[2])) if crops.size is None else sides(crops.size)
     if (box[3], box[2]) != size and not isinstance(box[0], int):
         x, y, across, down = (torch.full((1,), float(value), device=picture.device) for value in box)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
 from loaders.deliver.threads import Pool, begin_exit_with, of_dead_worker

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 import precache
-from loaders.augment.cpu import Crops, torch_is_fast
+from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import end_first, stop_check

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.read.filler import BatchFiller, Pictures

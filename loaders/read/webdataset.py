@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import closing
 
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.read.decoding import EncodedShards, Samples

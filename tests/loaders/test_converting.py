@@ -145,6 +145,7 @@ def test_the_conversion_ends_with_the_training_and_goes_on_with_the_next(
 def test_a_folder_that_cannot_be_written_costs_a_warning(
     tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """What another run makes of it later is read nevertheless."""
     (tmp_path / "file").write_text("of the user's")
     folder = tmp_path / "file" / "shards"
     with build(tree, folder) as loader:
@@ -152,7 +153,12 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
         while not caplog.messages and time.monotonic() < deadline_s:
             assert len(ids_of(loader)) == IMAGES
         assert len(ids_of(loader)) == IMAGES
-    assert (tmp_path / "file").read_text() == "of the user's"
+        assert (tmp_path / "file").read_text() == "of the user's"
+        (tmp_path / "file").unlink()
+        precache.convert(tree, folder, RECIPE, workers=0)
+        assert [len(ids_of(loader)) for _ in range(2)] == [IMAGES] * 2  # of which some were read ahead
+        empty(tree)
+        assert len(ids_of(loader)) == IMAGES
     (message,) = caplog.messages
     assert message.startswith(f"{folder} is not converted: ")
     assert message.endswith(f"from {tree}")

@@ -10,9 +10,8 @@ import torch
 from PIL import Image
 from torchvision.transforms import v2
 
-from loaders.augment import RandomAugmentation, cpu
-from loaders.augment.device import BatchAugmentation, crop_and_resize
-from loaders.augment.draw import shown_boxes
+from loaders import augment
+from loaders.augment import RandomAugmentation, augment_batch, crop_and_resize, shown_boxes
 from precache import Recipe, convert
 from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
@@ -100,10 +99,10 @@ def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
 def test_a_crop_is_resized_as_pillow_resizes_it(
     monkeypatch: pytest.MonkeyPatch, torch_is_fast: bool, height: int, width: int
 ) -> None:
-    monkeypatch.setattr(cpu, "torch_is_fast", lambda: torch_is_fast)
+    monkeypatch.setattr(augment, "torch_is_fast", lambda: torch_is_fast)
     for channels, mode in ((1, "L"), (3, "RGB")):
         part, out = noise(height, width, channels), np.empty((112, 100, channels), np.uint8)
-        cpu.resize(part, out)
+        augment.resize(part, out)
         image = Image.fromarray(part[..., 0] if mode == "L" else part)
         expected = np.asarray(image.resize((100, 112), Image.Resampling.BILINEAR)).reshape(out.shape)
         assert psnr(out, expected) >= 50
@@ -139,12 +138,12 @@ def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> Non
     """Crops that are not resized: to the byte, with black around where less is stored."""
     stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
     pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
-    found = BatchAugmentation(crop, 3, size)(torch.from_numpy(pictures), torch.from_numpy(ids), 1)
+    found = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
     expected = np.empty(found.shape, np.uint8)
     for picture, box, mirrored, out in zip(
-        pictures, *cpu.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
+        pictures, *augment.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
     ):
-        cpu.place(picture, box.tolist(), bool(mirrored), out)
+        augment.place_all([picture], [box.tolist()], [bool(mirrored)], [out])
     assert np.array_equal(found.numpy(), expected)
 
 

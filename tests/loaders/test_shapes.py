@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
-from loaders.augment.draw import crop_boxes, uniforms
+from loaders.augment import crop_boxes, uniforms
 from precache import convert, open_dataset
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
@@ -18,7 +18,7 @@ from precache.pictures.jpeg import psnr
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
 from tests.loaders.arms import OF_SHARDS
-from tests.loaders.augment.test_augment import by_id, largest_gap
+from tests.loaders.test_augment import by_id, largest_gap
 
 COUNT = 20_000
 Pictures = dict[int, np.ndarray]

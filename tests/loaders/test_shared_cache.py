@@ -26,7 +26,7 @@ import torch
 import xxhash
 
 from loaders import Loader
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.deliver.devices import Lane

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
 from loaders.read.filler import BatchFiller, BufferPool, Pictures, SharedBuffers

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from loaders.augment import RandomAugmentation
-from loaders.augment.cpu import Crops
+from loaders.augment import Crops, RandomAugmentation
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, open_split
 from loaders.read import nvjpeg

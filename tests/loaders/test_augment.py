@@ -17,9 +17,7 @@ from torchvision.transforms.functional import (
 )
 
 import loaders
-from loaders.augment import BatchFunction, RandomAugmentation
-from loaders.augment.device import color_jitter
-from loaders.augment.draw import crop_boxes, draw, uniforms
+from loaders.augment import BatchFunction, RandomAugmentation, color_jitter, crop_boxes, draw, uniforms
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import STORED_SIZE
@@ -123,7 +121,7 @@ def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]
     assert all(torch.equal(mirrored[i], centre[i].flip(-1)) for i in centre)
     dark = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
     jittered = pictures(converted["shards"], augment=dark, size=STORED_SIZE)
-    factors = draw(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre))).colors[:, 0]
+    factors = draw(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))[2][:, 0]
     for i, factor in zip(centre, factors, strict=True):
         expected = (centre[i].float() * factor).clamp(0, 255).round()
         assert (jittered[i].float() - expected).abs().max() <= 1

@@ -74,7 +74,7 @@ class DaliReader:
         self._spec = spec
         self._data = data
         self._crops = crops
-        self._encoded = EncodedPictures(spec, data)
+        self._encoded = EncodedPictures(spec, data, spec.workers)
         self.random_access = self._encoded.random_access
         self._trusted = not self.random_access and spec.reading.check != "never"
         self._feed: Generator[tuple[Request, list[Encoded]], None, None]
@@ -221,7 +221,8 @@ class DaliReader:
         pixels = picture.try_decode()
         if isinstance(pixels, ImageError):
             return pixels
-        content = b"P6 %d %d 255\n" % picture.shape[::-1] + pixels.tobytes()  # PPM: DALI reads it as it is
+        kind = 5 if pixels.shape[2] == 1 else 6  # PGM or PPM: DALI reads them as they are
+        content = b"P%d %d %d 255\n" % (kind, *picture.shape[::-1]) + pixels.tobytes()
         return np.frombuffer(content, np.uint8), picture.shape
 
     def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[_Box]:

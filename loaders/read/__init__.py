@@ -16,7 +16,7 @@ from collections.abc import Callable
 from loaders.augment import Crops
 from loaders.batch import Reader
 from loaders.dataset import RAW, SplitData
-from loaders.read import dali, nvjpeg, pytorch, shards, synthetic, webdataset
+from loaders.read import dali, decoding, nvjpeg, pytorch, shards, synthetic
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, check_choice
 from precache.storage.urls import Location
@@ -25,9 +25,9 @@ BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.open_reader,
     "nvjpeg": nvjpeg.open_reader,
     "pytorch": pytorch.open_reader,
-    "shards": shards.open_reader,
-    "synthetic": synthetic.open_reader,
-    "webdataset": webdataset.open_reader,
+    "shards": shards.ShardsReader,
+    "synthetic": synthetic.SyntheticReader,
+    "webdataset": decoding.ThreadsReader,
 }
 READS: dict[str, tuple[str, ...]] = {
     "dali": ("dali", "webdataset", RAW),

@@ -57,28 +57,19 @@ Starts: TypeAlias = Sequence[int] | Positions
 """The byte where each picture begins, if they lie one behind the other, and where the last one ends."""
 
 
-class VaryingPictures:
-    """Pictures of varying size that lie one behind the other.
-
-    Args:
-        memory: uint8 [bytes].
-        shapes: int64 [n, 2], height and width of each.
-    """
-
-    def __init__(self, memory: Pixels, starts: Starts, shapes: Positions, pixel_bytes: int) -> None:
-        self._memory, self._starts = memory, starts
-        self._shapes, self._pixel_bytes = shapes, pixel_bytes
-
-    def __getitem__(self, number: int) -> Pixels:
-        """uint8 [height, width, bytes]."""
-        height, width = self._shapes[number]
-        part = self._memory[self._starts[number] : self._starts[number + 1]]
-        return part.reshape(height, width, self._pixel_bytes)
-
-
 def find_starts(shapes: Positions, pixel_bytes: int) -> Starts:
     """Of pictures of these `shapes`, int64 [n, 2]."""
     return np.concatenate(([0], np.cumsum(shapes.prod(axis=1) * pixel_bytes)))
+
+
+def pictures_in(memory: Pixels, shapes: Positions, pixel_bytes: int) -> Callable[[int], Pixels]:
+    """Shows each of the pictures that lie in `memory` behind one another, uint8 [height, width, bytes]."""
+    starts = find_starts(shapes, pixel_bytes)
+
+    def picture(number: int) -> Pixels:
+        return memory[starts[number] : starts[number + 1]].reshape(*shapes[number], pixel_bytes)
+
+    return picture
 
 
 def kept_starts(data: SplitData, crops: Crops) -> Starts:
@@ -110,15 +101,12 @@ class HostPictures:
         self.known: npt.NDArray[np.bool_] = flags[: len(data)].view(np.bool_)
         self.count = bisect_right(starts, len(content)) - 1
         self._data = data
-        self._pictures: Any  # uint8 [height, width, bytes] of each position
+        self._picture: Callable[[int], Pixels] | None
         if crops.stored is None:
             shapes = data.shapes_at(slice(self.count))  # of what is kept alone: 24 bytes a picture
-            starts = find_starts(shapes, data.pixel_bytes)
-            self._pictures = VaryingPictures(content, starts, shapes, data.pixel_bytes)
+            self._picture = pictures_in(content, shapes, data.pixel_bytes)
         else:
-            self._pictures = content.reshape(self.count, *sides(crops.stored), data.pixel_bytes)
-        self._threads = max(1, spec.workers)
-        self._pool = Pool(self._threads, "keep")
+            self._picture = content.reshape(self.count, *sides(crops.stored), data.pixel_bytes).__getitem__
         self._filler = BatchFiller(data, crops, spec.batch_size, spec.workers, spec.device)
 
     def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
@@ -127,41 +115,33 @@ class HostPictures:
         Args:
             images: as of `DecodedBatch`, on `device`; None where there are no `slots`.
         """
-        positions, rows = request.positions.tolist(), {}
-        read: Any = ()
+        assert self._picture is not None
+        kept, positions = self._picture, request.positions.tolist()
+        rows: dict[int, int] = {}
+        read: Callable[[int], Pixels] = kept
         if images is not None:
             rows = {slot: row for row, slot in enumerate(slots.tolist())}
-            read = self._split(request.positions[slots], images)
-            self._keep(request.positions[slots], read)
+            read = images.numpy().__getitem__
+            if images.ndim == 1:
+                shapes = self._data.shapes_at(request.positions[slots])
+                read = pictures_in(images.numpy(), shapes, self._data.pixel_bytes)
 
-        def picture_of(slot: int) -> Any:
-            row = rows.get(slot)
-            return self._pictures[positions[slot]] if row is None else read[row]
+        def picture_of(slot: int) -> Pixels:
+            position = positions[slot]
+            if slot not in rows:
+                return kept(position)
+            picture = read(rows[slot])
+            if position < self.count and not self.known[position]:
+                np.copyto(kept(position), picture)
+                self.known[position] = True  # not before
+            return picture
 
         return self._filler.fill(Pictures(request, picture_of, in_memory=True))
 
     def close(self) -> None:
         """Free the memory: the system has it back when the last process has closed it."""
         self._filler.close()
-        self._pool.close()
-        self._pictures, self.known = None, np.empty(0, np.bool_)
-
-    def _split(self, positions: Positions, images: torch.Tensor) -> Any:
-        """uint8 [height, width, bytes] of each."""
-        if images.ndim > 1:
-            return images.numpy()
-        shapes, pixel_bytes = self._data.shapes_at(positions), self._data.pixel_bytes
-        return VaryingPictures(images.numpy(), find_starts(shapes, pixel_bytes), shapes, pixel_bytes)
-
-    def _keep(self, positions: Positions, read: Any) -> None:
-        rows = np.flatnonzero((positions < self.count) & ~self.known[positions]).tolist()
-
-        def keep(some: list[int]) -> None:
-            for row in some:
-                np.copyto(self._pictures[positions[row]], read[row])
-                self.known[positions[row]] = True  # not before
-
-        self._pool.map(keep, [rows[n :: self._threads] for n in range(min(self._threads, len(rows)))])
+        self._picture, self.known = None, np.empty(0, np.bool_)
 
 
 class DevicePictures:
@@ -175,28 +155,18 @@ class DevicePictures:
     def serve(self, request: Request, slots: Positions, images: torch.Tensor | None) -> DecodedBatch:
         """As of `HostPictures`."""
         positions = request.positions
-        if images is None:
-            served = self._images[self._upload(positions)]
-        else:
-            self._keep(positions[slots], images)
-            served = images
-            if len(others := np.delete(np.arange(len(positions)), slots)):
-                shape = (len(positions), *self._images.shape[1:])
-                served = torch.empty(shape, dtype=torch.uint8, device=self.device)
-                served[self._upload(slots)] = images
-                served[self._upload(others)] = self._images[self._upload(positions[others])]
+        served = self._images[self._upload(np.minimum(positions, self.count - 1))]
+        if images is not None:
+            served[self._upload(slots)] = images
+            rows = np.flatnonzero(positions[slots] < self.count)
+            positions = positions[slots[rows]]
+            self._images[self._upload(positions)] = images[self._upload(rows)]
+            self.known[positions] = True
         return DecodedBatch(served)
 
     def close(self) -> None:
         """Free the memory."""
         self._images = torch.empty(0, dtype=torch.uint8)
-
-    def _keep(self, positions: Positions, images: torch.Tensor) -> None:
-        rows = np.flatnonzero(positions < self.count)
-        if len(rows):
-            chosen = images if len(rows) == len(positions) else images[self._upload(rows)]
-            self._images[self._upload(positions[rows])] = chosen
-            self.known[positions[rows]] = True
 
     def _upload(self, rows: Positions) -> torch.Tensor:
         return upload(torch.from_numpy(rows), self.device)
@@ -260,7 +230,11 @@ def _in_main_memory(
     starts = kept_starts(data, crops)
 
     def size_of(promised: int, ranks: int = 1) -> int:
-        count = _fill_room(spec, data, starts, _free_bytes(spec, promised) // ranks)
+        """Of what is kept, if so many bytes are promised to others and not yet used."""
+        free, total = host_memory.free_memory()
+        auto = spec.reading.cache == "auto"
+        most = (free - promised) * _AUTO_SHARE if auto else free - promised - total * _RESERVED_SHARE
+        count = _fill_room(spec, data, starts, max(0, int(most)) // ranks)
         return _flags_bytes(data) + int(starts[count]) if count else 0
 
     try:
@@ -292,14 +266,6 @@ def _fill_room(spec: LoaderSpec, data: SplitData, starts: Starts, most_bytes: in
             starts[count] / 2**30,
         )
     return count
-
-
-def _free_bytes(spec: LoaderSpec, promised: int) -> int:
-    """Of main memory that may be used, if so many are promised to others and not yet used."""
-    free, total = host_memory.free_memory()
-    if spec.reading.cache == "auto":
-        return max(0, int((free - promised) * _AUTO_SHARE))
-    return max(0, int(free - promised - total * _RESERVED_SHARE))
 
 
 def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]) -> str:
@@ -337,9 +303,9 @@ class CachedReader:
         self.random_access = reader.random_access
         self._reader = reader
         self._kept = kept
-        self._data = data
+        self._samples = len(data)
         self._lane = lane
-        self._refused: dict[int, ImageError] = {}  # what could not be decoded: id -> why
+        self._refused: dict[int, ImageError] = {}  # what could not be decoded: position -> why
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request; the reader is asked for what it takes."""
@@ -352,7 +318,7 @@ class CachedReader:
     def _read_some(self, first: Request, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """`first`, and what follows until the reader has little to do."""
         waiting: deque[tuple[Request, Positions]] = deque()  # with the slots that the reader was asked for
-        coming = np.zeros(len(self._data), np.bool_)  # by then known, as an earlier request asks for them
+        coming = np.zeros(self._samples, np.bool_)  # by then known, as an earlier request asks for them
 
         idle = 0  # of those that wait
 
@@ -390,15 +356,12 @@ class CachedReader:
         return np.flatnonzero(~self._kept.known[positions] & ~self._is_refused(positions))
 
     def _is_refused(self, positions: Positions) -> npt.NDArray[np.bool_]:
-        if not self._refused:
-            return np.zeros(len(positions), np.bool_)
-        return np.isin(self._data.ids[positions], list(self._refused))
+        return np.isin(positions, [*self._refused]) if self._refused else np.zeros(len(positions), np.bool_)
 
     def _take_in(self, request: Request, slots: Positions, batch: DecodedBatch) -> DecodedBatch:
         """Keep what the reader made of some slots of a batch, and serve all of it."""
-        asked = self._data.ids[request.positions[slots]]
-        for number, error in batch.refused.items():  # without what the error's traceback holds
-            self._refused[int(asked[number])] = type(error)(error.path, error.reason)
+        for number, error in batch.refused.items():
+            self._refused[int(request.positions[slots[number]])] = error
         slots = np.delete(slots, [*batch.refused])  # left: also one refused meanwhile, `images` has it
         images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
         return self._serve(request, slots, images)
@@ -411,10 +374,9 @@ class CachedReader:
         refused = self._is_refused(request.positions)
         refused[slots] = False
         left = np.flatnonzero(~refused)
-        slots = np.searchsorted(left, slots)
-        served = self._kept.serve(request.select(left), slots, images)
-        ids = self._data.ids[request.positions]
-        errors = {number: self._refused[int(ids[number])] for number in np.flatnonzero(refused).tolist()}
-        return replace(
-            served, refused={n: type(error)(error.path, error.reason) for n, error in errors.items()}
-        )
+        served = self._kept.serve(request.select(left), np.searchsorted(left, slots), images)
+        errors = {}
+        for number in np.flatnonzero(refused).tolist():
+            error = self._refused[int(request.positions[number])]
+            errors[number] = type(error)(error.path, error.reason)  # who raises it gives it a traceback
+        return replace(served, refused=errors)

@@ -16,8 +16,7 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +27,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.deliver.devices import Borrowed
 from loaders.deliver.threads import check_exit
-from loaders.read.decoding import Encoded, EncodedPictures
+from loaders.read.decoding import Asked, Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
@@ -52,19 +51,9 @@ def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader"
     return DaliReader(spec, data, crops)
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A batch on its way through the pipeline.
-
-    Attributes:
-        inputs: by its number, what the pipeline takes for a picture: what is decoded, and its `_Box`.
-        refused: why the others were kept from it, by their numbers.
-    """
-
-    request: Request
-    pictures: list[Encoded]
-    inputs: dict[int, tuple[npt.NDArray[Any], ...]] = field(default_factory=dict)
-    refused: dict[int, ImageError] = field(default_factory=dict)
+_Asked: TypeAlias = tuple[Request, list[Encoded], dict[int, ImageError]]
+"""A batch on its way through the pipeline, and why pictures were kept from it, by their numbers."""
+_BLACK = np.frombuffer(b"P6 1 1 255\n\0\0\0", np.uint8)  # PPM, of one pixel
 
 
 class DaliReader:
@@ -74,12 +63,12 @@ class DaliReader:
         self._spec = spec
         self._data = data
         self._crops = crops
-        self._encoded = EncodedPictures(spec, data)
+        self._encoded = EncodedPictures(spec, data, spec.workers)
         self.random_access = self._encoded.random_access
         self._trusted = not self.random_access and spec.reading.check != "never"
-        self._feed: Generator[tuple[Request, list[Encoded]], None, None]
+        self._feed: Generator[Asked, None, None]
         self._in_pipeline: deque[_Asked] = deque()
-        self._again: deque[_Asked] = deque()  # were in a pipeline that failed
+        self._again: deque[Asked] = deque()  # were in a pipeline that failed
         self._refused: set[str] = set()  # by DALI
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -95,10 +84,7 @@ class DaliReader:
                 try:
                     views = pipeline.run()
                 except StopIteration:
-                    if not self._in_pipeline:
-                        return
-                    yield self._serve(None, self._in_pipeline.popleft())
-                    pipeline = self._build()
+                    return
                 except RuntimeError as error:
                     self._drop_refused(error)
                     pipeline = self._build()
@@ -108,7 +94,8 @@ class DaliReader:
                     else:
                         pictures = [outputs.take(view.as_tensor()) for view in views]
                     served = pictures[0] if len(pictures) == 1 else torch.cat(pictures)
-                    yield self._serve(served, self._in_pipeline.popleft())
+                    _, asked, refused = self._in_pipeline.popleft()
+                    yield DecodedBatch(served[:0] if len(refused) == len(asked) else served, refused)
         finally:
             self._feed.close()
             outputs.give_back()
@@ -116,13 +103,6 @@ class DaliReader:
     def close(self) -> None:
         """End the threads that read; the pipeline goes with the `read` that built it."""
         self._encoded.pool.close()
-
-    def _serve(self, pictures: torch.Tensor | None, batch: _Asked) -> DecodedBatch:
-        """`pictures`: what the pipeline made of those of `batch`; None if there are none."""
-        if pictures is None:
-            shape = (0,) if self._crops.size is None else (0, *sides(self._crops.size), self._data.channels)
-            pictures = torch.empty(shape, dtype=torch.uint8)
-        return DecodedBatch(pictures, batch.refused)
 
     def _build(self) -> Any:
         from nvidia.dali import Pipeline, fn, types
@@ -185,30 +165,18 @@ class DaliReader:
 
     def _next_input(self) -> tuple[list[npt.NDArray[Any]], ...]:
         """What `external_source` takes for one batch; StopIteration ends the run."""
-        batch = self._again.popleft() if self._again else self._prepare(*next(self._feed))
-        self._in_pipeline.append(batch)
-        if not batch.inputs:
-            raise StopIteration  # DALI takes no empty batch: `read` serves it, and begins another run
-        return tuple(map(list, zip(*batch.inputs.values(), strict=True)))
+        request, pictures = self._again.popleft() if self._again else next(self._feed)
+        found = [*(map if self._trusted else self._encoded.pool.map)(self._input, pictures)]
+        refused = {slot: one for slot, one in enumerate(found) if isinstance(one, ImageError)}
+        inputs = {slot: (one, pictures[slot].shape) for slot, one in enumerate(found) if slot not in refused}
+        inputs = inputs or {0: (_BLACK, (1, 1))}  # DALI takes no empty batch
+        contents, shapes = zip(*inputs.values(), strict=True)
+        boxes = self._boxes(request.select(np.array([*inputs])), np.array(shapes))
+        self._in_pipeline.append((request, pictures, refused))
+        return [*contents], *map(list, zip(*boxes, strict=True))
 
-    def _prepare(self, request: Request, pictures: list[Encoded]) -> _Asked:
-        """A batch of `pictures` for the pipeline, without those that cannot be decoded."""
-        batch = _Asked(request, pictures)
-        inputs: dict[int, tuple[npt.NDArray[np.uint8], tuple[int, int]]] = {}
-        found = map(self._input, pictures) if self._trusted else self._encoded.pool.map(self._input, pictures)
-        for slot, one in enumerate(found):
-            if isinstance(one, ImageError):
-                batch.refused[slot] = one
-            else:
-                inputs[slot] = one
-        shapes = np.array([shape for _, shape in inputs.values()], np.int64).reshape(-1, 2)
-        boxes = self._boxes(request.select(np.array([*inputs], np.int64)), shapes)
-        for (slot, (content, _)), box in zip(inputs.items(), boxes, strict=True):
-            batch.inputs[slot] = (content, *box)
-        return batch
-
-    def _input(self, picture: Encoded) -> tuple[npt.NDArray[np.uint8], tuple[int, int]] | ImageError:
-        """What DALI decodes, and the height and width of that; or why it cannot be decoded.
+    def _input(self, picture: Encoded) -> npt.NDArray[np.uint8] | ImageError:
+        """What DALI decodes; or why it cannot be decoded.
 
         What has its checksum is what the converter wrote. Of the rest DALI gets what it decodes as the
         reference does: DALI 2.4 crashes on some damaged headers.
@@ -217,17 +185,18 @@ class DaliReader:
             return picture.error
         plain = self._trusted or picture.is_plain(turned=True)
         if plain and picture.path not in self._refused:
-            return np.frombuffer(picture.data, np.uint8), picture.shape
+            return np.frombuffer(picture.data, np.uint8)
         pixels = picture.try_decode()
         if isinstance(pixels, ImageError):
             return pixels
-        content = b"P6 %d %d 255\n" % picture.shape[::-1] + pixels.tobytes()  # PPM: DALI reads it as it is
-        return np.frombuffer(content, np.uint8), picture.shape
+        kind = 5 if pixels.shape[2] == 1 else 6  # PGM or PPM: DALI reads them as they are
+        content = b"P%d %d %d 255\n" % (kind, *picture.shape[::-1]) + pixels.tobytes()
+        return np.frombuffer(content, np.uint8)
 
     def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[_Box]:
         """Of each picture, of these heights and widths: the box of each view, one behind the other."""
         count = len(request.positions)
-        if self._crops.size is None or not count:
+        if self._crops.size is None:
             return [()] * count
         ids = self._data.ids[request.positions]
         boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.places)
@@ -246,19 +215,14 @@ class DaliReader:
     def _drop_refused(self, error: RuntimeError) -> None:
         """Take the pictures that made the pipeline fail out of its batches, and line these up again."""
         check_exit()  # which ends what the pipeline is fed by, too
-        dropped = 0
-        for batch in self._in_pipeline:
-            slots = [*batch.inputs]
-            decoded = self._encoded.pool.map(Encoded.try_decode, [batch.pictures[s] for s in slots])
-            for slot, pixels in zip(slots, decoded, strict=True):
-                if isinstance(pixels, ImageError):
-                    del batch.inputs[slot]
-                    batch.refused[slot] = pixels
-                    self._refused.add(batch.pictures[slot].path)
-                    dropped += 1
-        if not dropped:
+        asked = [picture for _, pictures, _ in self._in_pipeline for picture in pictures]
+        suspects = [one for one in asked if one.error is None and one.path not in self._refused]
+        decoded = zip(suspects, self._encoded.pool.map(Encoded.try_decode, suspects), strict=True)
+        damaged = {one.path for one, pixels in decoded if isinstance(pixels, ImageError)}
+        if not damaged:
             raise DatasetError(f"{self._data.path}: DALI cannot decode a picture of it: {error}") from error
-        self._again.extendleft(reversed(self._in_pipeline))
+        self._refused |= damaged
+        self._again.extendleft((request, pictures) for request, pictures, _ in reversed(self._in_pipeline))
         self._in_pipeline.clear()
 
 

@@ -3,19 +3,20 @@
 import math
 import os
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import simplejpeg
 
-from loaders.batch import Positions, Request
+from loaders.augment import Crops
+from loaders.batch import DecodedBatch, Positions, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import Pool
+from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
 from loaders.settings import LoaderSpec
@@ -27,8 +28,6 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.reading import MAX_PIXELS
 from precache.storage import open_regular, read_descriptor_at
 
-Samples: TypeAlias = list[tuple[StoredSample, str]]
-"""Of a request, in order, each with its shard's path."""
 _KEPT_PLACES = 1024  # shards: 16 bytes a sample
 
 
@@ -40,22 +39,27 @@ class Encoded:
         path: of its file, or its name, for messages.
         shape: height and width of the upright picture, as its header, or the index, says.
         error: why it cannot be decoded, where that is known already.
+        channels: of a sample of a shard; None: of a file, which becomes RGB.
     """
 
     path: str
     data: bytes
     shape: tuple[int, int]
     error: ImageError | None = None
+    channels: int | None = None
 
     def decode(self) -> Pixels:
-        """uint8 [height, width, 3], RGB.
+        """uint8 [height, width, channels].
 
         Raises:
             ImageError: it cannot be decoded; names `path` and the reason.
         """
         if self.error is not None:
             raise self.error
-        pixels = images.decode_pixels(self.data, self.path)
+        if self.channels is None:
+            pixels = images.decode_pixels(self.data, self.path)
+        else:
+            pixels = jpeg.decode_jpeg(self.data, self.path, self.channels)
         if pixels.shape[:2] != self.shape:
             (height, width), (rows, columns) = self.shape, pixels.shape[:2]
             raise ImageError(
@@ -106,98 +110,87 @@ def read(path: str) -> Encoded:
         return Encoded(path, b"", (1, 1), type(error)(error.path, error.reason))  # without its traceback
 
 
-def shapes_of(pictures: list[Encoded]) -> npt.NDArray[np.int64]:
-    """int64 [n, 2], height and width of each."""
-    return np.array([picture.shape for picture in pictures], np.int64).reshape(-1, 2)
+Asked: TypeAlias = tuple[Request, list[Encoded]]
+"""A request with its pictures."""
+
+
+def to_fill(request: Request, pictures: list[Encoded]) -> Pictures:
+    """What fills the batch of a request."""
+    shapes = np.array([picture.shape for picture in pictures], np.int64).reshape(-1, 2)
+    return Pictures(request, lambda slot: pictures[slot].decode(), shapes)
 
 
 class EncodedPictures:
-    """The pictures of a split as they are stored, compared, for who decodes whole batches.
+    """The pictures of a split as they are stored, compared: files, or samples of shards that hold JPEGs.
+
+    Each shard is read whole; or, shuffled `full`, samples.
 
     Attributes:
         random_access: as of a `Reader`.
         pool: threads that read; for other work on pictures, too.
     """
 
-    def __init__(self, spec: LoaderSpec, data: SplitData) -> None:
-        self._data = data
-        self.pool = Pool(max(1, spec.workers), "read")
+    def __init__(self, spec: LoaderSpec, data: SplitData, threads: int) -> None:
+        self.pool = Pool(max(1, threads), "read")
         self.random_access = data.kind == RAW
-        self._shards = None if self.random_access else EncodedShards(spec, data)
-
-    def read(self, requests: Iterator[Request]) -> Generator[tuple[Request, list[Encoded]], None, None]:
-        """Yield each request with its pictures, in order.
-
-        Raises:
-            SourceError, DatasetError: a file of the tree, or a shard, cannot be read.
-        """
-        if self._shards is None:
-            for request in requests:
-                files = [self._data.files[position] for position in request.positions.tolist()]
-                yield request, self.pool.map(read, files)
-            return
-        for request, samples in self._shards.read(requests):
-            shapes = self._data.shapes_at(request.positions).tolist()
-            asked = zip(request.positions.tolist(), samples, shapes, strict=True)
-            yield request, [self._compared(position, *sample, shape) for position, sample, shape in asked]
-
-    def _compared(self, position: int, sample: StoredSample, shard: str, shape: list[int]) -> Encoded:
-        assert self._shards is not None
-        assert isinstance(sample.data, bytes)
-        error = None
-        try:
-            self._shards.check.compare(position, sample.data, sample.damage)
-        except ImageError as wrong:
-            error = type(wrong)(wrong.path, wrong.reason)  # without what its traceback holds
-        return Encoded(f"{shard}: sample {sample.id}", sample.data, (shape[0], shape[1]), error)
-
-
-class EncodedShards:
-    """The stored samples of shards that hold JPEGs: each shard is read whole; or, shuffled `full`, samples.
-
-    Attributes:
-        check: its `compare` is to be called by who decodes a sample, before.
-    """
-
-    def __init__(self, spec: LoaderSpec, data: SplitData) -> None:
-        self.check = SampleCheck(data, spec.reading.check)
         self._data = data
+        self._check = SampleCheck(data, spec.reading.check)
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         self._at_random = spec.shuffle == "full"
         self._places: dict[int, Places] = {}
 
-    def read(self, requests: Iterator[Request]) -> Generator[tuple[Request, Samples], None, None]:
-        """Yield each request with its samples.
+    def read(self, requests: Iterator[Request]) -> Generator[Asked, None, None]:
+        """Yield each request with its pictures, in order.
 
         Raises:
+            SourceError: a file of the tree cannot be read.
             DatasetError: a shard is missing, damaged, or holds other samples than the index says.
         """
-        if not self._at_random:
+        if not (self.random_access or self._at_random):
             yield from self._read_whole(requests)
             return
         for request in requests:
+            if self.random_access:
+                files = [self._data.files[position] for position in request.positions.tolist()]
+                yield request, self.pool.map(read, files)
+                continue
             try:
-                samples = self._read_alone(request)
+                pictures = self._read_alone(request)
             except (ValueError, OSError, DatasetError):  # who reads the whole shard says what is wrong
                 yield from self._read_whole(iter([request]))
             else:
-                yield request, samples
+                yield request, pictures
 
-    def _read_whole(self, requests: Iterator[Request]) -> Iterator[tuple[Request, Samples]]:
+    def _read_whole(self, requests: Iterator[Request]) -> Iterator[Asked]:
         with ExitStack() as at_end:
             for request, shards in look_ahead(
                 self._data, requests, self._window_shards, self._open, lambda samples: None, at_end
             ):
                 indexes, rows = (found.tolist() for found in self._data.locate(request.positions))
-                found = [(shards[n][row], self._data.files[n]) for n, row in zip(indexes, rows, strict=True)]
-                yield request, found
+                samples = [shards[index][row] for index, row in zip(indexes, rows, strict=True)]
+                yield request, self._compared(request, indexes, samples)
+
+    def _compared(self, request: Request, indexes: list[int], samples: list[StoredSample]) -> list[Encoded]:
+        """Samples of the shards of these `indexes`."""
+        shapes, compared = self._data.shapes_at(request.positions).tolist(), []
+        asked = zip(request.positions.tolist(), indexes, samples, shapes, strict=True)
+        for position, index, sample, (height, width) in asked:
+            error = None
+            try:
+                self._check.compare(position, sample.data, sample.damage)
+            except ImageError as wrong:
+                error = type(wrong)(wrong.path, wrong.reason)  # without what its traceback holds
+            assert isinstance(sample.data, bytes)
+            path = f"{self._data.files[index]}: sample {sample.id}"
+            compared.append(Encoded(path, sample.data, (height, width), error, self._data.channels))
+        return compared
 
     def _open(self, index: int) -> Mapping[int, StoredSample]:
         """The samples of shard `index` by their rows."""
         return self._data.read(index, partial(self._read_shard, index))
 
     def _read_shard(self, index: int, path: Path) -> Mapping[int, StoredSample]:
-        self.check.open_file(index)
+        self._check.open_file(index)
         if self._data.remote is not None and index in self._data.remote.parts:
             return self._data.remote.parts[index].read(path)
         samples = list(FORMATS[self._data.kind].read_shard(path))
@@ -210,16 +203,16 @@ class EncodedShards:
         check_index(self._data, index, [s.id for s in samples], [s.label for s in samples])
         return dict(enumerate(samples))
 
-    def _read_alone(self, request: Request) -> Samples:
+    def _read_alone(self, request: Request) -> list[Encoded]:
         """Each sample by its place in its shard; ValueError where another one lies there."""
         indexes, rows = self._data.locate(request.positions)
         found: dict[int, StoredSample] = {}
         for index in np.unique(indexes).tolist():
             self._read_from(index, np.flatnonzero(indexes == index), rows, found)
-        samples = [(found[slot], self._data.files[index]) for slot, index in enumerate(indexes.tolist())]
-        if [sample.id for sample, _ in samples] != self._data.ids[request.positions].tolist():
+        samples = [found[slot] for slot in range(len(indexes))]
+        if [sample.id for sample in samples] != self._data.ids[request.positions].tolist():
             raise ValueError("other samples")
-        return samples
+        return self._compared(request, indexes.tolist(), samples)
 
     def _read_from(
         self, index: int, slots: Positions, rows: Positions, found: dict[int, StoredSample]
@@ -245,10 +238,33 @@ class EncodedShards:
         while len(self._places) >= _KEPT_PLACES:
             del self._places[next(iter(self._places))]
         with self._data.held(index, with_index=True) as path:
-            self.check.open_file(index)
+            self._check.open_file(index)
             # of a part of a shard, too: its index is that of the shard
             whole = path.with_name(Path(self._data.whole.files[index]).name)
             places = FORMATS[self._data.kind].find_samples(whole)
         if len(places) != self._data.whole.shard_samples[index]:
             raise ValueError("an index of other samples")
         return places
+
+
+class ThreadsReader:
+    """Backend `webdataset`, and `pytorch` without worker processes: threads read, decode and resize.
+
+    What they call for that releases the interpreter's lock.
+    """
+
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        threads = spec.threads if data.kind == RAW else spec.workers
+        self._encoded = EncodedPictures(spec, data, threads)
+        self.random_access = self._encoded.random_access
+        self._filler = BatchFiller(data, crops, spec.batch_size, threads, spec.device)
+
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        """Yield one decoded batch per request."""
+        with closing(self._encoded.read(requests)) as asked:
+            yield from self._filler.fill_each(to_fill(*each) for each in asked)
+
+    def close(self) -> None:
+        """End the threads."""
+        self._filler.close()
+        self._encoded.pool.close()

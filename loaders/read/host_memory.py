@@ -31,7 +31,6 @@ from precache.storage.locks import lock
 
 _PREFIX = "precache-"
 _LOCK_S, _POLL_S = 20.0, 0.01
-_NO_EXEC = 0x8  # MFD_NOEXEC_SEAL, from Linux 6.3 on, where some systems insist on it
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -58,7 +57,9 @@ def share_memory(name: str, size_of: Callable[[int], int]) -> mmap.mmap | None:
         size = size_of(sum(promised.values()))
         if not size:
             return None
-        with _create(_PREFIX + name) as file:
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+        created = map(FileIO, map(os.memfd_create, (_PREFIX + name,), (flags,)), ("r+",))
+        with next(created) as file:  # by `map`: Ctrl-C could come before a descriptor is stored
             os.fchmod(file.fileno(), 0o600)
             os.ftruncate(file.fileno(), size)
             return _map(file)
@@ -88,19 +89,6 @@ def _find() -> Iterator[tuple[str, str, os.stat_result]]:
                 status = os.stat(path)
                 if status.st_uid == os.geteuid():
                     yield path, target.removeprefix("/memfd:").split(" ")[0], status
-
-
-def _create(name: str) -> FileIO:
-    """A new memory file, of which no descriptor is ever seen here: Ctrl-C could come before it is stored."""
-
-    def create(flags: int) -> FileIO:
-        flags |= os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        return next(map(FileIO, map(os.memfd_create, (name,), (flags,)), ("r+",)))
-
-    try:
-        return create(_NO_EXEC)
-    except OSError:
-        return create(0)
 
 
 def _map(file: FileIO) -> mmap.mmap:

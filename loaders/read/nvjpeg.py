@@ -121,7 +121,7 @@ class NvjpegReader:
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops, device: torch.device) -> None:
         self._data = data
-        self._encoded = EncodedPictures(spec, data)
+        self._encoded = EncodedPictures(spec, data, spec.workers)
         self.random_access = self._encoded.random_access
         self._crops = crops
         self._device = device

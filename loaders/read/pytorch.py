@@ -9,7 +9,7 @@ import gc
 import multiprocessing
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver.threads import Pool, begin_exit_with, of_dead_worker
+from loaders.deliver.threads import begin_exit_with, of_dead_worker
 from loaders.read import decoding
-from loaders.read.decoding import Encoded
-from loaders.read.filler import BatchFiller, Pictures, SharedBuffers
+from loaders.read.filler import BatchFiller, SharedBuffers
 from loaders.settings import LoaderSpec
 from precache.errors import SourceError
 
@@ -36,39 +35,8 @@ _KEPT_BUFFERS = 8  # batches that the caller and the loader hold; of more the me
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
     """A reader over `data`, a raw tree."""
     if spec.workers == 0:
-        return ThreadsReader(spec, data, crops)
+        return decoding.ThreadsReader(spec, data, crops)
     return ProcessesReader(spec, data, crops)
-
-
-class ThreadsReader:
-    """Decodes in threads: the decoder and the resizer release the interpreter lock."""
-
-    random_access = True
-
-    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        self._data = data
-        self._pool = Pool(max(1, spec.threads), "read")
-        self._filler = BatchFiller(data, crops, spec.batch_size, spec.threads, spec.device)
-
-    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
-        """Yield one decoded batch per request."""
-        return self._filler.fill_each(_pictures(self._data, request, self._pool.map) for request in requests)
-
-    def close(self) -> None:
-        """End the threads."""
-        self._filler.close()
-        self._pool.close()
-
-
-def _pictures(data: SplitData, request: Request, apply: Callable[..., Iterable[Encoded]] = map) -> Pictures:
-    """Those of a request, read by `apply`.
-
-    Raises:
-        SourceError: one cannot be read.
-    """
-    files = [data.files[position] for position in request.positions.tolist()]
-    pictures = [*apply(decoding.read, files)]
-    return Pictures(request, lambda slot: pictures[slot].decode(), decoding.shapes_of(pictures))
 
 
 class ProcessesReader:
@@ -221,7 +189,8 @@ class _RawTree(Dataset[Any]):
         memory = None if buffer is None or self._memory is None else self._memory[buffer]
         filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
         try:
-            batch = filler.fill(_pictures(self._data, request))
+            pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
+            batch = filler.fill(decoding.to_fill(request, pictures))
         except SourceError as error:  # it says nothing about the picture: not left out
             return buffer, error
         if memory is None or batch.refused:

@@ -12,10 +12,12 @@ have run such before: their readers stay open.
 import logging
 import os
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import islice
 from typing import Any, TypeAlias
 
 import cv2
@@ -28,18 +30,17 @@ from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import end_first, stop_check
 from loaders.read import BACKENDS
-from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Reading
 from precache.dataset.converted import open_dataset
-from precache.errors import DatasetError, ImageError, MissingDependencyError, SettingError, WorkerError
-from precache.packages import install_extra
+from precache.engines.ray import imported
+from precache.errors import DatasetError, ImageError, SettingError, WorkerError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
 """`images` and `refused` of a DecodedBatch."""
-NOTHING = Request(0, np.empty(0, np.int64))
-_MOST_OPEN = 4  # jobs of a process: those of loaders that are gone end when others come
+_NOTHING = Request(0, np.empty(0, np.int64))
+_MOST_OPEN = 4  # readers of a process: those of loaders that are gone end when others come
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,81 +73,47 @@ def decode(job: list[Any], request: Request) -> Decoded | Exception:
         job: Ray's reference to the Job, in a list: it is fetched once, not for each batch.
     """
     try:
-        opened = _open(job[0])
+        asked, batches = _open(job[0])
         if not len(request.positions):  # to see whether it would be decoded
             return np.empty(0, np.uint8), {}
-        batch = opened.decode(request)
+        # readers look one batch ahead: behind each comes an empty one, that they have something to look at
+        asked.extend((request, _NOTHING))
+        batch = next(batch for batch in batches if len(batch.images) or batch.refused)
     except Exception as error:
+        _open.cache_clear()  # a reader that has failed reads no more
         return error
     return batch.images.numpy(), dict(batch.refused)
 
 
-_opened: "OrderedDict[Any, _Opened]" = OrderedDict()
-
-
-def _open(reference: Any) -> "_Opened":
-    """The reader of a job, opened when it is first asked for."""
-    if reference not in _opened:
-        import ray
-
-        torch.set_num_threads(1)
-        cv2.setNumThreads(1)
-        opened = _Opened(ray.get(reference))
-        while len(_opened) >= _MOST_OPEN:
-            _opened.popitem(last=False)[1].close()
-        _opened[reference] = opened
-    _opened.move_to_end(reference)
-    return _opened[reference]
-
-
-class _Opened:
-    """The reader of a job; its files stay open from batch to batch.
+@lru_cache(_MOST_OPEN)
+def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
+    """What a job's reader is asked for, and its batches: its files stay open, its threads end with them.
 
     Raises:
         SettingError: the one who asks has other versions.
         DatasetError: what it is to read is not here.
     """
+    import ray
 
-    def __init__(self, job: Job) -> None:
-        with suppress(OSError):  # where there is no such folder, the path is not there either
-            os.chdir(job.folder)
-        _check_versions(job.versions)
-        _check_sees(job.data)
-        self._reader: Reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
-        self._asked: deque[Request] = deque()
-        self._batches: Iterator[DecodedBatch] | None = None
-
-    def decode(self, request: Request) -> DecodedBatch:
-        # readers look one batch ahead: behind each comes an empty one, that they have something to look at
-        self._asked.extend((request, NOTHING))
-        if self._batches is None:
-            self._batches = self._reader.read(iter(self._asked.popleft, None))
-        try:
-            return next(batch for batch in self._batches if len(batch.images) or batch.refused)
-        except BaseException:
-            self._leave()
-            raise
-
-    def close(self) -> None:
-        self._leave()
-        self._reader.close()
-
-    def _leave(self) -> None:
-        batches, self._batches = self._batches, None
-        self._asked.clear()
-        if batches is not None and (close := getattr(batches, "close", None)) is not None:
-            close()
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+    job: Job = ray.get(reference)
+    with suppress(OSError):  # where there is no such folder, the path is not there either
+        os.chdir(job.folder)
+    _check_versions(job.versions)
+    _check_sees(job.data)
+    asked: deque[Request] = deque()
+    reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
+    return asked, iter(reader.read(iter(asked.popleft, None)))
 
 
 def _check_versions(theirs: dict[str, str]) -> None:
     ours = versions()
-    for name in sorted(ours.keys() | theirs.keys()):
-        here, there = ours.get(name, "none"), theirs.get(name, "none")
-        if here != there:
-            raise SettingError(
-                f"engine 'ray': {name} is {here} on a node of the cluster and {there} here, so pixels would "
-                f"differ; install the same versions on every node"
-            )
+    for name, _ in sorted(ours.items() ^ theirs.items()):
+        raise SettingError(
+            f"engine 'ray': {name} is {ours.get(name, 'none')} on a node of the cluster and "
+            f"{theirs.get(name, 'none')} here, so pixels would differ; install the same versions on all nodes"
+        )
 
 
 def _check_sees(data: SplitData) -> None:
@@ -191,14 +158,6 @@ def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -
     return RayReader(backend, spec, data, crops)
 
 
-@dataclass(eq=False, slots=True)
-class _Asked:
-    """A request on its way, and what came of it."""
-
-    request: Request
-    answer: Decoded | Exception | None = None
-
-
 class RayReader:
     """Has nothing on the cluster but tasks: what is asked for is forgotten there with this object."""
 
@@ -207,59 +166,50 @@ class RayReader:
         fetches_few = data.remote is None or spec.shuffle == "full"  # as of the backend here
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
         self._workers = spec.reading.workers
-        self._data, self._crops = data, crops
-        self._buffers = None
-        if crops.size is not None:
-            samples = spec.batch_size * crops.views
-            self._buffers = BufferPool(samples, crops.size, spec.device, data.pixel_bytes)
+        self._data, self._device = data, spec.device
         self._ray = _connect()
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
         job = Job(os.getcwd(), backend, _for_task(backend, spec), data, crops, versions())
         self._job = [self._ray.put(job)]
-        first = _Asked(NOTHING)  # what no node can do is said now, not in the first epoch
-        self._wait({self._decode.remote(self._job, NOTHING): first})
-        if isinstance(first.answer, Exception):
-            raise first.answer
+        probe = self._decode.remote(self._job, _NOTHING)  # what no node can do is said now, not in an epoch
+        self._wait([probe])
+        self._answer(_NOTHING, probe)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
-        asked: deque[_Asked] = deque()
-        unsent: deque[_Asked] = deque()
-        # By Ray's reference to the answer. Who leaves lets go of them, and cancels nothing: Ray 2.60 ends the
+        asked: deque[Request] = deque()
+        # Ray's references to the answers. Who leaves lets go of them, and cancels nothing: Ray 2.60 ends the
         # whole program where a task that is cancelled answers at the same time.
-        pending: dict[Any, _Asked] = {}
+        sent: deque[Any] = deque()
+        running: list[Any] = []
         while True:
             while len(asked) < 2 * self._workers and (request := next(requests, None)) is not None:
-                asked.append(_Asked(request))
-                unsent.append(asked[-1])
+                asked.append(request)
             if not asked:
                 return
-            self._send(unsent, pending)
-            while asked[0].answer is None:
-                self._wait(pending)
-                self._send(unsent, pending)
-            yield self._batch(asked.popleft())
+            for request in islice(asked, len(sent), len(sent) + self._workers - len(running)):
+                sent.append(self._decode.remote(self._job, request))
+                running.append(sent[-1])
+            if sent[0] in running:
+                running = self._wait(running)
+            else:
+                yield self._answer(asked.popleft(), sent.popleft())
 
     def close(self) -> None:
         """Let go of what the cluster keeps of it."""
         self._job.clear()
 
-    def _send(self, unsent: deque[_Asked], pending: dict[Any, _Asked]) -> None:
-        while unsent and len(pending) < self._workers:
-            one = unsent.popleft()
-            pending[self._decode.remote(self._job, one.request)] = one
-
-    def _wait(self, pending: dict[Any, _Asked]) -> None:
-        """Take answers, until there is one.
+    def _wait(self, running: list[Any]) -> list[Any]:
+        """Those that have no answer yet, as soon as one has.
 
         Raises:
             WorkerError: nobody is there to answer.
         """
         check = stop_check()
         begun_s = seen_s = time.monotonic()
-        while not (ready := self._ray.wait(list(pending), timeout=_LOOK_S)[0]):
+        while len(left := self._ray.wait(running, timeout=_LOOK_S)[1]) == len(running):
             check()
             now_s = time.monotonic()
             nodes = self._ray.nodes()
@@ -275,35 +225,30 @@ class RayReader:
                     f"the Ray cluster has decoded nothing for {_PATIENCE_S:g} s: others use its CPUs; "
                     f"free some, or wait for them ('ray status' says who has them)"
                 )
-        for reference in ready:
-            one = pending.pop(reference)
-            try:
-                one.answer = self._ray.get(reference)
-            except self._ray.exceptions.RayTaskError as error:  # what `decode` meets, it returns
-                said = str(error).strip().splitlines()[-1]
-                raise WorkerError(
-                    f"workers on the Ray cluster fail to start ({said}); install precache[loaders,ray] "
-                    f"{versions()['precache']} on every node"
-                ) from error
-            except self._ray.exceptions.RayError as error:
-                positions = one.request.positions
-                batch = f", which begins with {self._data.file(int(positions[0]))}" if len(positions) else ""
-                raise WorkerError(
-                    f"{_MOST_DEATHS} workers on the Ray cluster died at the same batch{batch} "
-                    f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "
-                    f"('ray start --num-cpus'), or use a smaller batch_size"
-                ) from error
+        return left  # type: ignore[no-any-return]
 
-    def _batch(self, one: _Asked) -> DecodedBatch:
-        answer = one.answer
+    def _answer(self, request: Request, reference: Any) -> DecodedBatch:
+        try:
+            answer: Decoded | Exception = self._ray.get(reference)
+        except self._ray.exceptions.RayTaskError as error:  # what `decode` meets, it returns
+            said = str(error).strip().splitlines()[-1]
+            raise WorkerError(
+                f"workers on the Ray cluster fail to start ({said}); install precache[loaders,ray] "
+                f"{versions()['precache']} on every node"
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            positions = request.positions
+            batch = f", which begins with {self._data.file(int(positions[0]))}" if len(positions) else ""
+            raise WorkerError(
+                f"{_MOST_DEATHS} workers on the Ray cluster died at the same batch{batch} "
+                f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "
+                f"('ray start --num-cpus'), or use a smaller batch_size"
+            ) from error
         if isinstance(answer, Exception):
             raise answer
-        assert answer is not None
         pixels, refused = answer
         # copied: Ray's memory is read-only, not pinned, and needed for the next batches
-        images = torch.empty(pixels.shape, dtype=torch.uint8)
-        if self._buffers is not None:
-            images = self._buffers.take(len(pixels))
+        images = torch.empty(pixels.shape, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         np.copyto(images.numpy(), pixels)
         return DecodedBatch(images, refused)
 
@@ -317,12 +262,7 @@ def _for_task(backend: str, spec: LoaderSpec) -> LoaderSpec:
 
 def _connect() -> Any:
     """Ray, connected to a cluster that runs."""
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"engine 'ray' needs Ray; install it with '{install_extra('ray')}', on every node of the cluster"
-        ) from error
+    ray = imported()
     if not ray.is_initialized():
         try:
             ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)

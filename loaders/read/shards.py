@@ -25,11 +25,6 @@ _BATCHES_AHEAD = 2  # whose shards at a URL are fetched
 _OPEN_FILES = 256  # of two descriptors each: a process may have 1,024 by default, and others want some
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "ShardsReader":
-    """A reader over `data`, a folder of format `shards`."""
-    return ShardsReader(spec, data, crops)
-
-
 class ShardsReader:
     """Reads single samples at random, or shard after shard for `shuffle="window"` and False."""
 

@@ -15,11 +15,6 @@ from loaders.settings import LoaderSpec
 from precache.pictures.sizes import sides
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "SyntheticReader":
-    """A reader that makes one batch of noise on the loader's device and serves it again and again."""
-    return SyntheticReader(spec, data, crops)
-
-
 class SyntheticReader:
     """Holds one batch of noise on the loader's device."""
 

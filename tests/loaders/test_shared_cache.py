@@ -303,7 +303,7 @@ def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
         for asked in range(20 * IMAGES):
             yield Request(asked // IMAGES, np.array([asked % IMAGES]))
 
-    open_shards = partial(shards.open_reader, spec, data)
+    open_shards = partial(shards.ShardsReader, spec, data)
     with closing(cache.open_cached(open_shards, "shards", spec, data, crops, Lane(spec.device))) as reader:
         for number, batch in enumerate(reader.read(ask())):
             assert len(batch.images) == 1

@@ -172,7 +172,7 @@ class RankBatchSampler:
 
     def __init__(self, loader: "Loader", sampler: RankSampler) -> None:
         self.sampler = sampler
-        self.batch_size, self.drop_last = loader._order.batch_size, loader.drop_last
+        self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
@@ -181,11 +181,11 @@ class RankBatchSampler:
 
     def __iter__(self) -> Iterator[BatchPlace]:
         taken: list[int] = []
-        batches = None
+        requests: Iterator[Request] | None = None
         iteration = self._loader.__iter__()
         while (place := iteration.next_place()) is not None:
-            batches = batches or self._loader._order.batches(place[0])
-            yield BatchPlace(batches[place[1]].positions.tolist(), place, taken)
+            requests = requests or self._loader._order.batches(*place)
+            yield BatchPlace(next(requests).positions.tolist(), place, taken)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -297,7 +297,7 @@ class Loader(IterableDataset[Batch]):
     def batch_sampler(self) -> RankBatchSampler:
         """The batches of an iteration; Lightning calls its `sampler.set_epoch` ahead of each epoch."""
         epoch = self._coming if self._asked is None else self._asked.epoch
-        kind = InStoredOrder if self._order.epochs.kind == "none" else RankSampler
+        kind = RankSampler if self.spec.shuffle else InStoredOrder
         return RankBatchSampler(self, kind(self, epoch))
 
     def set_epoch(self, epoch: int) -> None:
@@ -569,9 +569,8 @@ def _read(source: Source, order: Order, place: Place) -> Iterator[Batch]:
 
     def ask() -> Iterator[Request]:
         epoch, start = place
-        while batches := order.batches(epoch):
-            for number in range(start, len(batches)):
-                yield batches[number]
+        while len(order):
+            yield from order.batches(epoch, start)
             epoch, start = epoch + 1, 0
 
     with source.lane.active():

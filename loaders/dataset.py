@@ -375,17 +375,10 @@ class SplitData:
         """Whether each picture has a size of its own."""
         return self.kind == RAW or self.shapes is not None
 
-    def served_size(self, size: Size | None) -> Size:
-        """What to serve if `size` was asked for; None: what `loaders.build` says."""
-        if size is not None:
-            return size
-        return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
-
-    def crop_ratio(self, size: Size | None, asked: float, served: Size | None = None) -> float:
-        """How much of the shorter side to serve if this, and `size`, were asked for; `served`: as what."""
-        if size is not None or self.kind == RAW:
+    def crop_ratio(self, asked: float, served: Size) -> float:
+        """How much of the shorter side to serve as `served`, a default, if this was asked for."""
+        if self.kind == RAW:
             return asked
-        served = self.served_size(None) if served is None else served
         return min(1.0, max(asked, min(sides(served)) / min(sides(self.size))))
 
     def warn_if_smaller(self, needed: Size, served: Size, *, enlarged: bool = True) -> None:
@@ -422,8 +415,11 @@ class SplitData:
 
 
 def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
-    """What to serve of several splits if `size` was asked for; None: the least of theirs."""
-    return min((part.served_size(size) for part in parts), key=sides)
+    """What to serve of these splits if `size` was asked for; None: what `loaders.build` says, the least."""
+    if size is not None:
+        return size
+    known = (part.size if isinstance(part.size, tuple) else min(part.size, DEFAULT_SIZE) for part in parts)
+    return min(known, key=sides)
 
 
 def open_split(

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from loaders.batch import Positions
 from loaders.dataset import SplitData
 from loaders.order import Epochs, Weights
-from loaders.settings import LoaderSpec, Sampling
+from loaders.settings import LoaderSpec, Sampling, Shuffle
 from precache.dataset.columns import Column
 from precache.errors import SettingError
 
@@ -143,23 +143,18 @@ def find_epochs(
     Raises:
         SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`.
     """
+    if spec.shuffle == "full" and not random_access:
+        raise SettingError(
+            f"shuffle 'full' needs random access, which {data.path} does not give; use 'window' or True"
+        )
+    best = "full" if random_access else "window"
+    kinds: dict[Shuffle, str] = {True: best, False: "none", "full": "full", "window": "window"}
     rows = None if data.part_of is None else data.part_of[1]
     return Epochs(
         shard_starts=data.shard_starts,
-        kind=_shuffle_kind(spec, random_access),
+        kind=kinds[spec.shuffle],
         seed=spec.seed,
         window_shards=data.window_shards(spec.reading.memory_bytes),
         chosen=None if rows is None else (rows, len(data.whole)),
         weights=weights,
     )
-
-
-def _shuffle_kind(spec: LoaderSpec, random_access: bool) -> str:
-    """`full`, `window` or `none`."""
-    if spec.shuffle is True:
-        return "full" if random_access else "window"
-    if spec.shuffle == "full" and not random_access:
-        raise SettingError(
-            f"shuffle 'full' needs random access, which {spec.path} does not give; use 'window' or True"
-        )
-    return "none" if spec.shuffle is False else spec.shuffle

@@ -16,7 +16,6 @@ from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
-from precache.storage.urls import Url
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
@@ -217,11 +216,11 @@ class LoaderSpec:
     Attributes:
         last: as of `Sampling`.
         dtype: as of `serving`.
+        served: the size that is served if no function says otherwise; 0 before the data has been opened.
         workers, threads: as of `reading`, as numbers; of engine `"ray"` those of this machine.
         The others are described by `loaders.build`.
     """
 
-    path: str | os.PathLike[str] | Url
     backend: str
     split: str
     batch_size: int
@@ -234,6 +233,7 @@ class LoaderSpec:
     world_size: int
     serving: Serving
     reading: Reading
+    served: Size = 0
     dtype: torch.dtype = field(init=False)
     workers: int = field(init=False)
     threads: int = field(init=False)

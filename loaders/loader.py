@@ -65,13 +65,12 @@ class Iteration(Iterator[Batch]):
         self._loader = loader
 
     def __next__(self) -> Batch:
-        loader = self._loader
         try:
-            loader._check_usable()
-            with loader._taking:
+            self._loader._check_usable()
+            with self._loader._taking:
                 if (place := self.next_place()) is None:
                     raise StopIteration
-                return loader.take(place)
+                return self._loader.take(place)
         except BaseException as error:
             self.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is

@@ -589,23 +589,13 @@ def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitDa
     positions = np.arange(len(data.ids)) if wanted is None else np.flatnonzero(wanted)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
-    few = (counts > 0) & (counts * _FEW <= np.array(data.whole.shard_samples))
-    folder = remote.mirror.folder
-    chosen = [
-        number
-        for number in np.flatnonzero(few).tolist()
-        if not (folder / remote.shards.file_name(number)).exists()
-    ]
-    if not chosen:
-        return data
+    few = (counts > 0) & (counts * _FEW <= data.whole.shard_samples)
     key = hashlib.sha256(data.ids[positions].tobytes()).hexdigest()[:16]
-    firsts = np.concatenate(([0], np.cumsum(counts)))  # positions ascend, and so do the shards
-    parts = {
-        number: ShardPart(f"{key}-", data.whole, number, rows[firsts[number] : firsts[number + 1]])
-        for number in chosen
-    }
-    files = list(data.files)
-    for number in chosen:
+    rows_of = np.split(rows, np.cumsum(counts)[:-1])  # positions ascend, and so do the shards
+    files, parts = list(data.files), {}
+    for number in np.flatnonzero(few).tolist():
         path = Path(files[number])
-        files[number] = str(path.with_name(f"{key}-{path.name}"))
+        if not path.exists():
+            files[number] = str(path.with_name(f"{key}-{path.name}"))
+            parts[number] = ShardPart(f"{key}-", data.whole, number, rows_of[number])
     return replace(data, files=tuple(files), remote=replace(remote, parts=parts))

@@ -34,8 +34,6 @@ _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
 _LOGGER = logging.getLogger(__name__)
 Source: TypeAlias = Pipeline | Converting | Mixture
-OpenSource: TypeAlias = Callable[[LoaderSpec], Source]
-"""Opens what serves as the settings say."""
 Place: TypeAlias = tuple[int, int]
 """Epoch and number of a batch."""
 
@@ -237,9 +235,9 @@ class Loader(IterableDataset[Batch]):
         parts: Sequence[SplitData],
         order: Order,
         source: Source,
-        open_source: OpenSource,
+        open_source: Callable[[LoaderSpec], Source],
     ) -> None:
-        """`parts`: each with the classes of all; `source`: what `open_source` gave for `spec`."""
+        """`parts`: each with the classes of all; `open_source` opens what serves by settings: `source`."""
         self.spec = spec
         self._path = " + ".join(str(part.path) for part in parts)
         self.classes = parts[0].classes

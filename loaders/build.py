@@ -2,8 +2,7 @@
 
 import math
 import os
-from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -132,7 +131,6 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     rank, world_size = find_ranks(ranks)
     nodes = find_nodes(ranks.per_node, world_size)
     spec = LoaderSpec(
-        path=" + ".join(map(str, path)) if isinstance(path, (list, tuple)) else path,
         backend=backend,
         split=split,
         batch_size=batch_size,
@@ -155,8 +153,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
     if not mixed and sampling.shares is not None:
         raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
-    specs = [replace(spec, path=one) for one in paths]
-    parts = [choose_samples(sampling, _open_split(one)) for one in specs]
+    parts = [choose_samples(sampling, _open_split(spec, one)) for one in paths]
     weights = find_weights(sampling, parts[0])
     if mixed:
         parts = unite_classes(parts)
@@ -165,8 +162,17 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         parts = [with_parts(parts[0], None if weights is None else weights > 0)]
 
     def open_source(spec: LoaderSpec) -> Pipeline | Converting | Mixture:
+        served, ratio = served_size(parts, spec.size), spec.serving.crop_ratio
+        if spec.size is None:
+            ratio = max(part.crop_ratio(ratio, served) for part in parts)
+        spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
         if mixed:
-            return _open_mixture(augment, spec, parts, lane)
+            with ExitStack() as opened:
+                pipelines = [
+                    opened.enter_context(closing(_open_pipeline(augment, spec, part, lane))) for part in parts
+                ]
+                opened.pop_all()
+            return Mixture(pipelines)
         if spec.last != "pad":  # more than there are samples are in no batch
             spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(parts[0]))))
         if precache is None:
@@ -176,7 +182,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     source = open_source(spec)
     try:
         access = [part.random_access for part in (source.parts if isinstance(source, Mixture) else [source])]
-        epochs = [find_epochs(*each, weights) for each in zip(specs, parts, access, strict=True)]
+        epochs = [find_epochs(spec, *each, weights) for each in zip(parts, access, strict=True)]
     except SettingError:
         source.close()
         raise
@@ -192,32 +198,17 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     return Loader(spec, parts, order, source, open_source)
 
 
-def _open_mixture(augment: Augment, spec: LoaderSpec, parts: Sequence[SplitData], lane: Lane) -> Mixture:
-    if isinstance(choose(augment), RandomAugmentation | None):  # a function alone knows the size it makes
-        size = served_size(parts, spec.size)
-        ratios = [part.crop_ratio(spec.size, spec.serving.crop_ratio, size) for part in parts]
-        spec = replace(spec, size=size, serving=replace(spec.serving, crop_ratio=max(ratios)))
-    with ExitStack() as opened:
-        pipelines = []
-        for part in parts:
-            pipelines.append(_open_pipeline(augment, spec, part, lane))
-            opened.callback(pipelines[-1].close)
-        opened.pop_all()
-    return Mixture(pipelines)
-
-
-def _open_split(spec: LoaderSpec) -> SplitData:
+def _open_split(spec: LoaderSpec, path: Path) -> SplitData:
     reading, cache = spec.reading, None
-    if is_url(spec.path):
+    if is_url(path):
         folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
         cache = Cache(bytes=reading.cache_bytes, **folder)
-    return open_split(spec.path, spec.split, skip_rejected=reading.on_error == "skip", cache=cache)
+    return open_split(path, spec.split, skip_rejected=reading.on_error == "skip", cache=cache)
 
 
 def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
     backend = choose_backend(spec.backend, data.kind, data.path)
-    _check_dtype(spec, data)
-    _check_batch(spec, data)
+    _check_fits(spec, data)
     scales = find_scales(spec.serving.normalize, data) if spec.dtype.is_floating_point else None
     crops, late, followed = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
@@ -237,9 +228,7 @@ def _open_converting(
 ) -> Converting:
     """The raw tree, and its shards in the same order, size and part."""
     conversion = Conversion(data, spec.split, folder, recipe, spec.rank)
-    size, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.serving.crop_ratio)
-    serving = replace(spec.serving, crop_ratio=ratio)
-    of_shards = replace(spec, backend="auto", shuffle="full", size=size, serving=serving)
+    of_shards = replace(spec, backend="auto", shuffle="full")
 
     def open_pipeline(part: SplitData) -> Pipeline:
         return _open_pipeline(augment, spec if part is data else of_shards, part, lane)
@@ -251,9 +240,14 @@ def _open_converting(
         raise
 
 
-def _check_batch(spec: LoaderSpec, data: SplitData) -> None:
-    """SettingError if so many pictures are more than this machine can hold."""
-    picture_bytes = math.prod(sides(data.served_size(spec.size))) * data.pixel_bytes * spec.serving.views
+def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
+    """SettingError for integers of another dtype than is stored, or more than this machine can hold."""
+    if not spec.dtype.is_floating_point and spec.dtype != STORED[data.dtype.itemsize]:
+        raise SettingError(
+            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
+            f"ask for dtype='{data.dtype}', or for a float as 'float32'"
+        )
+    picture_bytes = math.prod(sides(spec.served)) * data.pixel_bytes * spec.serving.views
     memory_bytes = free_memory()[1]
     most = memory_bytes // (_BATCHES * picture_bytes)
     if spec.batch_size > most:
@@ -270,7 +264,7 @@ def _augmentation(
 
     These follow a picture through all but what a function of the caller's does.
     """
-    served, ratio = data.served_size(spec.size), data.crop_ratio(spec.size, spec.serving.crop_ratio)
+    served, ratio = spec.served, spec.serving.crop_ratio
     stored = None if data.varies else data.size
     augmentation = choose(augment)
     if augmentation is None:
@@ -303,12 +297,3 @@ def _augmentation(
         return Crops(stored, stored), partial(augment_batch, augmentation, spec.seed, served), crops
     jitter = partial(augment_batch, augmentation, spec.seed, None) if augmentation.jitters else None
     return crops, jitter, crops
-
-
-def _check_dtype(spec: LoaderSpec, data: SplitData) -> None:
-    """SettingError if integers of another dtype than is stored are asked for."""
-    if not spec.dtype.is_floating_point and spec.dtype != STORED[data.dtype.itemsize]:
-        raise SettingError(
-            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
-            f"ask for dtype='{data.dtype}', or for a float as 'float32'"
-        )

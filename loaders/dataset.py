@@ -53,21 +53,6 @@ _FEW = 4  # a shard at a URL of which a quarter is needed is fetched whole
 _LOGGER = logging.getLogger(__name__)
 
 
-class ShardPaths(Sequence[str]):
-    """Paths of the files of shards, each made when it is asked for."""
-
-    def __init__(self, folder: Path, shards: ShardTable) -> None:
-        self._folder, self._shards = str(folder), shards
-
-    def __len__(self) -> int:
-        return len(self._shards)
-
-    def __getitem__(self, number: Any) -> Any:
-        if isinstance(number, slice):
-            return tuple(map(self.__getitem__, range(len(self))[number]))
-        return f"{self._folder}/{self._shards.file_name(range(len(self))[number])}"
-
-
 @dataclass(frozen=True, slots=True)
 class RemoteShards:
     """What is fetched for each shard of a split.
@@ -334,16 +319,14 @@ class SplitData:
 
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
-        targets = None if self.index is None else self.index.targets
-        if targets is None:
+        if self.index is None or (targets := self.index.targets) is None:
             return list(self.labels.tolist())
         return [targets.value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
         """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
         if self.shapes is not None:
-            shapes: Positions = self.shapes[positions].astype(np.int64)
-            return shapes
+            return self.shapes[positions].astype(np.int64)  # type: ignore[no-any-return]
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self.ids), 2))[positions]
 
     @property
@@ -361,13 +344,11 @@ class SplitData:
         Raises:
             ImageError: it is another.
         """
-        expected = sides(self.size) if self.shapes is None else tuple(self.shapes[position].tolist())
-        if expected != (height, width):
-            name = f"{self.file(position)}: sample {self.ids[position]}"
+        rows, columns = sides(self.size) if self.shapes is None else self.shapes[position].tolist()
+        if (rows, columns) != (height, width):
             raise ImageError(
-                name,
-                f"is {width}x{height}, expected {expected[1]}x{expected[0]}; "
-                f"run 'precache verify' on its folder",
+                f"{self.file(position)}: sample {self.ids[position]}",
+                f"is {width}x{height}, expected {columns}x{rows}; run 'precache verify' on its folder",
             )
 
     @property
@@ -375,17 +356,10 @@ class SplitData:
         """Whether each picture has a size of its own."""
         return self.kind == RAW or self.shapes is not None
 
-    def served_size(self, size: Size | None) -> Size:
-        """What to serve if `size` was asked for; None: what `loaders.build` says."""
-        if size is not None:
-            return size
-        return self.size if isinstance(self.size, tuple) else min(self.size, DEFAULT_SIZE)
-
-    def crop_ratio(self, size: Size | None, asked: float, served: Size | None = None) -> float:
-        """How much of the shorter side to serve if this, and `size`, were asked for; `served`: as what."""
-        if size is not None or self.kind == RAW:
+    def crop_ratio(self, asked: float, served: Size) -> float:
+        """How much of the shorter side to serve as `served`, a default, if this was asked for."""
+        if self.kind == RAW:
             return asked
-        served = self.served_size(None) if served is None else served
         return min(1.0, max(asked, min(sides(served)) / min(sides(self.size))))
 
     def warn_if_smaller(self, needed: Size, served: Size, *, enlarged: bool = True) -> None:
@@ -422,8 +396,11 @@ class SplitData:
 
 
 def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
-    """What to serve of several splits if `size` was asked for; None: the least of theirs."""
-    return min((part.served_size(size) for part in parts), key=sides)
+    """What to serve of these splits if `size` was asked for; None: what `loaders.build` says, the least."""
+    if size is not None:
+        return size
+    known = (part.size if isinstance(part.size, tuple) else min(part.size, DEFAULT_SIZE) for part in parts)
+    return min(known, key=sides)
 
 
 def open_split(
@@ -444,18 +421,16 @@ def open_split(
     if is_converted(path):
         return _converted(open_dataset(path), split)
     try:
-        there = path.exists()
-    except OSError as error:
-        raise DatasetError(f"{path}: cannot be opened ({error.strerror}); name another folder") from error
-    if not there:
-        raise DatasetError(
-            f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
-            f"convert' made of one{did_you_mean(path) or '; check the path'}"
-        )
-    try:
         scan = scan_tree(path)
     except SourceError as error:
-        if path.is_dir() and not isinstance(error.__cause__, OSError):  # it was read, and is something else
+        if isinstance(error.__cause__, OSError):  # who knows what is there
+            raise
+        if not path.exists():
+            raise DatasetError(
+                f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
+                f"convert' made of one{did_you_mean(path) or '; check the path'}"
+            ) from error
+        if path.is_dir():
             raise DatasetError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
                 f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"
@@ -477,7 +452,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         ids=index["ids"],
         labels=index["labels"],
         shard_samples=shards.samples,
-        files=ShardPaths(dataset.path, shards),
+        files=tuple(f"{dataset.path}/{shards.file_name(number)}" for number in range(len(shards))),
         shard_bytes=shards.bytes[:, 0],
         shards=shards,
         index=index,
@@ -614,23 +589,13 @@ def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitDa
     positions = np.arange(len(data.ids)) if wanted is None else np.flatnonzero(wanted)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
-    few = (counts > 0) & (counts * _FEW <= np.array(data.whole.shard_samples))
-    folder = remote.mirror.folder
-    chosen = [
-        number
-        for number in np.flatnonzero(few).tolist()
-        if not (folder / remote.shards.file_name(number)).exists()
-    ]
-    if not chosen:
-        return data
+    few = (counts > 0) & (counts * _FEW <= data.whole.shard_samples)
     key = hashlib.sha256(data.ids[positions].tobytes()).hexdigest()[:16]
-    firsts = np.concatenate(([0], np.cumsum(counts)))  # positions ascend, and so do the shards
-    parts = {
-        number: ShardPart(f"{key}-", data.whole, number, rows[firsts[number] : firsts[number + 1]])
-        for number in chosen
-    }
-    files = list(data.files)
-    for number in chosen:
+    rows_of = np.split(rows, np.cumsum(counts)[:-1])  # positions ascend, and so do the shards
+    files, parts = list(data.files), {}
+    for number in np.flatnonzero(few).tolist():
         path = Path(files[number])
-        files[number] = str(path.with_name(f"{key}-{path.name}"))
+        if not path.exists():
+            files[number] = str(path.with_name(f"{key}-{path.name}"))
+            parts[number] = ShardPart(f"{key}-", data.whole, number, rows_of[number])
     return replace(data, files=tuple(files), remote=replace(remote, parts=parts))

@@ -13,7 +13,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import index
-from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
 import torch
@@ -35,18 +34,16 @@ _TURNS = 8  # of two iterations of one loader, before it says what they cost
 _TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
 _LOGGER = logging.getLogger(__name__)
 Source: TypeAlias = Pipeline | Converting | Mixture
-OpenSource: TypeAlias = Callable[[LoaderSpec], Source]
-"""Opens what serves as the settings say."""
 Place: TypeAlias = tuple[int, int]
 """Epoch and number of a batch."""
 
 
-class _Asked(NamedTuple):
-    """Where the next iteration starts, by a call: `loaded` as a state, else by `set_epoch`."""
+class _Start(NamedTuple):
+    """Where the next iteration starts, and who says so: a `state`, `set_epoch` or nobody."""
 
     epoch: int
-    served: int
-    loaded: bool
+    served: int = 0
+    said_by: str = ""
 
 
 class Iteration(Iterator[Batch]):
@@ -67,7 +64,11 @@ class Iteration(Iterator[Batch]):
 
     def __next__(self) -> Batch:
         try:
-            return self._loader.take_next(self)
+            self._loader._check_usable()
+            with self._loader._taking:
+                if (place := self.next_place()) is None:
+                    raise StopIteration
+                return self._loader.take(place)
         except BaseException as error:
             self.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
@@ -77,11 +78,12 @@ class Iteration(Iterator[Batch]):
 
     def next_place(self) -> Place | None:
         """Epoch and number of the next batch; None: it has served the last one."""
+        loader = self._loader
         if not self.ended and self._number < 0:
-            self.epoch, self._number = self._loader.begin(self)
-        if not self.ended and self._number == len(self._loader):
+            self.epoch, self._number = loader.begin(self)
+        if not self.ended and self._number == len(loader):
             self.ended = True
-            self._loader.end()
+            loader._place = loader._next.epoch, 0
         if self.ended:
             return None
         self._number += 1
@@ -96,6 +98,8 @@ class SplitDataset(Dataset[Any]):
         class_to_idx: class name -> label.
     """
 
+    total_dataset_length = 0  # Accelerate need not cut anything off what it gathers of the last batch
+
     def __init__(self, loader: "Loader") -> None:
         self.classes, self.class_to_idx = loader.classes, loader.class_to_idx
         self._loader = loader
@@ -104,11 +108,6 @@ class SplitDataset(Dataset[Any]):
     def targets(self) -> list[Any]:
         """What each sample is labelled with, in stored order: an index, a number, or a list of them."""
         return [target for part in self._loader._parts for target in part.targets()]
-
-    @property
-    def total_dataset_length(self) -> int:
-        """0: Accelerate need not cut anything off what it gathers of the last batch."""
-        return 0
 
     def __len__(self) -> int:
         return sum(map(len, self._loader._parts))
@@ -172,7 +171,7 @@ class RankBatchSampler:
 
     def __init__(self, loader: "Loader", sampler: RankSampler) -> None:
         self.sampler = sampler
-        self.batch_size, self.drop_last = loader._order.batch_size, loader.drop_last
+        self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
         self._loader = loader
 
     def set_epoch(self, epoch: int) -> None:
@@ -181,11 +180,11 @@ class RankBatchSampler:
 
     def __iter__(self) -> Iterator[BatchPlace]:
         taken: list[int] = []
-        batches = None
+        requests: Iterator[Request] | None = None
         iteration = self._loader.__iter__()
         while (place := iteration.next_place()) is not None:
-            batches = batches or self._loader._order.batches(place[0])
-            yield BatchPlace(batches[place[1]].positions.tolist(), place, taken)
+            requests = requests or self._loader._order.batches(*place)
+            yield BatchPlace(next(requests).positions.tolist(), place, taken)
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -236,9 +235,9 @@ class Loader(IterableDataset[Batch]):
         parts: Sequence[SplitData],
         order: Order,
         source: Source,
-        open_source: OpenSource,
+        open_source: Callable[[LoaderSpec], Source],
     ) -> None:
-        """`parts`: each with the classes of all; `source`: what `open_source` gave for `spec`."""
+        """`parts`: each with the classes of all; `open_source` opens what serves by settings: `source`."""
         self.spec = spec
         self._path = " + ".join(str(part.path) for part in parts)
         self.classes = parts[0].classes
@@ -252,14 +251,13 @@ class Loader(IterableDataset[Batch]):
         self._left_out: set[str] = set()  # files of which a warning said so
         self._order = order
         self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
-        self._coming = 0  # the epoch of an iteration of which nothing is said
-        self._asked: _Asked | None = None
+        self._next = _Start(0)
         # the latest is last; no WeakSet: Python code of that is run as one goes
         self._begun: list[weakref.ref[Iteration]] = []
         self._resized = False
         self._ahead: Prefetch[Batch] | None = None
         self._ahead_place: Place = (0, 0)  # of the next batch that it gives
-        self._peeked: Batch | None = None  # that batch, where it was asked for its size
+        self._peeked: tuple[Place, Batch] | None = None  # the one before that, until it is served
         self._turns = 0
         self._closed = False
         self._taking = threading.RLock()  # again by a handler of signals, which may close it
@@ -277,10 +275,9 @@ class Loader(IterableDataset[Batch]):
         """Of the served pictures; where only a function of the caller's knows it, of the first batch."""
         if self._size is None and len(self):
             self._check_usable()
-            asked = self._asked
-            place = (self._coming, 0) if asked is None else (asked.epoch, asked.served % len(self))
+            place = self._next.epoch, self._next.served % len(self)
             with self._taking:
-                self._size = as_size(*self._next_at(place, take=False).images.shape[-2:])
+                self._size = as_size(*self._peek(place).images.shape[-2:])
         return served_size(self._parts, self.spec.size) if self._size is None else self._size
 
     @property
@@ -296,16 +293,14 @@ class Loader(IterableDataset[Batch]):
     @property
     def batch_sampler(self) -> RankBatchSampler:
         """The batches of an iteration; Lightning calls its `sampler.set_epoch` ahead of each epoch."""
-        epoch = self._coming if self._asked is None else self._asked.epoch
-        kind = InStoredOrder if self._order.epochs.kind == "none" else RankSampler
-        return RankBatchSampler(self, kind(self, epoch))
+        kind = RankSampler if self.spec.shuffle else InStoredOrder
+        return RankBatchSampler(self, kind(self, self._next.epoch))
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
         check_range("epoch", epoch, 0)
-        asked = self._asked
-        if asked is None or not asked.loaded or asked.epoch != epoch:
-            self._asked = _Asked(epoch, 0, loaded=False)
+        if self._next.said_by != "state" or self._next.epoch != epoch:
+            self._next = _Start(epoch, said_by="set_epoch")
 
     def set_size(self, size: Size) -> None:
         """Serve pictures of `size` from the next iteration on (progressive resizing), as of `loaders.build`.
@@ -340,24 +335,13 @@ class Loader(IterableDataset[Batch]):
         Raises:
             SettingError: no such sample is in the split.
         """
-        try:
-            sample_id = index(sample_id)
-        except TypeError:
-            raise SettingError(f"sample {sample_id!r}: an id is an integer, one of batch.ids") from None
-        try:
-            number = -1 if dataset is None else index(dataset)
-        except TypeError:
+        number = 0 if dataset is None and len(self._parts) == 1 else dataset
+        if number is None or number not in range(len(self._parts)):
             raise SettingError(
-                f"dataset {dataset!r}: a dataset is an integer, one of batch.fields['dataset']"
-            ) from None
-        if len(self._parts) > 1 and not 0 <= number < len(self._parts):
-            raise SettingError(
-                f"{self._path}: ids are those of {len(self._parts)} datasets; name one with dataset=, of "
-                f"batch.fields['dataset']"
+                f"dataset {dataset!r}: ids are those of one of {self._path}; give its number as dataset=, of "
+                f"batch.fields['dataset'], from 0 to {len(self._parts) - 1}"
             )
-        if len(self._parts) == 1 and dataset is not None and number != 0:
-            raise SettingError(f"dataset {number}: {self._path} is one dataset; leave dataset out")
-        return self._parts[number].path_of(sample_id)
+        return self._parts[index(number)].path_of(index(sample_id))
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batches served in it, and what they were served from: JSON values, the same on every rank.
@@ -368,11 +352,11 @@ class Loader(IterableDataset[Batch]):
         that take turns, what was served last.
         """
         epoch, served = self._place
-        asked, latest = self._asked, self._begun[-1]() if self._begun else None
-        if asked is not None:
-            runs = latest is not None and not latest.ended and latest.epoch == asked.epoch == epoch
-            if asked.loaded or not runs:  # else the call is about the iteration after this one
-                epoch, served = asked.epoch, asked.served
+        latest = self._begun[-1]() if self._begun else None
+        if self._next.said_by:
+            runs = latest is not None and not latest.ended and latest.epoch == self._next.epoch == epoch
+            if self._next.said_by == "state" or not runs:  # else it is said of the iteration after this one
+                epoch, served, _ = self._next
         size = {"size": self.spec.size} if self._resized else {}
         return {"epoch": epoch, "served_batches": served, **size, **self._identity()}
 
@@ -398,7 +382,7 @@ class Loader(IterableDataset[Batch]):
         if "size" in state:
             size = state["size"]
             self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
-        self._asked = _Asked(int(epoch or 0), int(served or 0), loaded=True)
+        self._next = _Start(int(epoch or 0), int(served or 0), "state")
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -423,12 +407,7 @@ class Loader(IterableDataset[Batch]):
     def __enter__(self) -> "Loader":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __reduce__(self) -> NoReturn:
@@ -448,48 +427,34 @@ class Loader(IterableDataset[Batch]):
 
     def begin(self, iteration: Iteration) -> Place:
         """Epoch and first batch of an iteration that begins."""
-        asked, self._asked = self._asked, None
-        self._place = (self._coming, 0) if asked is None else (asked.epoch, asked.served)
+        epoch, served, _ = self._next
+        self._place, self._next = (epoch, served), _Start(epoch + 1)
         self._begun = [*self._midway(), weakref.ref(iteration)]
-        self._coming = self._place[0] + 1
         return self._place
-
-    def end(self) -> None:
-        """An iteration has served its last batch."""
-        self._place = (self._coming, 0)
-
-    def take_next(self, iteration: Iteration) -> Batch:
-        """The next batch of that iteration; StopIteration behind the last."""
-        self._check_usable()
-        with self._taking:
-            if (place := iteration.next_place()) is None:
-                raise StopIteration
-            return self.take(place)
 
     def take(self, place: Place) -> Batch:
         """The batch of that epoch and number, ready for the current stream."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
-            batch = receive(self._next_at(place, take=True), self._source.lane.device)
+            batch = receive(self._peek(place), self._source.lane.device)
+            self._peeked = None
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
             # counted before it is handed out: a state taken in the loop body has it as served
             self._place = (place[0], place[1] + 1)
             return batch
 
-    def _next_at(self, place: Place, *, take: bool) -> Batch:
-        """The batch of that place; `take`: the one behind it is next then, else it is again."""
+    def _peek(self, place: Place) -> Batch:
+        """The batch of that place, which is the next one still."""
         self._check_usable()  # another thread may have closed it
         try:
-            ahead = self._ahead_at(place)
-            batch = self._peeked
-            if batch is None:
-                batch = self._peeked = next(ahead)
-            self._check_refused(batch)
-            if take:
+            peeked = self._peeked
+            if peeked is None or peeked[0] != place:
+                batch = next(self._ahead_at(place))
                 epoch, number = place
-                self._peeked = None
                 self._ahead_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
+                peeked = self._peeked = place, batch
+            self._check_refused(peeked[1])
         except (StopIteration, Ending) as ended:  # it has no end but that another thread closes it
             self._drop_ahead()
             self._check_usable()
@@ -499,7 +464,7 @@ class Loader(IterableDataset[Batch]):
         except BaseException:
             self._drop_ahead()
             raise
-        return batch
+        return peeked[1]
 
     def _ahead_at(self, place: Place) -> Prefetch[Batch]:
         """What reads ahead, of which the next batch is that of `place`."""
@@ -548,14 +513,11 @@ class Loader(IterableDataset[Batch]):
                 f"{os.getpid()}; build it in the process that uses it"
             )
 
-    def _digest(self) -> str:
-        """Of all that is served."""
-        digests = [part.digest for part in self._parts]
-        return digests[0] if len(digests) == 1 else hashlib.sha256(" ".join(digests).encode()).hexdigest()
-
     def _identity(self) -> dict[str, Any]:
+        digests = [part.digest for part in self._parts]
+        together = hashlib.sha256(" ".join(digests).encode()).hexdigest()
         return {
-            "dataset": self._digest(),
+            "dataset": digests[0] if len(digests) == 1 else together,
             "split": self.spec.split,
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
@@ -569,9 +531,8 @@ def _read(source: Source, order: Order, place: Place) -> Iterator[Batch]:
 
     def ask() -> Iterator[Request]:
         epoch, start = place
-        while batches := order.batches(epoch):
-            for number in range(start, len(batches)):
-                yield batches[number]
+        while len(order):
+            yield from order.batches(epoch, start)
             epoch, start = epoch + 1, 0
 
     with source.lane.active():

@@ -11,7 +11,7 @@ costs little, at most 65,536 samples, and what cannot be had otherwise: parts of
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any, TypeAlias
@@ -26,7 +26,6 @@ _FEW = 1 << 16  # samples that are shuffled as a list, of 0.5 MB
 _BLOCK = 1 << 17  # places of an order that are looked up at a time: a call for each batch would cost more
 _GAP = 1 << 17  # places between two of a mixture that are not looked up together
 _ROUNDS = 10  # 6 pass the tests of 1,000 samples, where hashes of 5 bits are the least random
-_CHUNK = 1 << 14  # a few arrays of it fit into a core's cache
 _FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _HALF = np.uint64(32)
 WINDOW_SHARDS = 8
@@ -34,30 +33,7 @@ WINDOW_SHARDS = 8
 _Words: TypeAlias = npt.NDArray[np.uint64]
 Weights: TypeAlias = npt.NDArray[np.float64]
 LookUp: TypeAlias = Callable[[Positions], Positions]
-"""The samples at some places of an epoch's order, int64 [n] each."""
-
-
-class Stored:
-    """The stored order."""
-
-    def at(self, places: Positions) -> Positions:
-        """The samples at `places`: int64 [n] each."""
-        return places
-
-
-class Listed:
-    """A permutation that is listed: int64 [n]."""
-
-    def __init__(self, order: Positions) -> None:
-        self._order = order
-
-    def at(self, places: Positions) -> Positions:
-        """As of `Stored`."""
-        return self._order[places]
-
-    def places_of(self, positions: Positions) -> Positions:
-        """Where the samples at `positions` come: int64 [n] each."""
-        return np.argsort(self._order)[positions]
+"""What tells the samples at some places of an epoch, int64 [n] each."""
 
 
 class KeyedPermutation:
@@ -94,70 +70,41 @@ class KeyedPermutation:
         return self._walk(positions, forward=False)
 
     def _walk(self, values: Positions, *, forward: bool) -> Positions:
-        out = np.empty(len(values), np.int64)
-        for start in range(0, len(values), _CHUNK):
-            part = self._permute(values[start : start + _CHUNK].astype(np.uint64), forward)
-            behind = np.flatnonzero(part >= self._count)
-            while len(behind):
-                again = part[behind] = self._permute(part[behind], forward)
-                behind = behind[again >= self._count]
-            out[start : start + _CHUNK] = part.view(np.int64)
-        return out
+        out = self._permute(values.astype(np.uint64), forward)
+        behind = np.flatnonzero(out >= self._count)
+        while len(behind):
+            again = out[behind] = self._permute(out[behind], forward)
+            behind = behind[again >= self._count]
+        return out.view(np.int64)
 
     def _permute(self, values: _Words, forward: bool) -> _Words:
         """Of 0 to rows * 2**bits - 1, through the network once."""
         row: _Words = values >> self._bits
         column = values & ((np.uint64(1) << self._bits) - np.uint64(1))
-        hashed, other = np.empty_like(values), np.empty_like(values)
         for number, key in self._rounds if forward else self._rounds[::-1]:
             of_row = number % 2 == 0  # is moved on
-            np.bitwise_xor(column if of_row else row, key, out=hashed)
-            np.multiply(hashed, _FACTORS[0], out=hashed)
-            np.right_shift(hashed, _HALF, out=other)
-            np.bitwise_xor(hashed, other, out=hashed)
-            np.multiply(hashed, _FACTORS[1], out=hashed)
-            np.right_shift(hashed, _HALF, out=hashed)
-            if of_row:
-                self._move(row, hashed, other, forward)
+            hashed = (column if of_row else row) ^ key
+            hashed *= _FACTORS[0]
+            hashed ^= hashed >> _HALF
+            hashed *= _FACTORS[1]
+            hashed >>= _HALF
+            if of_row:  # by 32 bits as a share of all rows; in a circle
+                hashed *= self._rows
+                hashed >>= _HALF
+                row = row + hashed if forward else row - hashed
+                # the lesser is the one that has not gone round 2**64
+                np.minimum(row, row - self._rows if forward else row + self._rows, out=row)
             else:
-                np.right_shift(hashed, _HALF - self._bits, out=hashed)
-                np.bitwise_xor(column, hashed, out=column)
-        np.left_shift(row, self._bits, out=row)
-        np.bitwise_or(row, column, out=row)
+                hashed >>= _HALF - self._bits
+                column ^= hashed
+        row <<= self._bits
+        row |= column
         return row
 
-    def _move(self, row: _Words, hashed: _Words, other: _Words, forward: bool) -> None:
-        """Add `hashed`, of 32 bits, as a share of all rows, or take it off again; in a circle.
 
-        The lesser of two is the one that has not gone round 2**64.
-        """
-        np.multiply(hashed, self._rows, out=hashed)
-        np.right_shift(hashed, _HALF, out=hashed)
-        if forward:
-            np.add(row, hashed, out=row)
-            np.subtract(row, self._rows, out=other)
-        else:
-            np.subtract(row, hashed, out=row)
-            np.add(row, self._rows, out=other)
-        np.minimum(row, other, out=row)
-
-
-def shuffled(count: int, seed: int, epoch: int, chosen: Positions | None = None) -> Listed | KeyedPermutation:
-    """A permutation of `count` samples, each place of which costs the same.
-
-    Args:
-        chosen: int64 [n], ascending: these alone, in the order that they have among all; it is listed.
-    """
-    key = (seed, epoch, _KEY_TAG)
-    drawn: Listed | KeyedPermutation = (
-        Listed(np.random.default_rng(key).permutation(count))
-        if count <= _FEW
-        else KeyedPermutation(count, key)
-    )
-    return drawn if chosen is None else Listed(np.argsort(drawn.places_of(chosen)))
-
-
-class Windows:
+def windows(
+    shard_starts: Positions, seed: int, epoch: int, window_shards: int, run: tuple[int, int]
+) -> LookUp:
     """Shards in random order, samples shuffled within windows of shards: one window is kept at a time.
 
     A window is a list, for whoever reads it holds its shards, too.
@@ -167,55 +114,52 @@ class Windows:
         window_shards: in a window, at most.
         run: first place, and the one behind the last, that may be asked for: windows begin and end with it.
     """
+    counts = np.diff(shard_starts)
+    filled = np.flatnonzero(counts)
+    shards = filled[np.random.default_rng((seed, epoch, _SHARDS_TAG)).permutation(len(filled))]
+    stops = np.cumsum(counts[shards])  # place behind each shard, in their order
+    first, last = np.searchsorted(stops, (run[0], run[1] - 1), side="right").tolist()
+    firsts = np.arange(first, last + 1, window_shards)  # shard of each window, in their order
+    starts = np.maximum((stops - counts[shards])[firsts], run[0])
 
-    def __init__(
-        self, shard_starts: Positions, seed: int, epoch: int, window_shards: int, run: tuple[int, int]
-    ) -> None:
-        counts = np.diff(shard_starts)
-        filled = np.flatnonzero(counts)
-        self._shards = filled[np.random.default_rng((seed, epoch, _SHARDS_TAG)).permutation(len(filled))]
-        self._stops = np.cumsum(counts[self._shards])  # place behind each shard, in their order
-        self._stored = shard_starts
-        self._key = (seed, epoch, _SAMPLES_TAG)
-        self._run = run
-        self._window_shards = window_shards
-        first, last = np.searchsorted(self._stops, (run[0], run[1] - 1), side="right").tolist()
-        self._firsts = np.arange(first, last + 1, window_shards)  # shard of each window, in their order
-        self._starts = self._bounds(self._firsts)[0]
-        self._window, self._samples = -1, np.empty(0, np.int64)
+    @lru_cache(maxsize=1)
+    def shuffled(window: int) -> Positions:
+        first = int(firsts[window])
+        samples = []
+        for number in range(first, min(first + window_shards, len(shards))):
+            stored = np.arange(shard_starts[shards[number]], shard_starts[shards[number] + 1])
+            before = stops[number] - len(stored)
+            samples.append(stored[max(run[0] - before, 0) : max(run[1] - before, 0)])
+        # a node's first shard may be the last one of another: its number tells their windows apart
+        return np.random.default_rng((seed, epoch, _SAMPLES_TAG, first, run[0])).permutation(
+            np.concatenate(samples)
+        )
 
-    def at(self, places: Positions) -> Positions:
-        """As of `Stored`."""
-        out = np.empty_like(places)
-        windows = np.searchsorted(self._starts, places, side="right") - 1
-        ends = np.flatnonzero(np.diff(windows, append=-1)) + 1
-        for start, stop in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            window = int(windows[start])
-            out[start:stop] = self._shuffled(window)[places[start:stop] - self._starts[window]]
-        return out
+    def at(places: Positions) -> Positions:
+        of_window = np.searchsorted(starts, places, side="right") - 1
+        cuts = np.flatnonzero(np.diff(of_window)) + 1
+        parts = zip(np.split(of_window, cuts), np.split(places, cuts), strict=True)
+        return np.concatenate([shuffled(int(window[0]))[part - starts[window[0]]] for window, part in parts])
 
-    def _bounds(self, numbers: Positions) -> tuple[Positions, Positions, Positions]:
-        """Of shards by their order, in the run: first places, those behind the last, first samples."""
-        stops, shards = self._stops[numbers], self._shards[numbers]
-        starts = stops - (self._stored[shards + 1] - self._stored[shards])
-        first = np.maximum(starts, self._run[0])
-        return first, np.minimum(stops, self._run[1]), self._stored[shards] + first - starts
-
-    def _shuffled(self, window: int) -> Positions:
-        """The samples of that window: int64 [n]."""
-        if window != self._window:
-            first = int(self._firsts[window])
-            numbers = np.arange(first, min(first + self._window_shards, len(self._shards)))
-            bounds = zip(*(part.tolist() for part in self._bounds(numbers)), strict=True)
-            samples = np.concatenate([np.arange(at, at + max(0, stop - start)) for start, stop, at in bounds])
-            # a node's first shard may be the last one of another: its number tells their windows apart
-            rng = np.random.default_rng((*self._key, first, self._run[0]))
-            self._window, self._samples = window, rng.permutation(samples)
-        return self._samples
+    return at
 
 
-Arrangement: TypeAlias = Stored | Listed | KeyedPermutation | Windows
-"""The order of one epoch in which each sample comes once."""
+def shuffled(count: int, key: tuple[int, ...], chosen: Positions | None = None) -> LookUp:
+    """A permutation of `count` samples, each place of which costs the same.
+
+    Args:
+        chosen: int64 [n], ascending: these alone, in the order that they have among all; it is listed.
+    """
+    if count > _FEW:
+        keyed = KeyedPermutation(count, key)
+        if chosen is None:
+            return keyed.at
+        listed = np.argsort(keyed.places_of(chosen))
+    else:
+        listed = np.random.default_rng(key).permutation(count)
+        if chosen is not None:
+            listed = np.argsort(np.argsort(listed)[chosen])
+    return lambda places: listed[places]
 
 
 def draw(weights: Weights, seed: int, epoch: int) -> Positions:
@@ -272,25 +216,22 @@ class Epochs:
         """Whether a sample may come again in one epoch."""
         return self.weights is not None
 
-    def arrangement(self, epoch: int, run: tuple[int, int] | None = None) -> Arrangement:
-        """Without weights; only places of `run`, from the first to behind the last, are asked for."""
+    def look_up(self, epoch: int, run: tuple[int, int] | None = None) -> LookUp:
+        """What tells the samples at places of `run`, from the first to behind the last; default: all."""
+        windows_of = self.shard_starts, self.seed, epoch, self.window_shards
+        if self.weights is not None:
+            listed = draw(self.weights, self.seed, epoch)
+            if self.kind == "window":
+                listed = gather_windows(listed, *windows_of)
+            elif self.kind == "none":
+                listed.sort()
+            return lambda places: listed[places]
         if self.kind == "none":
-            return Stored()
+            return lambda places: places
         if self.kind == "window":
-            return Windows(self.shard_starts, self.seed, epoch, self.window_shards, run or (0, self.samples))
-        positions, whole = self.chosen or (None, self.samples)
-        return shuffled(whole, self.seed, epoch, positions)
-
-    def look_up(self, epoch: int, run: tuple[int, int]) -> LookUp:
-        """What tells the samples at places of `run`."""
-        if self.weights is None:
-            return self.arrangement(epoch, run).at
-        drawn = draw(self.weights, self.seed, epoch)
-        if self.kind == "window":
-            drawn = gather_windows(drawn, self.shard_starts, self.seed, epoch, self.window_shards)
-        elif self.kind == "none":
-            drawn = np.sort(drawn)
-        return Listed(drawn).at
+            return windows(*windows_of, run or (0, self.samples))
+        positions, count = self.chosen or (None, self.samples)
+        return shuffled(count, (self.seed, epoch, _KEY_TAG), positions)
 
     def identity(self) -> dict[str, Any]:
         """What tells these from others of the same samples and seed, as plain JSON values."""
@@ -312,21 +253,14 @@ class MixedEpochs:
 
     parts: tuple[Epochs, ...]
     counts: tuple[int, ...]
-
-    @property
-    def kind(self) -> str:
-        """`none` where all parts are served in the stored order."""
-        return "none" if all(part.kind == "none" for part in self.parts) else "mixture"
+    repeats = True
 
     @property
     def samples(self) -> int:
-        """Of an epoch, without what fills up."""
+        """As of `Epochs`."""
         return sum(self.counts)
 
-    repeats = True
-    """As of `Epochs`."""
-
-    def look_up(self, epoch: int, run: tuple[int, int]) -> LookUp:
+    def look_up(self, epoch: int, _: object = None) -> LookUp:
         """As of `Epochs`; any place may be asked for."""
         starts = np.cumsum([0, *(part.samples for part in self.parts)]).tolist()
         streams = [
@@ -360,14 +294,14 @@ def _stream(part: Epochs, start: int, begin: int) -> LookUp:
     Args:
         start: what positions of the part begin with.
     """
-    arrangement = lru_cache(maxsize=1)(part.arrangement)
+    look_up = lru_cache(maxsize=1)(part.look_up)
 
     def at(numbers: Positions) -> Positions:
         epochs, places = np.divmod(begin + numbers, part.samples)
         positions = np.empty_like(places)
         for epoch in np.unique(epochs).tolist():
             rows = np.flatnonzero(epochs == epoch)
-            positions[rows] = arrangement(epoch).at(places[rows])
+            positions[rows] = look_up(epoch)(places[rows])
         return start + positions
 
     return at
@@ -390,7 +324,6 @@ def merge(counts: Sequence[int], start: int, stop: int) -> tuple[Positions, Posi
     return parts[order], numbers[order]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Order:
     """One rank's batches of any epoch: as many for each rank, none of them empty.
 
@@ -403,77 +336,75 @@ class Order:
     the nodes' parts, which differ by at most one sample, too. Of `window` and `none` each node then reads
     shards of its own, but for those at the two ends of its run; `full` takes samples from all.
 
-    Attributes:
+    Args:
         epochs: what all ranks serve.
         batch_size: of one rank.
         last: `partial`, `pad` or `drop`, see `global_sizes`.
         rank, world_size: which of how many processes; those of a node follow one another.
         nodes: how many machines, with as many ranks each.
-        span: places of an epoch from one batch of this rank to its next.
-        run: first place, and the one behind the last, of what this rank's node serves. What `drop` leaves out
-            is in the last node's; a node for which no sample is left has all, to fill up.
     """
 
-    epochs: Epochs | MixedEpochs
-    batch_size: int
-    last: str
-    rank: int = 0
-    world_size: int = 1
-    nodes: int = 1
-    span: int = field(init=False)
-    run: tuple[int, int] = field(init=False)
-    _whole: int = field(init=False)
-    _tail: tuple[int, ...] = field(init=False)  # the node's parts of the shorter batches
-
-    def __post_init__(self) -> None:
-        ranks = self.world_size // self.nodes
-        node, span = self.rank // ranks, self.batch_size * ranks
-        whole, tail = global_sizes(self.epochs.samples, span * self.nodes, self.last)
-        parts = [_part(size, node, self.nodes) for size in tail]
-        start = node * whole * span + sum(first for first, _ in parts)
-        own = tuple(stop - first for first, stop in parts)
-        stop = start + whole * span + sum(own)
-        if start == stop:
-            start, stop = 0, self.epochs.samples
-        elif node == self.nodes - 1:
-            stop = self.epochs.samples
-        values = {"span": span, "run": (start, stop), "_whole": whole, "_tail": own}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)
+    def __init__(
+        self,
+        epochs: Epochs | MixedEpochs,
+        batch_size: int,
+        last: str,
+        rank: int = 0,
+        world_size: int = 1,
+        nodes: int = 1,
+    ) -> None:
+        self.epochs, self._batch_size, self._nodes = epochs, batch_size, nodes
+        self._ranks = world_size // nodes
+        node, self._local = divmod(rank, self._ranks)
+        self._least = self._ranks * (batch_size if last == "pad" else 1)  # samples of a node's batch
+        self._span = batch_size * self._ranks  # places from one batch of this rank to its next
+        self._whole, tail = global_sizes(epochs.samples, self._span * nodes, last)
+        parts = [_part(size, node, nodes) for size in tail]
+        start = node * self._whole * self._span + sum(first for first, _ in parts)
+        self._tail = [stop - first for first, stop in parts]  # the node's parts of the shorter batches
+        stop = start + self._whole * self._span + sum(self._tail)
+        if start == stop:  # for which no sample is left: it has all, to fill up
+            start, stop = 0, epochs.samples
+        elif node == nodes - 1:  # has what `drop` leaves out, too
+            stop = epochs.samples
+        self._run = start, stop  # of the node
 
     def __len__(self) -> int:
         return self._whole + len(self._tail)
 
-    def places(self, number: int) -> tuple[Positions, int]:
+    def _places(self, number: int) -> tuple[Positions, int]:
         """Of batch `number`: places of what this rank serves, int64 [n], and how many at the end fill up."""
-        ranks = self.world_size // self.nodes
-        start, local = self.run[0], self.rank % ranks
+        start, stop = self._run
         if number < self._whole:
-            start += number * self.span + local * self.batch_size
-            return np.arange(start, start + self.batch_size), 0
+            start += number * self._span + self._local * self._batch_size
+            return np.arange(start, start + self._batch_size), 0
         before, size = self._tail[: number - self._whole], self._tail[number - self._whole]
-        least = ranks * (self.batch_size if self.last == "pad" else 1)
-        first, stop = _part(max(least, size), local, ranks)
-        places = np.arange(first, stop)
-        filled = sum(max(0, least - other) for other in before)
-        again = start + (filled + places - size) % (self.run[1] - start)
-        places += start + self._whole * self.span + sum(before)
-        padding = min(stop - first, max(0, stop - size))
-        places[len(places) - padding :] = again[len(places) - padding :]
-        return places, padding
+        places = np.arange(*_part(max(self._least, size), self._local, self._ranks))
+        filled = sum(max(0, self._least - other) for other in before)
+        again = start + (filled + places - size) % (stop - start)
+        behind = places >= size
+        places += start + self._whole * self._span + sum(before)
+        return np.where(behind, again, places), int(behind.sum())
 
     def rank_samples(self) -> int:
         """How many samples this rank serves, those that fill up too."""
-        shorter = sum(len(self.places(number)[0]) for number in range(self._whole, len(self)))
-        return self._whole * self.batch_size + shorter
+        shorter = sum(len(self._places(number)[0]) for number in range(self._whole, len(self)))
+        return self._whole * self._batch_size + shorter
 
-    def batches(self, epoch: int) -> "Batches":
-        """What to ask for, batch by batch, in `epoch`."""
-        return Batches(self, epoch)
+    def batches(self, epoch: int, start: int = 0) -> Iterator[Request]:
+        """What to ask for in `epoch`, from batch `start` on; those before it cost nothing."""
+        look_up = self.epochs.look_up(epoch, self._run)
+        most = max(1, _BLOCK // self._span)
+        for first in range(start, len(self), most):
+            asked = [self._places(number) for number in range(first, min(first + most, len(self)))]
+            positions, at = look_up(np.concatenate([places for places, _ in asked])), 0
+            for places, padding in asked:
+                part = positions[at : (at := at + len(places))]
+                yield Request(epoch, part, padding, places if self.epochs.repeats else None)
 
     def identity(self) -> dict[str, Any]:
         """What tells this order from others of the same samples, seed and batches, as plain JSON values."""
-        return {**self.epochs.identity(), "nodes": self.nodes}
+        return {**self.epochs.identity(), "nodes": self._nodes}
 
 
 def _part(size: int, number: int, parts: int) -> tuple[int, int]:
@@ -481,42 +412,6 @@ def _part(size: int, number: int, parts: int) -> tuple[int, int]:
     each, more = divmod(size, parts)
     start = number * each + min(number, more)
     return start, start + each + (number < more)
-
-
-class Batches:
-    """One rank's batches of an epoch, each computed when it is asked for, with some that follow it.
-
-    Any may be asked for first: those before it cost nothing.
-    """
-
-    def __init__(self, order: Order, epoch: int) -> None:
-        self._order, self._epoch = order, epoch
-        self._look_up = order.epochs.look_up(epoch, order.run)
-        self._first, self._block = 0, list[Request]()
-
-    def __len__(self) -> int:
-        return len(self._order)
-
-    def __iter__(self) -> Iterator[Request]:
-        return (self[number] for number in range(len(self)))
-
-    def __getitem__(self, number: int) -> Request:
-        if not 0 <= number < len(self):
-            raise IndexError(number)
-        if not self._first <= number < self._first + len(self._block):
-            self._first, self._block = number, self._compute(number)
-        return self._block[number - self._first]
-
-    def _compute(self, first: int) -> list[Request]:
-        numbers = range(first, min(first + max(1, _BLOCK // self._order.span), len(self)))
-        asked = [self._order.places(number) for number in numbers]
-        positions = self._look_up(np.concatenate([places for places, _ in asked]))
-        requests, start = [], 0
-        for places, padding in asked:
-            part = slice(start, start := start + len(places))
-            again = places if self._order.epochs.repeats else None
-            requests.append(Request(self._epoch, positions[part], padding, again))
-        return requests
 
 
 def global_sizes(samples: int, global_size: int, last: str) -> tuple[int, list[int]]:

@@ -1,6 +1,7 @@
 """Which samples of a split are served, how often, and in which order, as `loaders.build` was told."""
 
 from collections.abc import Iterable
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy.typing as npt
 from loaders.batch import Positions
 from loaders.dataset import SplitData
 from loaders.order import Epochs, Weights
-from loaders.settings import LoaderSpec, Sampling
+from loaders.settings import LoaderSpec, Sampling, Shuffle
 from precache.dataset.columns import Column
 from precache.errors import SettingError
 
@@ -24,13 +25,13 @@ def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
     """
     if sampling.classes is None and sampling.subset is None:
         return data
-    chosen = None
+    found = []
     if sampling.classes is not None:
-        chosen = _among(data.labels, _labels(sampling.classes, data))
+        found.append(_among(data.labels, _labels(sampling.classes, data)))
     if sampling.subset is not None:
-        in_subset = _ids(sampling.subset, data)
-        chosen = in_subset if chosen is None else np.intersect1d(chosen, in_subset, assume_unique=True)
-    if chosen is None or not len(chosen):
+        found.append(_ids(sampling.subset, data))
+    chosen = reduce(np.intersect1d, found)
+    if not len(chosen):
         names = [name for name in ("classes", "subset") if getattr(sampling, name) is not None]
         raise SettingError(f"{' and '.join(names)}: no sample of this split of {data.path} matches")
     return data.select(chosen)
@@ -143,23 +144,18 @@ def find_epochs(
     Raises:
         SettingError: the backend cannot serve it, or it cannot be had within `memory_bytes`.
     """
+    if spec.shuffle == "full" and not random_access:
+        raise SettingError(
+            f"shuffle 'full' needs random access, which {data.path} does not give; use 'window' or True"
+        )
+    best = "full" if random_access else "window"
+    kinds: dict[Shuffle, str] = {True: best, False: "none", "full": "full", "window": "window"}
     rows = None if data.part_of is None else data.part_of[1]
     return Epochs(
         shard_starts=data.shard_starts,
-        kind=_shuffle_kind(spec, random_access),
+        kind=kinds[spec.shuffle],
         seed=spec.seed,
         window_shards=data.window_shards(spec.reading.memory_bytes),
         chosen=None if rows is None else (rows, len(data.whole)),
         weights=weights,
     )
-
-
-def _shuffle_kind(spec: LoaderSpec, random_access: bool) -> str:
-    """`full`, `window` or `none`."""
-    if spec.shuffle is True:
-        return "full" if random_access else "window"
-    if spec.shuffle == "full" and not random_access:
-        raise SettingError(
-            f"shuffle 'full' needs random access, which {spec.path} does not give; use 'window' or True"
-        )
-    return "none" if spec.shuffle is False else spec.shuffle

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, Literal, TypeAlias
@@ -16,15 +17,11 @@ from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
-from precache.storage.urls import Url
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
 Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
 CROP_RATIO = 0.875  # 224 of 256, as ImageNet is validated
-LEAST_CROP_RATIO = 0.01
-NORMALIZE_NAMES = ("dataset", "imagenet")
-MAX_VIEWS = 64
 _LEAST = {"workers": 0, "threads": 1, "memory_bytes": 1, "cache_bytes": 1}
 _CHOICES = {
     "check": ("always", "first-read", "never"),
@@ -131,12 +128,24 @@ class Serving:
     views: int = 1
 
     def __post_init__(self) -> None:
-        is_number = isinstance(self.crop_ratio, (int, float)) and not isinstance(self.crop_ratio, bool)
-        if not (is_number and LEAST_CROP_RATIO <= self.crop_ratio <= 1):
-            raise SettingError(f"crop_ratio must be from {LEAST_CROP_RATIO} to 1, got {self.crop_ratio!r}")
+        ratio: object = self.crop_ratio
+        if isinstance(ratio, bool) or not (isinstance(ratio, (int, float)) and 0.01 <= ratio <= 1):
+            raise SettingError(f"crop_ratio must be from 0.01 to 1, got {ratio!r}")
         find_dtype(self.dtype)
-        _check_normalize(self.normalize)
-        check_range("views", self.views, 1, MAX_VIEWS)
+        check_range("views", self.views, 1, 64)
+        if isinstance(self.normalize, str):
+            check_choice("normalize", self.normalize, ("dataset", "imagenet"))
+        elif self.normalize is not None:
+            try:
+                mean, std = (tuple(map(float, numbers_of(part))) for part in self.normalize)
+            except (TypeError, ValueError):
+                mean, std = (), ()
+            finite = all(map(math.isfinite, (*mean, *std)))
+            if not (mean and len(mean) == len(std) and finite and min(std) > 0):
+                raise SettingError(
+                    f"normalize must be 'imagenet', 'dataset', None or (mean, std), a number for each "
+                    f"channel, of pixels from 0 to 1, std above 0; got {self.normalize!r}"
+                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -217,11 +226,11 @@ class LoaderSpec:
     Attributes:
         last: as of `Sampling`.
         dtype: as of `serving`.
+        served: the size that is served if no function says otherwise; 0 before the data has been opened.
         workers, threads: as of `reading`, as numbers; of engine `"ray"` those of this machine.
         The others are described by `loaders.build`.
     """
 
-    path: str | os.PathLike[str] | Url
     backend: str
     split: str
     batch_size: int
@@ -234,6 +243,7 @@ class LoaderSpec:
     world_size: int
     serving: Serving
     reading: Reading
+    served: Size = 0
     dtype: torch.dtype = field(init=False)
     workers: int = field(init=False)
     threads: int = field(init=False)
@@ -249,23 +259,6 @@ class LoaderSpec:
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
         for name, asked in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
-
-
-def _check_normalize(asked: object) -> None:
-    """SettingError if this is nothing that images are normalised with."""
-    if isinstance(asked, str):
-        check_choice("normalize", asked, NORMALIZE_NAMES)
-    elif asked is not None:
-        try:
-            mean, std = (tuple(map(float, numbers_of(part))) for part in asked)  # type: ignore[attr-defined]
-        except (TypeError, ValueError):
-            mean, std = (), ()
-        finite = all(map(math.isfinite, (*mean, *std)))
-        if not (mean and len(mean) == len(std) and finite and min(std) > 0):
-            raise SettingError(
-                f"normalize must be 'imagenet', 'dataset', None or (mean, std), a number for each channel, "
-                f"of pixels from 0 to 1, std above 0; got {asked!r}"
-            )
 
 
 def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
@@ -284,18 +277,13 @@ def find_ranks(asked: Ranks) -> tuple[int, int]:
         return asked.rank, asked.world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return _ranks_of_ray_train() or (0, 1)
-
-
-def _ranks_of_ray_train() -> tuple[int, int] | None:
-    """Those of the worker of Ray Train that this is, if it is one, without `torch.distributed`."""
-    train = sys.modules.get("ray.train")  # imported by who runs such a worker
-    try:
-        context = None if train is None else train.get_context()
-        ranks = None if context is None else (context.get_world_rank(), context.get_world_size())
-        return None if ranks is None or None in ranks else ranks
-    except (RuntimeError, AttributeError):  # it is not a worker; or it is still importing that module
-        return None
+    # a worker of Ray Train has imported that; else there is none, or it is still being imported
+    with suppress(KeyError, RuntimeError, AttributeError):
+        context = sys.modules["ray.train"].get_context()
+        ranks = context.get_world_rank(), context.get_world_size()
+        if None not in ranks:
+            return ranks
+    return 0, 1
 
 
 def find_nodes(per_node: int | None, world_size: int) -> int:

@@ -92,7 +92,7 @@ class Pipeline:
     ) -> None:
         self.data, self.lane = data, lane
         self.random_access = reader.random_access
-        self.size = None if isinstance(late, CheckedFunction) else data.served_size(spec.size)
+        self.size = None if isinstance(late, CheckedFunction) else spec.served
         self._dtype, self._views = spec.dtype, spec.serving.views
         self._stored = STORED[data.dtype.itemsize]
         self._reader, self._fields = reader, Fields(data, spec, followed)

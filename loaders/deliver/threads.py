@@ -170,18 +170,11 @@ def _interrupt_soon() -> None:
         _thread.interrupt_main()
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    future: "Future[Any]"
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-
-
 class Pool:
     """Threads that do what they are given, in that order; they end with the pool."""
 
     def __init__(self, threads: int, name: str) -> None:
-        self._tasks: SimpleQueue[Any] = SimpleQueue()
+        self._tasks: SimpleQueue[Any] = SimpleQueue()  # a tuple each; anything else wakes a thread
         gone = weakref.ref(self, self._tasks.put)  # wakes a thread, which wakes the next
         self._threads = [
             EndingThread(_work, (self._tasks, gone), self._tasks, f"{name}_{number}", helps=True)
@@ -197,7 +190,7 @@ class Pool:
             while self._unstarted:
                 self._unstarted.popleft().start()
         future: Future[T] = Future()
-        self._tasks.put(_Task(future, function, arguments))
+        self._tasks.put((future, function, arguments))
         return future
 
     def map(self, function: Callable[[Any], T], values: Iterable[Any]) -> list[T]:
@@ -208,35 +201,28 @@ class Pool:
     def close(self) -> None:
         """End the threads; what they have not begun is cancelled."""
         end_threads(self._threads)
-        _cancel(self._tasks)
+        with suppress(Empty):
+            while True:
+                if isinstance(task := self._tasks.get_nowait(), tuple):
+                    task[0].cancel()
+                    task[0].set_running_or_notify_cancel()  # or `wait` would not see it
 
 
 def _work(thread: EndingThread, tasks: "SimpleQueue[Any]", gone: "weakref.ref[Pool]") -> None:
     while not thread.stopping:
         task = tasks.get()
-        if not isinstance(task, _Task):  # the pool is gone, or one of the threads stops
+        if not isinstance(task, tuple):  # the pool is gone, or one of the threads stops
             if gone() is None or thread.stopping or _exiting:  # it may have been for one that stops
                 break
             continue
-        if task.future.set_running_or_notify_cancel():
+        future, function, arguments = task
+        if future.set_running_or_notify_cancel():
             try:
-                result = task.function(*task.arguments)
+                future.set_result(function(*arguments))
             except BaseException as error:
-                task.future.set_exception(error)
-            else:
-                task.future.set_result(result)
-                del result
-        del task  # or what it holds would be held until there is another one
+                future.set_exception(error)
+        del task, future, function, arguments  # or what they hold would be held until there is another one
     tasks.put(None)  # for the next thread
-
-
-def _cancel(tasks: "SimpleQueue[Any]") -> None:
-    with suppress(Empty):
-        while True:
-            task = tasks.get_nowait()
-            if isinstance(task, _Task):
-                task.future.cancel()
-                task.future.set_running_or_notify_cancel()  # or `wait` would not see it
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,18 +357,14 @@ def _end_all() -> None:
             thread.ask_to_stop()
         deadline = time.monotonic() + most_s
         for thread in ending:
-            _wait_for(thread, deadline)
+            while not thread.has_ended() and (left_s := deadline - time.monotonic()) > 0:
+                with suppress(KeyboardInterrupt):  # the program ends as it is, and soon
+                    thread.wait(left_s)
     if left := [thread.name for thread in running if not thread.has_ended()]:
         _LOGGER.warning(
             "the program ends while %d threads of a loader are still reading: they did not stop within %g s "
             "(%s); check the disk or network of the data", len(left), _READERS_S + _HELPERS_S, ", ".join(left)
         )  # fmt: skip
-
-
-def _wait_for(thread: EndingThread, deadline: float) -> None:
-    while not thread.has_ended() and (left_s := deadline - time.monotonic()) > 0:
-        with suppress(KeyboardInterrupt):  # the program ends as it is, and soon
-            thread.wait(left_s)
 
 
 atexit.register(_end_all)

@@ -46,7 +46,6 @@ from precache.formats.base import Format, Places, Sample, StoredSample, open_sha
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
-from precache.storage import is_cached
 from precache.storage.output import OutputFile, write_beside
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
@@ -215,14 +214,21 @@ class ShardFile:
         for start in range(0, file_bytes, _PROBED_BYTES):
             stop = min(start + _PROBED_BYTES, file_bytes)
             # not its ends: opening the file brought in those of the file
-            if not is_cached(self.descriptor, (start + stop) // 2):
+            if not self._is_cached((start + stop) // 2):
                 for place in range(start, stop, _CHUNK_BYTES):
                     self._read_some(chunk, place)
 
     def is_cached(self, sample: int) -> bool:
         """Whether the middle of picture `sample` is in the system's cache."""
         start, picture_bytes = self._place(sample)
-        return is_cached(self.descriptor, start + picture_bytes // 2)
+        return self._is_cached(start + picture_bytes // 2)
+
+    def _is_cached(self, start: int) -> bool:
+        """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
+        try:
+            return os.preadv(self.descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
+        except (AttributeError, OSError):  # no such call, or it would wait
+            return False
 
     def will_need(self, sample: int) -> None:
         """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
@@ -236,7 +242,7 @@ class ShardFile:
         Where its middle is not cached, nothing: the disk is not asked for what nobody needs yet.
         """
         content = self._mapped  # held: another thread may close the file meanwhile
-        if sys.platform == "linux" and len(content) and is_cached(self.descriptor, len(content) // 2):
+        if sys.platform == "linux" and len(content) and self._is_cached(len(content) // 2):
             address, count = content.ctypes.data, content.nbytes
             # of ctypes, which lets other threads run; an error is one of a system that does without
             ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _MADV_POPULATE_READ)

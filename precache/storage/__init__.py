@@ -137,14 +137,6 @@ def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
     raise OSError(errno.EINVAL, "is not a regular file with one name", os.fspath(path))
 
 
-def is_cached(descriptor: int, start: int) -> bool:
-    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
-    try:
-        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
-    except (AttributeError, OSError):  # no such call, or it would wait
-        return False
-
-
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a file for writing that appears at `path`, durable, only if the block ends well.

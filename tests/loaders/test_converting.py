@@ -99,6 +99,18 @@ def test_shards_take_the_place_of_the_tree_once_they_are_finished(
         loader.close()
 
 
+def test_a_function_returns_what_size_it_likes_of_the_tree_and_of_its_shards(
+    tree: Path, folder: Path
+) -> None:
+    def cut(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+        return images[:, :20, :20]
+
+    for _ in range(2):
+        with build_loader(tree, precache=folder, recipe=RECIPE, workers=1, augment=cut) as loader:
+            assert next(iter(loader)).images.shape[2:] == (20, 20)
+            wait_for(folder)
+
+
 def test_an_image_dataset_changes_over_in_the_workers_of_a_dataloader(tree: Path, folder: Path) -> None:
     dataset = loaders.ImageDataset(tree, decode="tensor", precache=folder, recipe=RECIPE)
     labels = dataset.targets

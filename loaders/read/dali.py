@@ -39,18 +39,6 @@ _Box = tuple[npt.NDArray[Any], ...]
 crops, (y, x) where it starts and its (height, width), int32, and whether it is mirrored."""
 
 
-def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader":
-    """A reader over `data`: a raw tree, or a folder of format `dali` or `webdataset`."""
-    try:
-        import nvidia.dali  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the build "
-            f"that 'precache doctor' names"
-        ) from error
-    return DaliReader(spec, data, crops)
-
-
 _Asked: TypeAlias = tuple[Request, list[Encoded], dict[int, ImageError]]
 """A batch on its way through the pipeline, and why pictures were kept from it, by their numbers."""
 _BLACK = np.frombuffer(b"P6 1 1 255\n\0\0\0", np.uint8)  # PPM, of one pixel
@@ -60,6 +48,13 @@ class DaliReader:
     """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        try:
+            import nvidia.dali  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the "
+                f"build that 'precache doctor' names"
+            ) from error
         self._spec = spec
         self._data = data
         self._crops = crops

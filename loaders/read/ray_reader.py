@@ -26,7 +26,7 @@ import torch
 
 import precache
 from loaders.augment.cpu import Crops, torch_is_fast
-from loaders.batch import DecodedBatch, Reader, Request
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import end_first, stop_check
 from loaders.read import BACKENDS
@@ -141,8 +141,8 @@ _NO_NODE_S = 10.0  # without any node that could
 _PATIENCE_S = 300.0  # for an answer, on a cluster that others use
 
 
-def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
-    """A reader over `data` whose pictures `backend` decodes on other machines.
+class RayReader:
+    """Reads with `backend`; has nothing on the cluster but tasks, forgotten there with this object.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -150,18 +150,13 @@ def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -
             versions.
         WorkerError: the cluster runs no tasks.
     """
-    if backend not in DECODING:
-        raise SettingError(
-            f"engine 'ray' decodes with backend {', '.join(DECODING)}, not with {backend!r}; "
-            f"choose one of them, or engine 'local'"
-        )
-    return RayReader(backend, spec, data, crops)
-
-
-class RayReader:
-    """Has nothing on the cluster but tasks: what is asked for is forgotten there with this object."""
 
     def __init__(self, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        if backend not in DECODING:
+            raise SettingError(
+                f"engine 'ray' decodes with backend {', '.join(DECODING)}, not with {backend!r}; "
+                f"choose one of them, or engine 'local'"
+            )
         assert isinstance(spec.reading.workers, int)
         fetches_few = data.remote is None or spec.shuffle == "full"  # as of the backend here
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)

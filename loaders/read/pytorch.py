@@ -177,9 +177,6 @@ class _RawTree(Dataset[Any]):
     ) -> None:
         self._data, self._crops, self._batch_size, self._memory = data, crops, batch_size, memory
 
-    def __len__(self) -> int:
-        return len(self._data.ids)
-
     def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[int | None, Any]:
         """The number of the buffer that was given, and a DecodedBatch; its images lie there if it is whole.
 

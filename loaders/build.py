@@ -25,7 +25,7 @@ from loaders.deliver.devices import Lane, find_device
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order import MixedEpochs, Order
-from loaders.read import BACKENDS, check_name, choose_backend, ray_reader
+from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.host_memory import free_memory
 from loaders.sampling import choose_samples, find_epochs, find_weights
@@ -42,7 +42,7 @@ from loaders.settings import (
     refuse,
 )
 from loaders.transfer import STORED, Pipeline, find_scales
-from precache.errors import SettingError
+from precache.errors import SettingError, check_choice
 from precache.pictures.sizes import Size, sides
 from precache.recipe import Recipe
 from precache.storage.shard_cache import Cache
@@ -126,7 +126,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     refuse(other, build)
     check_given(path, precache, recipe)
     assert path is not None
-    check_name(backend)
+    check_choice("backend", backend, [*BACKENDS, "auto"])
     sampling, ranks = sampling or Sampling(), ranks or Ranks()
     rank, world_size = find_ranks(ranks)
     nodes = find_nodes(ranks.per_node, world_size)
@@ -212,7 +212,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     scales = find_scales(spec.serving.normalize, data) if spec.dtype.is_floating_point else None
     crops, late, followed = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
-    open_reader = partial(ray_reader.open_reader, backend) if on_ray else BACKENDS[backend]
+    open_reader = partial(ray_reader.RayReader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
         reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
     return Pipeline(spec, data, lane, reader, late, scales, followed)

@@ -26,7 +26,6 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
 from precache.errors import (
     DatasetError,
-    ImageError,
     SettingError,
     SourceError,
     did_you_mean,
@@ -337,19 +336,6 @@ class SplitData:
         known = None if self.shards is None else self.shards.largest
         height, width = (self.shapes.values if known is None else known).max(axis=0).tolist()
         return height, width
-
-    def check_shape(self, position: int, height: int, width: int) -> None:
-        """Compare the size of what was decoded of the sample at `position` with what is known of it.
-
-        Raises:
-            ImageError: it is another.
-        """
-        rows, columns = sides(self.size) if self.shapes is None else self.shapes[position].tolist()
-        if (rows, columns) != (height, width):
-            raise ImageError(
-                f"{self.file(position)}: sample {self.ids[position]}",
-                f"is {width}x{height}, expected {columns}x{rows}; run 'precache verify' on its folder",
-            )
 
     @property
     def varies(self) -> bool:

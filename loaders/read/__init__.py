@@ -18,11 +18,11 @@ from loaders.batch import Reader
 from loaders.dataset import RAW, SplitData
 from loaders.read import dali, decoding, nvjpeg, pytorch, shards, synthetic
 from loaders.settings import LoaderSpec
-from precache.errors import DatasetError, check_choice
+from precache.errors import DatasetError
 from precache.storage.urls import Location
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
-    "dali": dali.open_reader,
+    "dali": dali.DaliReader,
     "nvjpeg": nvjpeg.open_reader,
     "pytorch": pytorch.open_reader,
     "shards": shards.ShardsReader,
@@ -39,11 +39,6 @@ READS: dict[str, tuple[str, ...]] = {
 }
 """What each backend reads, the kind it is made for first."""
 _AUTO = {RAW: "pytorch", "shards": "shards", "webdataset": "webdataset", "dali": "dali"}
-
-
-def check_name(backend: str) -> None:
-    """SettingError if `backend` is neither one of BACKENDS nor `auto`."""
-    check_choice("backend", backend, [*BACKENDS, "auto"])
 
 
 def choose_backend(backend: str, kind: str, path: Location | str) -> str:

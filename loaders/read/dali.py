@@ -34,23 +34,6 @@ from precache.packages import dali_package
 from precache.pictures.sizes import sides
 
 _QUEUE_BATCHES = 2
-_Box = tuple[npt.NDArray[Any], ...]
-"""(y, x) where what is served starts and ends, float32, to be resized with what lies around it; or, of random
-crops, (y, x) where it starts and its (height, width), int32, and whether it is mirrored."""
-
-
-def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "DaliReader":
-    """A reader over `data`: a raw tree, or a folder of format `dali` or `webdataset`."""
-    try:
-        import nvidia.dali  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the build "
-            f"that 'precache doctor' names"
-        ) from error
-    return DaliReader(spec, data, crops)
-
-
 _Asked: TypeAlias = tuple[Request, list[Encoded], dict[int, ImageError]]
 """A batch on its way through the pipeline, and why pictures were kept from it, by their numbers."""
 _BLACK = np.frombuffer(b"P6 1 1 255\n\0\0\0", np.uint8)  # PPM, of one pixel
@@ -60,6 +43,13 @@ class DaliReader:
     """Builds a pipeline for each `read`: one that is left midway still holds batches of it."""
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        try:
+            import nvidia.dali  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"backend 'dali' needs NVIDIA DALI; install it with 'pip install {dali_package()}', or the "
+                f"build that 'precache doctor' names"
+            ) from error
         self._spec = spec
         self._data = data
         self._crops = crops
@@ -145,7 +135,7 @@ class DaliReader:
         return pipeline
 
     def _part(self, decoded: Any, box: list[Any]) -> Any:
-        """What is served of the `decoded` pictures of a pipeline that is being made; `box` as of `_Box`."""
+        """What is served of the `decoded` pictures of a pipeline that is being made; `box` as of `_boxes`."""
         from nvidia.dali import fn
 
         if self._crops.random is None:
@@ -173,7 +163,7 @@ class DaliReader:
         contents, shapes = zip(*inputs.values(), strict=True)
         boxes = self._boxes(request.select(np.array([*inputs])), np.array(shapes))
         self._in_pipeline.append((request, pictures, refused))
-        return [*contents], *map(list, zip(*boxes, strict=True))
+        return [*contents], *boxes
 
     def _input(self, picture: Encoded) -> npt.NDArray[np.uint8] | ImageError:
         """What DALI decodes; or why it cannot be decoded.
@@ -193,12 +183,16 @@ class DaliReader:
         content = b"P%d %d %d 255\n" % (kind, *picture.shape[::-1]) + pixels.tobytes()
         return np.frombuffer(content, np.uint8)
 
-    def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[_Box]:
-        """Of each picture, of these heights and widths: the box of each view, one behind the other."""
-        count = len(request.positions)
+    def _boxes(self, request: Request, shapes: npt.NDArray[np.int64]) -> list[list[npt.NDArray[Any]]]:
+        """The boxes of pictures of these heights and widths, one view behind the other.
+
+        Each of two lists: (y, x) where what is served starts, and where it ends, float32, to be resized with
+        what lies around it; or, of random crops, of three: (y, x) where it starts and its (height, width),
+        int32, and whether it is mirrored.
+        """
         if self._crops.size is None:
-            return [()] * count
-        ids = self._data.ids[request.positions]
+            return []
+        ids, count = self._data.ids[request.positions], len(shapes)
         boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.places)
         corners, lengths = boxes[:, 1::-1], boxes[:, :1:-1]
         columns: tuple[npt.NDArray[Any], ...]
@@ -207,10 +201,8 @@ class DaliReader:
         else:
             columns = (corners.astype(np.int32), lengths.astype(np.int32), mirrored.astype(np.int32))
         columns = tuple(map(np.ascontiguousarray, columns))  # DALI takes no strides
-        return [
-            tuple(column[slot + view * count] for view in range(self._crops.views) for column in columns)
-            for slot in range(count)
-        ]
+        views = range(0, count * self._crops.views, count)
+        return [[*column[view : view + count]] for view in views for column in columns]
 
     def _drop_refused(self, error: RuntimeError) -> None:
         """Take the pictures that made the pipeline fail out of its batches, and line these up again."""

@@ -13,7 +13,7 @@ import numpy as np
 import simplejpeg
 
 from loaders.augment import Crops
-from loaders.batch import DecodedBatch, Positions, Request
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import Pool
 from loaders.read.filler import BatchFiller, Pictures
@@ -208,30 +208,21 @@ class EncodedPictures:
         indexes, rows = self._data.locate(request.positions)
         found: dict[int, StoredSample] = {}
         for index in np.unique(indexes).tolist():
-            self._read_from(index, np.flatnonzero(indexes == index), rows, found)
+            slots = np.flatnonzero(indexes == index).tolist()
+            with self._data.held(index) as path, open_regular(path) as file:
+                if index not in self._places:
+                    self._places[index] = self._find(index)
+                wanted = self._places[index][rows[slots]].tolist()
+                for start, size in wanted if hasattr(os, "posix_fadvise") else ():
+                    # of all at a time: each read alone would wait for the disk
+                    os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_WILLNEED)
+                for slot, (start, size) in zip(slots, wanted, strict=True):
+                    content = read_descriptor_at(file.fileno(), start, size)
+                    found[slot] = FORMATS[self._data.kind].read_sample(content)
         samples = [found[slot] for slot in range(len(indexes))]
         if [sample.id for sample in samples] != self._data.ids[request.positions].tolist():
             raise ValueError("other samples")
         return self._compared(request, indexes.tolist(), samples)
-
-    def _read_from(
-        self, index: int, slots: Positions, rows: Positions, found: dict[int, StoredSample]
-    ) -> None:
-        """Put the samples of shard `index`, wanted at `slots`, into `found`."""
-        with self._data.held(index) as path:
-            file = open_regular(path)
-        with file:
-            descriptor = file.fileno()
-            if index not in self._places:
-                self._places[index] = self._find(index)
-            places = self._places[index]
-            wanted = [(slot, *places[rows[slot]].tolist()) for slot in slots.tolist()]
-            for _, start, size in wanted if hasattr(os, "posix_fadvise") else ():
-                # of all at a time: each read alone would wait for the disk
-                os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_WILLNEED)
-            for slot, start, size in wanted:
-                content = read_descriptor_at(descriptor, start, size)
-                found[slot] = FORMATS[self._data.kind].read_sample(content)
 
     def _find(self, index: int) -> Places:
         """Where the samples of shard `index` lie."""

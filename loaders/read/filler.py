@@ -92,14 +92,13 @@ class SharedBuffers:
     """
 
     def __init__(self, buffers: int, samples: int, size: Size) -> None:
-        try:
-            memory = mmap.mmap(-1, buffers * samples * math.prod(sides(size)) * 3)
-        except (OSError, OverflowError):  # batches that this machine cannot hold: perhaps none is full
-            buffers = samples = 0
-            memory = mmap.mmap(-1, 1)
         shape = (buffers, samples, *sides(size), 3)
+        try:
+            memory = mmap.mmap(-1, max(1, math.prod(shape)))
+        except (OSError, OverflowError):  # batches that this machine cannot hold: perhaps none is full
+            shape, memory = (0, *shape[1:]), mmap.mmap(-1, 1)
         self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
-        self._free = deque(range(buffers))
+        self._free = deque(range(len(self.memory)))
         self._returned: deque[_Loan] = deque()
         self._filling: set[int] = set()
 
@@ -157,9 +156,7 @@ class _Filling:
     """A batch that is being filled.
 
     Attributes:
-        boxes: what is served of each, a list of rows of `Boxes`; of several views, one behind the other.
-        mirrored: which of them are.
-        images: as of `DecodedBatch`.
+        boxes, mirrored: what is served of each, rows of `Boxes`; of several views, one behind the other.
         places: of each picture in `images`, uint8 [height, width, bytes], in the order of `boxes`.
         parts: what is left to do; shared, each thread takes what is next.
         helpers: threads at work on it.

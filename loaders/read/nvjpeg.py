@@ -8,18 +8,16 @@ What is served of each picture is cut out and resized on the GPU, antialiased. W
 the reference's RGB (other formats, CMYK), and what it refuses, is decoded by `pictures.images`, by threads.
 """
 
-import io
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
 from functools import cache
 from queue import SimpleQueue
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image
 from torch.nn.functional import interpolate, pad
 
 from loaders.augment import Crops, weights
@@ -30,6 +28,7 @@ from loaders.deliver.threads import Pool
 from loaders.read.decoding import Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, MissingDependencyError, SettingError
+from precache.pictures.jpeg import encode_jpeg
 from precache.pictures.sizes import sides
 
 Decode = Callable[[list[torch.Tensor], torch.device], list[torch.Tensor]]
@@ -39,17 +38,9 @@ work on the current stream; RuntimeError if one of them cannot be decoded."""
 _LOGGER = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class GpuDecoder:
-    """A library's decoder.
+class GpuDecoder(NamedTuple):
+    """A library's decoder, whether it applies EXIF orientation, and how many threads it serves at a time."""
 
-    Attributes:
-        name: of the library.
-        turns: whether it applies EXIF orientation.
-        most: how many threads it serves at a time.
-    """
-
-    name: str
     decode: Decode
     turns: bool
     most: int
@@ -62,18 +53,18 @@ def find_decoder(device: torch.device) -> GpuDecoder:
     Raises:
         MissingDependencyError: none is installed, or none does.
     """
-    tiny = io.BytesIO()
-    Image.new("RGB", (16, 16), "white").save(tiny, "JPEG")
-    encoded = torch.frombuffer(bytearray(tiny.getvalue()), dtype=torch.uint8)
+    tiny = torch.frombuffer(bytearray(encode_jpeg(np.zeros((16, 16, 3), np.uint8), 95)), dtype=torch.uint8)
     why = ""
     for find in (_torchcodec, _torchvision):
         if why:
             _LOGGER.warning("torchcodec does not decode JPEGs on %s, torchvision is used: %s", device, why)
-        if (decoder := find()) is None:
-            continue
         try:
-            decoder.decode([encoded], device)
-        except RuntimeError as error:  # a wheel without nvJPEG, or one that does not fit this CUDA
+            decoder = find()
+            decoder.decode([tiny], device)
+        except ModuleNotFoundError:
+            continue
+        # a wheel without nvJPEG, or one that does not fit this torch or CUDA
+        except (ImportError, OSError, RuntimeError) as error:
             why = str(error).partition("\n")[0]
         else:
             return decoder
@@ -83,27 +74,17 @@ def find_decoder(device: torch.device) -> GpuDecoder:
     )
 
 
-def _torchcodec() -> GpuDecoder | None:
-    try:
-        from torchcodec.decoders import decode_jpeg
-    except (ImportError, OSError, RuntimeError):  # the latter two: its libraries do not fit this torch
-        return None
-    return GpuDecoder(
-        "torchcodec", lambda jpegs, device: decode_jpeg(jpegs, device=device), turns=True, most=4
-    )
+def _torchcodec() -> GpuDecoder:
+    from torchcodec.decoders import decode_jpeg
+
+    return GpuDecoder(lambda jpegs, device: decode_jpeg(jpegs, device=device), turns=True, most=4)
 
 
 def _torchvision() -> GpuDecoder:
-    try:
-        from torchvision.io import ImageReadMode, decode_jpeg
-    except ImportError as error:
-        raise MissingDependencyError(
-            "backend 'nvjpeg' needs TorchCodec; install it with 'pip install torchcodec'"
-        ) from error
+    from torchvision.io import ImageReadMode, decode_jpeg
+
     rgb = ImageReadMode.RGB
-    return GpuDecoder(
-        "torchvision", lambda jpegs, device: decode_jpeg(jpegs, rgb, device), turns=False, most=1
-    )
+    return GpuDecoder(lambda jpegs, device: decode_jpeg(jpegs, rgb, device), turns=False, most=1)
 
 
 def open_reader(spec: LoaderSpec, data: SplitData, crops: Crops) -> "NvjpegReader":

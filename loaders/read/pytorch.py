@@ -45,14 +45,12 @@ class ProcessesReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        self._buffers: SharedBuffers | None = None
-        if multiprocessing.get_start_method() == "fork" and crops.size is not None:
-            buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS
-            self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size)
+        forks = multiprocessing.get_start_method() == "fork"
+        buffers = spec.workers * _AHEAD_PER_WORKER + _KEPT_BUFFERS if forks and crops.size is not None else 0
+        self._buffers = SharedBuffers(buffers, spec.batch_size * crops.views, crops.size or 1)
         self._sampler = _Sampler(self._buffers)
-        memory = None if self._buffers is None else self._buffers.memory
         self._loader: DataLoader[Any] = DataLoader(
-            _RawTree(data, crops, spec.batch_size, memory),
+            _RawTree(data, crops, spec.batch_size, self._buffers.memory),
             batch_sampler=self._sampler,  # type: ignore[arg-type]  # the dataset takes what it yields
             num_workers=spec.workers,
             prefetch_factor=_AHEAD_PER_WORKER,
@@ -60,7 +58,6 @@ class ProcessesReader:
             worker_init_fn=_put_aside,
             persistent_workers=True,
         )
-        _readers.add(self)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
@@ -77,7 +74,7 @@ class ProcessesReader:
             raise
 
     def _received(self, buffer: int | None, batch: DecodedBatch) -> DecodedBatch:
-        if buffer is None or self._buffers is None:
+        if buffer is None:
             return batch
         images = self._buffers.serve(buffer, len(batch.images))
         return batch if batch.refused else replace(batch, images=images)
@@ -86,7 +83,9 @@ class ProcessesReader:
         collecting = gc.isenabled()
         gc.disable()  # a worker inherits that, until it has put aside what else it inherits
         try:
-            return iter(self._loader)
+            iterator = iter(self._loader)
+            _iterators.add(iterator)
+            return iterator
         finally:
             if collecting:
                 gc.enable()
@@ -94,7 +93,7 @@ class ProcessesReader:
 
     def close(self) -> None:
         """End the worker processes, and wait until they and what fed them have ended."""
-        iterator = getattr(self._loader, "_iterator", None)
+        iterator: Any = self._loader._iterator
         if iterator is None:
             return
         iterator._shutdown_workers()
@@ -103,33 +102,28 @@ class ProcessesReader:
                 worker.kill()
             worker.join(_END_S)
         _end_queues(iterator)
+        _iterators.discard(iterator)
         self._loader._iterator = None
 
 
-# Of this process: a forked one that collects its copy must not tell the workers of its parent to end.
-_readers: "weakref.WeakSet[ProcessesReader]" = weakref.WeakSet()
+# Torch's, of this process: a forked one that collects its copy must not tell its parent's workers to end.
+_iterators: "weakref.WeakSet[Any]" = weakref.WeakSet()
 
 
 def _disown() -> None:
-    for iterator in _iterators():
+    for iterator in _iterators:
         iterator._shutdown = True  # torch's own mark that there is nothing left to do
         # or multiprocessing would end them with this process, which did not start them
         multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
-    _readers.clear()
+    _iterators.clear()
 
 
 os.register_at_fork(after_in_child=_disown)
 
 
-def _iterators() -> list[Any]:
-    """Those of torch that have workers in this process."""
-    iterators = [getattr(reader._loader, "_iterator", None) for reader in _readers]
-    return [iterator for iterator in iterators if iterator is not None]
-
-
 def _kill_workers() -> None:
     """At the program's end, whatever they are at: they only read, and who waits for them is woken."""
-    iterators = _iterators()
+    iterators = [*_iterators]
     watch: Any = torch.utils.data._utils.signal_handling
     for iterator in iterators:
         iterator._shutdown = True
@@ -156,14 +150,11 @@ def _end_queues(iterator: Any) -> None:
 class _Sampler:
     """Hands the requests of one `read`, each with a buffer, to the DataLoader, which is built before them."""
 
-    def __init__(self, buffers: SharedBuffers | None) -> None:
+    def __init__(self, buffers: SharedBuffers) -> None:
         self.requests: Iterator[Request] = iter(())
         self._buffers = buffers
 
     def __iter__(self) -> Iterator[tuple[Request, int | None]]:
-        if self._buffers is None:
-            yield from ((request, None) for request in self.requests)
-            return
         self._buffers.reclaim()  # torch comes here once the workers are done with what they had
         for request in self.requests:
             yield request, self._buffers.take()
@@ -172,13 +163,8 @@ class _Sampler:
 class _RawTree(Dataset[Any]):
     """Batches of a raw tree, decoded where this is called: in a worker."""
 
-    def __init__(
-        self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8] | None
-    ) -> None:
+    def __init__(self, data: SplitData, crops: Crops, batch_size: int, memory: npt.NDArray[np.uint8]) -> None:
         self._data, self._crops, self._batch_size, self._memory = data, crops, batch_size, memory
-
-    def __len__(self) -> int:
-        return len(self._data.ids)
 
     def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[int | None, Any]:
         """The number of the buffer that was given, and a DecodedBatch; its images lie there if it is whole.
@@ -186,7 +172,7 @@ class _RawTree(Dataset[Any]):
         A SourceError instead of a batch: raising it here would fold in a traceback.
         """
         request, buffer = asked
-        memory = None if buffer is None or self._memory is None else self._memory[buffer]
+        memory = None if buffer is None else self._memory[buffer]
         filler = BatchFiller(self._data, self._crops, self._batch_size, 1, torch.device("cpu"), memory)
         try:
             pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
@@ -203,11 +189,10 @@ def _as_is(batch: Any) -> Any:
 
 
 def _put_aside(_: int) -> None:
-    """Never collect what a forked worker has from its parent.
+    """Never collect what a forked worker has from its parent: a finaliser may wait for a thread of that.
 
-    To collect one of them can run a finaliser that waits for a thread which exists only there, as that of
-    DALI's pipeline does. The parent does not put them aside: that takes up to a second, and to take it back
-    would take back what the training has put aside itself.
+    The parent does not put it aside: that takes up to a second, and to take it back would take back what the
+    training has put aside itself.
     """
     gc.freeze()
     gc.enable()

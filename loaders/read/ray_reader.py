@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeAlias
@@ -26,7 +26,7 @@ import torch
 
 import precache
 from loaders.augment import Crops, torch_is_fast
-from loaders.batch import DecodedBatch, Reader, Request
+from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
 from loaders.deliver.threads import end_first, stop_check
 from loaders.read import BACKENDS
@@ -43,23 +43,6 @@ _NOTHING = Request(0, np.empty(0, np.int64))
 _MOST_OPEN = 4  # readers of a process: those of loaders that are gone end when others come
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be decoded, and how.
-
-    Attributes:
-        folder: that relative paths are in.
-        versions: as of `versions`, of the one who asks.
-    """
-
-    folder: str
-    backend: str
-    spec: LoaderSpec
-    data: SplitData
-    crops: Crops
-    versions: dict[str, str]
-
-
 def versions() -> dict[str, str]:
     """What the served pixels depend on, name -> version."""
     resizer = f"torch {torch.__version__}" if torch_is_fast() else "pillow"
@@ -70,7 +53,7 @@ def decode(job: list[Any], request: Request) -> Decoded | Exception:
     """One batch; an error is returned, since Ray would make another one of what is raised.
 
     Args:
-        job: Ray's reference to the Job, in a list: it is fetched once, not for each batch.
+        job: Ray's reference to it, in a list: it is fetched once, not for each batch.
     """
     try:
         asked, batches = _open(job[0])
@@ -97,13 +80,13 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
 
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    job: Job = ray.get(reference)
+    folder, backend, spec, data, crops, theirs = ray.get(reference)
     with suppress(OSError):  # where there is no such folder, the path is not there either
-        os.chdir(job.folder)
-    _check_versions(job.versions)
-    _check_sees(job.data)
+        os.chdir(folder)  # that relative paths are in
+    _check_versions(theirs)
+    _check_sees(data)
     asked: deque[Request] = deque()
-    reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
+    reader = BACKENDS[backend](spec, data, crops)
     return asked, iter(reader.read(iter(asked.popleft, None)))
 
 
@@ -141,8 +124,8 @@ _NO_NODE_S = 10.0  # without any node that could
 _PATIENCE_S = 300.0  # for an answer, on a cluster that others use
 
 
-def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> Reader:
-    """A reader over `data` whose pictures `backend` decodes on other machines.
+class RayReader:
+    """Reads with `backend`; has nothing on the cluster but tasks, forgotten there with this object.
 
     Raises:
         MissingDependencyError: Ray is not installed.
@@ -150,18 +133,13 @@ def open_reader(backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -
             versions.
         WorkerError: the cluster runs no tasks.
     """
-    if backend not in DECODING:
-        raise SettingError(
-            f"engine 'ray' decodes with backend {', '.join(DECODING)}, not with {backend!r}; "
-            f"choose one of them, or engine 'local'"
-        )
-    return RayReader(backend, spec, data, crops)
-
-
-class RayReader:
-    """Has nothing on the cluster but tasks: what is asked for is forgotten there with this object."""
 
     def __init__(self, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        if backend not in DECODING:
+            raise SettingError(
+                f"engine 'ray' decodes with backend {', '.join(DECODING)}, not with {backend!r}; "
+                f"choose one of them, or engine 'local'"
+            )
         assert isinstance(spec.reading.workers, int)
         fetches_few = data.remote is None or spec.shuffle == "full"  # as of the backend here
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
@@ -171,7 +149,7 @@ class RayReader:
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
-        job = Job(os.getcwd(), backend, _for_task(backend, spec), data, crops, versions())
+        job = (os.getcwd(), backend, _for_task(backend, spec), data, crops, versions())
         self._job = [self._ray.put(job)]
         probe = self._decode.remote(self._job, _NOTHING)  # what no node can do is said now, not in an epoch
         self._wait([probe])

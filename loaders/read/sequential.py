@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from loaders.batch import Positions, Request
+from loaders.batch import Request
 from loaders.dataset import RemoteShards, SplitData
 from loaders.deliver.threads import Pool, stop_check
 
@@ -23,6 +23,9 @@ def look_ahead(
     open_shard: Callable[[int], T],
     close_shard: Callable[[T], None],
     at_end: ExitStack,
+    *,
+    kept: int = 0,
+    most_samples: int = 0,
 ) -> Iterator[tuple[Request, dict[int, T]]]:
     """Yield each request with the shards of the split, by number, that its samples lie in.
 
@@ -32,33 +35,37 @@ def look_ahead(
     at most two windows of them are open. The shards of a request stay open
     until the second one after it is asked for: see `loaders.read.filler`. `at_end` closes those that
     are left, not this iterator: when it ends or fails, the requests before may still be read.
+
+    Args:
+        kept: of a full shuffle: nothing is opened ahead, and shards stay open until there are so many.
+        most_samples: by which shards at a URL are fetched ahead then.
     """
-    horizon = int(np.sort(data.shard_samples)[-window_shards:].sum())
-    fetching: FetchAhead | None = None
-    if data.remote is not None:
-        fetching = FetchAhead(
-            data.remote, data.remote.ahead(window_shards, int(data.shard_bytes.max())), horizon
-        )
-        requests = fetching.requests(requests, lambda positions: data.locate(positions)[0])
+    remote = data.remote
+    horizon = 0 if kept else int(np.sort(data.shard_samples)[-window_shards:].sum())
+    most_shards = kept
+    if remote is not None and not kept:
+        most_shards = remote.ahead(window_shards, int(data.shard_bytes.max()))
+    fetching = FetchAhead(data, most_shards, horizon or most_samples)
+    requests = fetching.requests(requests)
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
     wanted: Counter[int] = Counter()  # shard -> its samples in `pending`
-    shards: dict[int, Future[T]] = {}
+    coming: dict[int, Future[T]] = {}
+    opened: dict[int, T] = {}  # the one that was used last is last
     previous: list[int] = []  # shards of the request before
     pool = Pool(1, "read-shard")
 
     def open_next(index: int) -> T:
-        if fetching is None:
-            return open_shard(index)
         with fetching.fetched(index):
             return open_shard(index)
 
     def close() -> None:
-        if fetching is not None:
-            fetching.close()
+        fetching.close()
         pool.close()
-        for opened in shards.values():
-            if not opened.cancelled() and opened.exception() is None:
-                close_shard(opened.result())
+        for future in coming.values():
+            if not future.cancelled() and future.exception() is None:
+                close_shard(future.result())
+        for shard in opened.values():
+            close_shard(shard)
 
     at_end.callback(close)
     while True:
@@ -69,44 +76,46 @@ def look_ahead(
             pending.append((request, indexes))
             wanted.update(indexes)
             for index in dict.fromkeys(indexes):
-                if index not in shards:
-                    shards[index] = pool.submit(open_next, index)
+                if index not in opened and index not in coming:
+                    coming[index] = pool.submit(open_next, index)
         if not pending:
             return
         request, indexes = pending.popleft()
-        yield request, {index: shards[index].result() for index in set(indexes)}
+        for index in set(indexes):
+            opened[index] = opened.pop(index) if index in opened else coming.pop(index).result()
+        yield request, opened
         wanted.subtract(previous)
-        for index in set(previous):
-            if wanted[index] == 0:
-                close_shard(shards.pop(index).result())
-                del wanted[index]
-                if fetching is not None:
-                    fetching.closed(index)
         previous = indexes
+        if len(opened) > kept:
+            for index in [index for index in opened if not wanted[index]][: len(opened) - kept]:
+                close_shard(opened.pop(index))
+                del wanted[index]
+                fetching.closed(index)
 
 
 class FetchAhead:
-    """Fetches the shards of requests in the order in which they will be needed, several at a time.
+    """Fetches the shards of requests in the order in which they will be needed, where they are at a URL.
 
-    What is fetched stays in the cache until it was opened.
+    Several at a time, and long before the shards are opened: what is fetched stays in the cache until then.
 
     Args:
-        most_shards: to fetch before they are opened.
+        most_shards: that are fetched and not yet opened.
         most_samples: to look ahead; requests may have no end.
     """
 
-    def __init__(self, remote: RemoteShards, most_shards: int, most_samples: int) -> None:
-        self._remote = remote
+    def __init__(self, data: SplitData, most_shards: int, most_samples: int) -> None:
+        self._data = data
         self._most_shards, self._most_samples = most_shards, most_samples
         self._pool = Pool(min(_AT_A_TIME, max(1, most_shards)), "fetch-shard")
         self._check = stop_check()
         self._coming: dict[int, Future[ExitStack]] = {}
         self._asked: set[int] = set()  # until they are closed
 
-    def requests(
-        self, requests: Iterator[Request], shards_of: Callable[[Positions], Positions]
-    ) -> Iterator[Request]:
-        """The same requests; the shards of later ones, as `shards_of` tells of positions, come meanwhile."""
+    def requests(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """The same requests; the shards of later ones come meanwhile."""
+        if self._data.remote is None:
+            yield from requests
+            return
         waiting: deque[Request] = deque()
         samples = 0
         while True:
@@ -120,10 +129,10 @@ class FetchAhead:
                     break
                 waiting.append(request)
                 samples += len(request.positions)
-                for number in dict.fromkeys(shards_of(request.positions).tolist()):
+                for number in dict.fromkeys(self._data.locate(request.positions)[0].tolist()):
                     if number not in self._asked:
                         self._asked.add(number)
-                        self._coming[number] = self._pool.submit(self._fetch, number)
+                        self._coming[number] = self._pool.submit(self._fetch, self._data.remote, number)
             if not waiting:
                 return
             samples -= len(waiting[0].positions)
@@ -137,20 +146,17 @@ class FetchAhead:
             StorageError: it cannot be fetched.
         """
         coming = self._coming.pop(number, None)
-        hold = self._remote.hold(number) if coming is None else coming.result()
-        try:
+        with self._data.held(number) if coming is None else coming.result():
             yield
-        finally:
-            hold.close()
 
-    def _fetch(self, number: int) -> ExitStack:
+    def _fetch(self, remote: RemoteShards, number: int) -> ExitStack:
         own = stop_check()
 
         def check() -> None:
             own()
             self._check()  # the one that waits for this has been asked to end: it cannot say so itself
 
-        return self._remote.hold(number, check=check)
+        return remote.hold(number, check=check)
 
     def closed(self, number: int) -> None:
         """Note that shard `number` is not open any more; who asks for it again has it fetched again."""

@@ -1,8 +1,7 @@
 """Backend `shards`: decoded pixels, copied by threads out of mapped files straight into each batch."""
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
-from loaders.read.sequential import FetchAhead, look_ahead
+from loaders.read.sequential import look_ahead
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, shell_command
 from precache.formats.shards import ShardFile
@@ -36,19 +35,19 @@ class ShardsReader:
         self._sequential = spec.shuffle in (False, "window") or not self.random_access
         self._window_shards = data.window_shards(spec.reading.memory_bytes)
         most_bytes = spec.reading.memory_bytes
-        self._bounded = most_bytes is not None and int(data.shard_bytes.sum()) > most_bytes
+        exceeds = most_bytes is not None and int(data.shard_bytes.sum()) > most_bytes
+        self._bounded = self._sequential and exceeds
         self._check = SampleCheck(data, spec.reading.check)
         self._unasked = 0 if self._sequential else len(data)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
         with ExitStack() as at_end:  # of the filling, too: until then it reads from the files
-            if self._sequential:
-                shards = look_ahead(
-                    self._data, requests, self._window_shards, self._open_ahead, self._close, at_end
-                )
-            else:
-                shards = self._open_at_random(requests, at_end)
+            shards = look_ahead(
+                *(self._data, requests, self._window_shards, self._open, self._close, at_end),
+                kept=0 if self._sequential else _OPEN_FILES,
+                most_samples=_BATCHES_AHEAD * self._batch_size,
+            )
             yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
 
     def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
@@ -80,50 +79,15 @@ class ShardsReader:
             for file, sample in asked:
                 file.will_need(sample)
 
-    def _open_at_random(
-        self, requests: Iterator[Request], at_end: ExitStack
-    ) -> Iterator[tuple[Request, dict[int, ShardFile]]]:
-        """The files of each request; those used last stay open, of this request and the one before all."""
-        opened: OrderedDict[int, ShardFile] = OrderedDict()
-        fetching: FetchAhead | None = None
-        if self._data.remote is not None:
-            fetching = FetchAhead(self._data.remote, _OPEN_FILES, _BATCHES_AHEAD * self._batch_size)
-            requests = fetching.requests(requests, lambda positions: self._data.locate(positions)[0])
-
-        def close() -> None:
-            if fetching is not None:
-                fetching.close()
-            for file in opened.values():
-                file.close()
-
-        at_end.callback(close)
-        before = 0
-        for request in requests:
-            indexes = sorted({*self._data.locate(request.positions)[0].tolist()})
-            for index in indexes:
-                if index not in opened:
-                    with nullcontext() if fetching is None else fetching.fetched(index):
-                        opened[index] = self._open(index)
-                opened.move_to_end(index)
-            while len(opened) > max(_OPEN_FILES, before + len(indexes)):
-                index, file = opened.popitem(last=False)
-                file.close()
-                if fetching is not None:
-                    fetching.closed(index)
-            before = len(indexes)
-            yield request, opened
-
-    def _open_ahead(self, index: int) -> ShardFile:
-        file = self._open(index)
-        file.read_ahead()
-        file.map_cached()
+    def _open(self, index: int) -> ShardFile:
+        file = self._data.read(index, partial(self._open_file, index))
+        if self._sequential:
+            file.read_ahead()
+            file.map_cached()
         return file
 
     def _close(self, file: ShardFile) -> None:
         file.close(drop_cached=self._bounded)
-
-    def _open(self, index: int) -> ShardFile:
-        return self._data.read(index, partial(self._open_file, index))
 
     def _open_file(self, index: int, path: Path) -> ShardFile:
         self._check.open_file(index)

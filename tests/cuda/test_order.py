@@ -92,7 +92,7 @@ def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
             decoded.append(out)
         return decoded
 
-    decoder = nvjpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    decoder = nvjpeg.GpuDecoder(decode, turns=False, most=3)
     monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: decoder)
 
 
@@ -237,7 +237,7 @@ def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_
 
     contents = Counter(file.read_bytes() for file in paths["raw"].glob("*/*.jpg"))
     refused = min(content for content, times in contents.items() if times == 1)
-    other = nvjpeg.GpuDecoder("hardware", decode, turns=False, most=3)
+    other = nvjpeg.GpuDecoder(decode, turns=False, most=3)
     with simulated("all late") as world:
         due = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
         monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: other)

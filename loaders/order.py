@@ -211,11 +211,6 @@ class Epochs:
         """Of an epoch, without what fills up."""
         return int(self.shard_starts[-1])
 
-    @property
-    def repeats(self) -> bool:
-        """Whether a sample may come again in one epoch."""
-        return self.weights is not None
-
     def look_up(self, epoch: int, run: tuple[int, int] | None = None) -> LookUp:
         """What tells the samples at places of `run`, from the first to behind the last; default: all."""
         windows_of = self.shard_starts, self.seed, epoch, self.window_shards
@@ -253,7 +248,6 @@ class MixedEpochs:
 
     parts: tuple[Epochs, ...]
     counts: tuple[int, ...]
-    repeats = True
 
     @property
     def samples(self) -> int:
@@ -354,6 +348,7 @@ class Order:
         nodes: int = 1,
     ) -> None:
         self.epochs, self._batch_size, self._nodes = epochs, batch_size, nodes
+        self._repeats = isinstance(epochs, MixedEpochs) or epochs.weights is not None
         self._ranks = world_size // nodes
         node, self._local = divmod(rank, self._ranks)
         self._least = self._ranks * (batch_size if last == "pad" else 1)  # samples of a node's batch
@@ -400,7 +395,7 @@ class Order:
             positions, at = look_up(np.concatenate([places for places, _ in asked])), 0
             for places, padding in asked:
                 part = positions[at : (at := at + len(places))]
-                yield Request(epoch, part, padding, places if self.epochs.repeats else None)
+                yield Request(epoch, part, padding, places if self._repeats else None)
 
     def identity(self) -> dict[str, Any]:
         """What tells this order from others of the same samples, seed and batches, as plain JSON values."""

@@ -34,8 +34,7 @@ def find_device(name: str | torch.device) -> torch.device:
     except (RuntimeError, TypeError):
         found = None
     if found is None or found.type not in ("cpu", "cuda"):
-        shown = repr(name) if isinstance(name, str) else name
-        raise SettingError(f"unknown device {shown}; choose from: auto, cpu, cuda, cuda:0, ...")
+        raise SettingError(f"unknown device {str(name)!r}; choose from: auto, cpu, cuda, cuda:0, ...")
     if found.type == "cpu":
         return torch.device("cpu")
     if not torch.cuda.is_available():

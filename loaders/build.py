@@ -18,7 +18,7 @@ from loaders.augment.draw import RandomAugmentation, resized_side
 from loaders.batch import Positions
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
-from loaders.deliver.devices import Lane, find_device
+from loaders.deliver import Lane, find_device
 from loaders.fields import find_fields
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes

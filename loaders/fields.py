@@ -35,7 +35,7 @@ import torch
 from loaders.augment.cpu import Boxes, Crops
 from loaders.batch import MASK, Positions, Request
 from loaders.dataset import SplitData
-from loaders.deliver.threads import Pool
+from loaders.deliver import Pool
 from loaders.settings import LoaderSpec
 from precache.dataset.boxes import placement
 from precache.dataset.columns import Column

@@ -16,7 +16,7 @@ from loaders.augment.device import BatchFunction, CheckedFunction
 from loaders.augment.draw import draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.devices import Lane, upload
+from loaders.deliver import Lane, upload
 from loaders.fields import Fields, labels_of
 from loaders.settings import LoaderSpec, Normalize, numbers_of
 from precache.errors import SettingError

@@ -29,7 +29,7 @@ from loaders.augment.cpu import place
 from loaders.augment.draw import shown_boxes
 from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.devices import Lane, upload
+from loaders.deliver import Lane, upload
 from loaders.read import decoding
 from loaders.settings import CROP_RATIO
 from loaders.transfer import normalise, receive

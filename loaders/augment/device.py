@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from loaders.augment.draw import RandomAugmentation, draw
-from loaders.deliver.devices import upload
+from loaders.deliver import upload
 from precache.errors import SettingError, check_choice
 from precache.pictures.sizes import Size, as_size, sides
 

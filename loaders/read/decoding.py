@@ -15,7 +15,7 @@ import simplejpeg
 
 from loaders.batch import Positions, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.threads import Pool
+from loaders.deliver import Pool
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
 from loaders.settings import LoaderSpec

@@ -26,7 +26,7 @@ import precache
 from loaders.augment.cpu import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.threads import end_first, stop_check
+from loaders.deliver import end_first, stop_check
 from loaders.read import BACKENDS
 from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Reading

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from loaders.deliver.devices import upload
+from loaders.deliver import upload
 from precache.errors import SettingError, check_choice
 from precache.pictures import depth
 from precache.pictures.jpeg import Pixels

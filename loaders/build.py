@@ -21,7 +21,7 @@ from loaders.augment import (
 )
 from loaders.converting import Conversion, Converting
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
-from loaders.deliver.devices import Lane, find_device
+from loaders.deliver import Lane, find_device
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order import MixedEpochs, Order

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.deliver.threads import stop_check
+from loaders.deliver import stop_check
 from loaders.order import WINDOW_SHARDS
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset

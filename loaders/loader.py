@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSample
 from loaders.batch import Batch, Request
 from loaders.converting import Converting
 from loaders.dataset import SplitData, served_size
-from loaders.deliver.threads import Ending, Prefetch, of_dead_worker
+from loaders.deliver import Ending, Prefetch, of_dead_worker
 from loaders.mixture import Mixture
 from loaders.order import Order
 from loaders.settings import LoaderSpec

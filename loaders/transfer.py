@@ -40,8 +40,7 @@ import torch
 from loaders.augment import BatchFunction, Boxes, CheckedFunction, Crops, Mirrored, draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.devices import Lane, upload
-from loaders.deliver.threads import Pool
+from loaders.deliver import Lane, Pool, upload
 from loaders.settings import LoaderSpec, Normalize, numbers_of
 from precache.dataset.boxes import moved
 from precache.dataset.columns import Column

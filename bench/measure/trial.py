@@ -28,7 +28,7 @@ from bench.report.row import Watched
 from loaders.augment import place_all, shown_boxes
 from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.devices import Lane, upload
+from loaders.deliver import Lane, upload
 from loaders.read import decoding
 from loaders.settings import CROP_RATIO
 from loaders.transfer import normalise, receive

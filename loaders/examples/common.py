@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
-from loaders.deliver.devices import find_device
+from loaders.deliver import find_device
 from precache.errors import PrecacheError, SettingError, check_range
 
 MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")

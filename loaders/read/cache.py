@@ -32,8 +32,7 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.devices import Lane, upload
-from loaders.deliver.threads import Pool
+from loaders.deliver import Lane, Pool, upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec

@@ -25,8 +25,7 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver.devices import Borrowed
-from loaders.deliver.threads import check_exit
+from loaders.deliver import Borrowed, check_exit
 from loaders.read.decoding import Asked, Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError

@@ -15,7 +15,7 @@ import simplejpeg
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.threads import Pool
+from loaders.deliver import Pool
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead

@@ -16,7 +16,7 @@ import torch
 from loaders.augment import Crops, place_all
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver.threads import Pool, check_exit
+from loaders.deliver import Pool, check_exit
 from precache.errors import ImageError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides

@@ -23,8 +23,7 @@ from torch.nn.functional import interpolate, pad
 from loaders.augment import Crops, weights
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver.devices import Lane, upload
-from loaders.deliver.threads import Pool
+from loaders.deliver import Lane, Pool, upload
 from loaders.read.decoding import Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
 from precache.errors import ImageError, MissingDependencyError, SettingError

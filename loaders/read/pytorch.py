@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver.threads import begin_exit_with, of_dead_worker
+from loaders.deliver import begin_exit_with, of_dead_worker
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, SharedBuffers
 from loaders.settings import LoaderSpec

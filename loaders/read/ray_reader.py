@@ -28,7 +28,7 @@ import precache
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver.threads import end_first, stop_check
+from loaders.deliver import end_first, stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
 from precache.dataset.converted import open_dataset

@@ -10,7 +10,7 @@ import numpy as np
 
 from loaders.batch import Request
 from loaders.dataset import RemoteShards, SplitData
-from loaders.deliver.threads import Pool, stop_check
+from loaders.deliver import Pool, stop_check
 
 T = TypeVar("T")
 _AT_A_TIME = 4  # shards that are fetched, each in several parts

@@ -35,10 +35,10 @@ MUTATIONS = {
         "build.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
     ),
     "what another stream made is waited for": (
-        "deliver/devices.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
+        "deliver.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
     ),
     "memory of another stream is not lent while the lane reads it": (
-        "deliver/devices.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
+        "deliver.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
     ),
     "a cache waits for what another stream made": (
         "read/cache.py", "self._lane.take(batch.images, batch.ready)", "batch.images",
@@ -62,22 +62,22 @@ MUTATIONS = {
         "read/nvjpeg.py", "            lane.drain_device()", "            pass", "damaged_picture",
     ),
     "what is sent comes from pinned memory": (
-        "deliver/devices.py",
+        "deliver.py",
         "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",
         "the_host_waits and shards-train",
     ),
     "the thread does not wait for the copy": (
-        "deliver/devices.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
+        "deliver.py", "non_blocking=True", "non_blocking=False", "the_host_waits and shards-float",
     ),
     "the device keeps its number": (
-        "deliver/devices.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
+        "deliver.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
         "was_current_when_the_loader_was_built",
     ),
     "DALI gets back what was read": (
-        "deliver/devices.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
+        "deliver.py", "            self._lent[0][1].synchronize()\n", "", "what_dali_lends",
     ),
     "what DALI lends is copied": (
-        "deliver/devices.py", "copied = shown.clone()", "copied = shown.view(shown.shape)",
+        "deliver.py", "copied = shown.clone()", "copied = shown.view(shown.shape)",
         "what_dali_lends",
     ),
 }  # fmt: skip

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import loaders
-from loaders.deliver import devices
-from loaders.deliver.devices import Lane
+from loaders import deliver
+from loaders.deliver import Lane
 from loaders.read import nvjpeg
 from precache import Recipe, convert
 from precache.example_data.sample_tree import make_sample
@@ -261,10 +261,10 @@ def test_what_dali_lends_it_gets_back_when_it_was_read(monkeypatch: pytest.Monke
         weakref.finalize(squares, shown.fill_, 99).atexit = False
         return squares
 
-    monkeypatch.setattr(devices, "from_dlpack", share)
+    monkeypatch.setattr(deliver, "from_dlpack", share)
     with simulated("all late"):
         lane, training, read = Lane(torch.device("cuda", 0)), torch.cuda.current_stream(), []
-        outputs = devices.Borrowed()
+        outputs = deliver.Borrowed()
         for number in range(6):
             with lane.active():
                 squares = outputs.take(number)

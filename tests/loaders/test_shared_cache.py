@@ -29,7 +29,7 @@ from loaders import Loader
 from loaders.augment import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.deliver.devices import Lane
+from loaders.deliver import Lane
 from loaders.read import cache, host_memory, shards
 from precache import convert
 from tests.building import build_loader

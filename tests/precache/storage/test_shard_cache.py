@@ -166,7 +166,9 @@ def test_who_waits_for_a_killed_process_goes_on_but_not_for_ever_for_a_stopped_o
     assert (names(read), in_work(read)) == (["s-0"], [])
     read.forget("s-0")
     storage.plan = lambda seen: "stall" if seen.path.endswith("s-0") else None
+    storage.faults.clear()
     with fetching(read, file) as process:
+        until(lambda: storage.faults["stall"] > 0)  # it has asked: not between a new file and its lock
         process.send_signal(signal.SIGSTOP)
         monkeypatch.setenv("PRECACHE_STORAGE_PATIENCE_S", "0.3")
         with pytest.raises(StorageError, match=r"s-0.fetching: another download has been stuck for"):

@@ -153,7 +153,7 @@ class RayReader:
         self._job = [self._ray.put(job)]
         probe = self._decode.remote(self._job, _NOTHING)  # what no node can do is said now, not in an epoch
         self._wait([probe])
-        self._answer(_NOTHING, probe)
+        self._batch(self._get(_NOTHING, probe))
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request."""
@@ -162,6 +162,7 @@ class RayReader:
         # whole program where a task that is cancelled answers at the same time.
         sent: deque[Any] = deque()
         running: list[Any] = []
+        held: dict[Any, Any] = {}  # what was answered, shown where it lies: its node may go before its turn
         while True:
             while len(asked) < 2 * self._workers and (request := next(requests, None)) is not None:
                 asked.append(request)
@@ -172,8 +173,12 @@ class RayReader:
                 running.append(sent[-1])
             if sent[0] in running:
                 running = self._wait(running)
+                for request, reference in zip(asked, sent, strict=False):
+                    if reference not in held and reference not in running:
+                        held[reference] = self._get(request, reference)
             else:
-                yield self._answer(asked.popleft(), sent.popleft())
+                asked.popleft()
+                yield self._batch(held.pop(sent.popleft()))
 
     def close(self) -> None:
         """Let go of what the cluster keeps of it."""
@@ -205,9 +210,9 @@ class RayReader:
                 )
         return left  # type: ignore[no-any-return]
 
-    def _answer(self, request: Request, reference: Any) -> DecodedBatch:
+    def _get(self, request: Request, reference: Any) -> Any:
         try:
-            answer: Decoded | Exception = self._ray.get(reference)
+            return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:  # what `decode` meets, it returns
             said = str(error).strip().splitlines()[-1]
             raise WorkerError(
@@ -222,6 +227,8 @@ class RayReader:
                 f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "
                 f"('ray start --num-cpus'), or use a smaller batch_size"
             ) from error
+
+    def _batch(self, answer: Decoded | Exception) -> DecodedBatch:
         if isinstance(answer, Exception):
             raise answer
         pixels, refused = answer

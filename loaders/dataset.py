@@ -305,7 +305,7 @@ class SplitData:
             return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
         return self.index.path(position)
 
-    def path_of(self, sample_id: int) -> str:
+    def path_of(self, sample_id: object) -> str:
         """Path of the picture of the sample of this id, as `path_at`.
 
         Raises:

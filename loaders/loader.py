@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from operator import index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
@@ -341,7 +342,9 @@ class Loader(IterableDataset[Batch]):
                 f"dataset {dataset!r}: ids are those of one of {self._path}; give its number as dataset=, of "
                 f"batch.fields['dataset'], from 0 to {len(self._parts) - 1}"
             )
-        return self._parts[index(number)].path_of(index(sample_id))
+        with suppress(TypeError):  # what is no integer is in no split either
+            sample_id = index(sample_id)
+        return self._parts[index(number)].path_of(sample_id)
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch, batches served in it, and what they were served from: JSON values, the same on every rank.

@@ -68,7 +68,12 @@ def samples_of(shares: Sequence[float] | None, samples: Sequence[int]) -> tuple[
         raise SettingError(
             f"shares must be {len(samples)} numbers above 0, one for each path, got {shares!r}"
         )
-    return tuple(max(1, round(count)) for count in (samples[0] * (numbers / numbers[0])).tolist())
+    counts = samples[0] * (numbers / numbers[0])
+    if counts.max() > 2**40:
+        raise SettingError(
+            f"shares {shares!r} make an epoch of more than {2**40:,} samples; give closer shares"
+        )
+    return tuple(max(1, round(count)) for count in counts.tolist())
 
 
 class Mixture:

@@ -138,6 +138,7 @@ def test_what_cannot_be_mixed_is_refused(converted: dict[str, Path], other: dict
     both = [converted["shards"], other["shards"]]
     refusals: list[tuple[dict[str, Any], str]] = [
         *(({"shares": shares}, "shares must be 2 numbers above 0") for shares in ((1, 2, 3), (1, 0), 0.5)),
+        ({"shares": (1e-300, 1)}, "give closer shares"),
         ({"weights": "balanced"}, "weights are of one dataset"),
         ({"classes": ["000.new"]}, "classes.* are of one dataset"),
     ]

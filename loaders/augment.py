@@ -37,6 +37,9 @@ BatchFunction: TypeAlias = Callable[..., Any]
 on the CPU, epoch) -> images uint8 [n, height, width, channels] on the same device: as many, of the `size`
 that `build` was given, or else all of one.
 
+It works on pixels as they are stored, 0-255, or uint16 where these are; what it returns is normalised then,
+if `build` was not asked for integers.
+
 With a parameter called `labels` (as of `Batch`, on the device) it returns images and labels: [n], or soft
 ones, float [n, classes], as CutMix and MixUp make them. With one called `view` it is told which it makes."""
 _TRIES = 10  # of torchvision
@@ -456,7 +459,7 @@ class CheckedFunction:
             "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
             "return NHWC, with as many channels as it was given": shape[3] != channels,
             "return as many pictures as it was given, in their order": shape[0] != len(images),
-            f"return 0-{torch.iinfo(images.dtype).max:,}; the loader normalises for dtype='float32'": (
+            f"return 0-{torch.iinfo(images.dtype).max:,}; the loader makes floats of it, normalised": (
                 getattr(found, "dtype", None) != images.dtype
             ),
             "leave them on the device that they came on": getattr(found, "device", None) != images.device,

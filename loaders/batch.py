@@ -34,7 +34,7 @@ class Batch(list[torch.Tensor]):
 
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
-            uint8 0-255, or floating point as `loaders.Serving` says.
+            normalised floats, or integers, as `dtype` of `loaders.build` says.
         labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.transfer`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;

@@ -31,12 +31,14 @@ from loaders.read.host_memory import free_memory
 from loaders.sampling import choose_samples, find_epochs, find_weights
 from loaders.settings import (
     LoaderSpec,
+    Normalize,
     Ranks,
     Reading,
     Sampling,
     Serving,
     Shuffle,
     check_given,
+    find_dtype,
     find_nodes,
     find_ranks,
     refuse,
@@ -63,6 +65,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     size: Size | None = None,
     device: str | torch.device = "cpu",
     augment: Augment = None,
+    dtype: str | torch.dtype = "float32",
+    normalize: Normalize = "imagenet",
     backend: str = "auto",
     serving: Serving | None = None,
     sampling: Sampling | None = None,
@@ -98,9 +102,16 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             yours, see `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with
             all that is stored; the default `size` is then what it returns. Pictures that have each a size of
             their own, as with fit keep and of a raw tree, it gets as squares of `size / crop_ratio`.
+        dtype: of the images: `"float32"`, `"float16"` or `"bfloat16"`, normalised on the device; or `"uint8"`,
+            or `"uint16"` where that is stored, for code that normalises itself.
+        normalize: what floating point is normalised with; integers are not. `"imagenet"`, the mean and
+            standard deviation that torchvision's models expect, of grey pictures the mean of the three
+            channels', with alpha left from 0 to 1; `"dataset"`, those of split `train` of the converted
+            folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
+            pixels from 0 to 1; None serves pixels from 0 to 1.
         backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
             picks the one that the folder is made for.
-        serving: how pictures are shown: crop ratio, dtype, normalising, views; see `loaders.Serving`.
+        serving: how pictures are shown: crop ratio, views; see `loaders.Serving`.
         sampling: which samples are served, and how often: classes, a subset, weights, shares of several
             datasets, what fills no batch; see `loaders.Sampling`. Default: each once.
         ranks: which processes share each epoch; see `loaders.Ranks`. `batch_size` is that of one of them.
@@ -138,6 +149,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         seed=seed,
         device=find_device(device),
         size=size,
+        dtype=find_dtype(dtype),
+        normalize=normalize,
         last=sampling.last,
         rank=rank,
         world_size=world_size,
@@ -203,7 +216,7 @@ def _open_split(spec: LoaderSpec, path: Path) -> SplitData:
 def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
     backend = choose_backend(spec.backend, data.kind, data.path)
     _check_fits(spec, data)
-    scales = find_scales(spec.serving.normalize, data) if spec.dtype.is_floating_point else None
+    scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
     crops, late, followed = _augmentation(augment, spec, data)
     on_ray = spec.reading.engine == "ray"
     open_reader = partial(ray_reader.RayReader, backend) if on_ray else BACKENDS[backend]
@@ -241,7 +254,10 @@ def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
             f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
             f"ask for dtype='{data.dtype}', or for a float as 'float32'"
         )
-    picture_bytes = math.prod(sides(spec.served)) * data.pixel_bytes * spec.serving.views
+    pixel_bytes = data.pixel_bytes
+    if spec.device.type == "cpu":  # a device makes its floats itself
+        pixel_bytes = data.channels * spec.dtype.itemsize
+    picture_bytes = math.prod(sides(spec.served)) * pixel_bytes * spec.serving.views
     memory_bytes = free_memory()[1]
     most = memory_bytes // (_BATCHES * picture_bytes)
     if spec.batch_size > most:

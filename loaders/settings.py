@@ -108,12 +108,6 @@ class Serving:
             the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
             stored; timm calls it crop_pct. Where `size` is left out, of squares that are stored with fewer
             than 256 pixels more is served, up to all, in the place of enlarging them.
-        dtype: of the images: `"uint8"`, or `"uint16"` where that is stored; or `"float32"`, `"float16"` or
-            `"bfloat16"`, normalised.
-        normalize: what floating point is normalised with; integers never are. `"imagenet"`, the mean and
-            standard deviation that torchvision's models expect; `"dataset"`, those of split `train` of the
-            converted folder, or of this split if there is none; (mean, std), a number each or one for each
-            channel, of pixels from 0 to 1; None serves pixels from 0 to 1.
         views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
             tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
             picture is decoded once.
@@ -123,29 +117,13 @@ class Serving:
     """
 
     crop_ratio: float = CROP_RATIO
-    dtype: str | torch.dtype = torch.uint8
-    normalize: Normalize = "imagenet"
     views: int = 1
 
     def __post_init__(self) -> None:
         ratio: object = self.crop_ratio
         if isinstance(ratio, bool) or not (isinstance(ratio, (int, float)) and 0.01 <= ratio <= 1):
             raise SettingError(f"crop_ratio must be from 0.01 to 1, got {ratio!r}")
-        find_dtype(self.dtype)
         check_range("views", self.views, 1, 64)
-        if isinstance(self.normalize, str):
-            check_choice("normalize", self.normalize, ("dataset", "imagenet"))
-        elif self.normalize is not None:
-            try:
-                mean, std = (tuple(map(float, numbers_of(part))) for part in self.normalize)
-            except (TypeError, ValueError):
-                mean, std = (), ()
-            finite = all(map(math.isfinite, (*mean, *std)))
-            if not (mean and len(mean) == len(std) and finite and min(std) > 0):
-                raise SettingError(
-                    f"normalize must be 'imagenet', 'dataset', None or (mean, std), a number for each "
-                    f"channel, of pixels from 0 to 1, std above 0; got {self.normalize!r}"
-                )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -225,7 +203,6 @@ class LoaderSpec:
 
     Attributes:
         last: as of `Sampling`.
-        dtype: as of `serving`.
         served: the size that is served if no function says otherwise; 0 before the data has been opened.
         workers, threads: as of `reading`, as numbers; of engine `"ray"` those of this machine.
         The others are described by `loaders.build`.
@@ -238,13 +215,14 @@ class LoaderSpec:
     seed: int
     device: torch.device
     size: Size | None
+    dtype: torch.dtype
+    normalize: Normalize
     last: str
     rank: int
     world_size: int
     serving: Serving
     reading: Reading
     served: Size = 0
-    dtype: torch.dtype = field(init=False)
     workers: int = field(init=False)
     threads: int = field(init=False)
 
@@ -255,7 +233,7 @@ class LoaderSpec:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, ("full", "window"))
-        object.__setattr__(self, "dtype", find_dtype(self.serving.dtype))
+        check_normalize(self.normalize, self.dtype)
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
         for name, asked in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
@@ -313,6 +291,32 @@ def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
     name = str(dtype).removeprefix("torch.")
     check_choice("dtype", name, names)
     return names[name]
+
+
+def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
+    """SettingError where images of `dtype` cannot be normalised so."""
+    if normalize is None:
+        return
+    if isinstance(normalize, str):
+        check_choice("normalize", normalize, ("dataset", "imagenet"))
+        if normalize == "imagenet":  # the default, so that it need not be left out for integers
+            return
+    else:
+        try:
+            mean, std = (tuple(map(float, numbers_of(part))) for part in normalize)
+        except (TypeError, ValueError):
+            mean, std = (), ()
+        finite = all(map(math.isfinite, (*mean, *std)))
+        if not (mean and len(mean) == len(std) and finite and min(std) > 0):
+            raise SettingError(
+                f"normalize must be 'imagenet', 'dataset', None or (mean, std), a number for each "
+                f"channel, of pixels from 0 to 1, std above 0; got {normalize!r}"
+            )
+    if not dtype.is_floating_point:
+        name = str(dtype).removeprefix("torch.")
+        raise SettingError(
+            f"normalize {normalize!r} with dtype {name!r}: integers are not normalised; leave out one of them"
+        )
 
 
 # A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.

@@ -59,6 +59,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 IMAGENET = IMAGENET_MEAN, IMAGENET_STD
 Scales: TypeAlias = tuple[Sequence[float], Sequence[float]]
 """Mean and standard deviation of each channel, of values in 0-1."""
+_IMAGENET: dict[int, Scales] = {
+    1: ((0.449,), (0.226,)),  # the mean of the three, as timm has it for models of one channel
+    3: IMAGENET,
+    4: ((*IMAGENET_MEAN, 0.0), (*IMAGENET_STD, 1.0)),  # ImageNet has no alpha: it stays as it is
+}
+"""By channels."""
 STORED = {1: torch.uint8, 2: torch.uint16}
 """Bytes of a value -> dtype of pictures that are stored."""
 _OPEN_FILES = 128  # of masks
@@ -174,7 +180,7 @@ def receive(batch: Batch, device: torch.device) -> Batch:
 
 
 def find_scales(asked: Normalize, data: SplitData) -> Scales:
-    """What `normalize` of `loaders.Serving` means for `data`.
+    """What `normalize` of `loaders.build` means for `data`.
 
     Raises:
         SettingError: the statistics of the dataset are asked for, and it has none.
@@ -182,12 +188,7 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
     if asked is None:
         return (0.0,) * data.channels, (1.0,) * data.channels
     if asked == "imagenet":
-        if data.channels != 3:
-            raise SettingError(
-                f"normalize 'imagenet' is for RGB, not for {data.channels}-channel pictures as of "
-                f"{data.path}; give normalize='dataset', (mean, std) or None"
-            )
-        return IMAGENET
+        return _IMAGENET[data.channels]
     if asked == "dataset":
         if data.statistics is None:
             kind = "is a raw tree; convert it" if data.kind == RAW else "has none; convert it again"

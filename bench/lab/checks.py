@@ -32,7 +32,7 @@ def epoch_rates(path: Path, check: str, batch_size: int, workers: int) -> dict[s
     """Images/s of the first epoch of a new loader, and the median of those after it; first over later."""
     rates = []
     reading = loaders.Reading(workers=workers, check=check)
-    with loaders.build(path, batch_size=batch_size, reading=reading) as loader:
+    with loaders.build(path, batch_size=batch_size, dtype="uint8", reading=reading) as loader:
         for _ in range(1 + _LATER):
             start_s = time.perf_counter()
             images = sum(len(batch.ids) for batch in loader)

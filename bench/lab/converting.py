@@ -42,7 +42,9 @@ def train(how: str, tree: Path, trainer_rate: float, batch_size: int) -> dict[st
         path = folder if how == _FIRST else tree
         growing = folder if how == _GROWING else None
         rates = []
-        with loaders.build(path, batch_size=batch_size, augment="train", precache=growing) as loader:
+        with loaders.build(
+            path, batch_size=batch_size, augment="train", dtype="uint8", precache=growing
+        ) as loader:
             for _ in range(2):
                 epoch_s = time.perf_counter()
                 for images, _ in loader:

@@ -116,7 +116,9 @@ def distances(tree: Path, path: Path, backend: str, size: int, *, random: bool) 
     rows = {sample_id: row for row, sample_id in enumerate(np.asarray(data.ids[:]).tolist())}
     augment = "train" if random else None
     found = {}
-    with loaders.build(path, backend=backend, size=size, augment=augment, shuffle=False) as loader:
+    with loaders.build(
+        path, backend=backend, size=size, augment=augment, dtype="uint8", shuffle=False
+    ) as loader:
         for batch in loader:
             for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):
                 file = tree / loader.path_of(sample_id)
@@ -134,7 +136,9 @@ def first_epochs(path: Path, size: int, workers: int) -> dict[str, float]:
     for state, prepare in (("cold", page_cache.drop), ("warm", page_cache.warm)):
         prepare(path)
         reading = loaders.Reading(workers=workers)
-        with loaders.build(path, size=size, augment="train", batch_size=_BATCH, reading=reading) as loader:
+        with loaders.build(
+            path, size=size, augment="train", dtype="uint8", batch_size=_BATCH, reading=reading
+        ) as loader:
             batches = iter(loader)
             next(batches)
             start_s = time.perf_counter()

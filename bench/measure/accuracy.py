@@ -130,7 +130,6 @@ class Source:
             seed=seed,
             augment=augment,
             device="cpu" if self.augment == "cpu" else recipe.device,
-            serving=loaders.Serving(dtype="float32"),
             sampling=loaders.Sampling(
                 subset=pictures.tree.ids[pictures.train] if self.data.kind == RAW else None, last=LAST
             ),

@@ -152,7 +152,7 @@ class Settings:
             device=self.device,
             augment=self.augment,
             shuffle=SHUFFLES[self.shuffle],
-            serving=loaders.Serving(dtype=dtype),
+            dtype=dtype,
             sampling=loaders.Sampling(last=self.last),
             ranks=loaders.Ranks(rank=self.rank, world_size=self.world_size),
             reading=loaders.Reading(workers=workers, check=self.check, cache=self.cache),

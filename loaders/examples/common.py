@@ -72,7 +72,6 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
         raise SettingError(f"--batch-size {args.batch_size} cannot be shared by {ranks} ranks; use {even}")
     settings: dict[str, Any] = {
         "batch_size": args.batch_size // ranks,
-        "serving": loaders.Serving(dtype="float32"),
         "device": args.device,
         "seed": args.seed,
     }

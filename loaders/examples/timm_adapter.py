@@ -97,9 +97,8 @@ def create_loader(
         augment=make_augmentation(**others) if augments else None,
         shuffle=is_training,
         seed=dataset.seed,
-        serving=loaders.Serving(
-            dtype=others.get("img_dtype") or torch.float32, normalize=(others["mean"], others["std"])
-        ),
+        dtype=others.get("img_dtype") or torch.float32,
+        normalize=(others["mean"], others["std"]),
         sampling=loaders.Sampling(last="drop" if is_training else "partial"),
         reading=loaders.Reading(workers=others.get("num_workers", "auto")),
     )

@@ -19,6 +19,7 @@ from PIL import Image
 from torch.nn.functional import interpolate
 
 from loaders.deliver import upload
+from loaders.settings import AugmentName
 from precache.errors import SettingError, check_choice
 from precache.pictures import depth
 from precache.pictures.jpeg import Pixels
@@ -387,13 +388,16 @@ def _by_pillow(
     return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR, box)).reshape(*shape, -1)
 
 
-NAMED = {"crop": RandomAugmentation(scale=None), "eval": None, "train": RandomAugmentation()}
-"""What `augment` of `loaders.build` may be called."""
+NAMED: dict[AugmentName, RandomAugmentation | None] = {
+    "crop": RandomAugmentation(scale=None),
+    "eval": None,
+    "train": RandomAugmentation(),
+}
+Augment: TypeAlias = AugmentName | RandomAugmentation | BatchFunction | None
+"""What `augment` of `loaders.build` may be."""
 
 
-def choose(
-    augment: str | RandomAugmentation | BatchFunction | None,
-) -> RandomAugmentation | BatchFunction | None:
+def choose(augment: Augment) -> RandomAugmentation | BatchFunction | None:
     """What `loaders.build` was asked for; None: the centre, unchanged. SettingError for an unknown name."""
     if augment is None or isinstance(augment, RandomAugmentation):
         return augment
@@ -459,7 +463,7 @@ class CheckedFunction:
             "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
             "return NHWC, with as many channels as it was given": shape[3] != channels,
             "return as many pictures as it was given, in their order": shape[0] != len(images),
-            f"return 0-{torch.iinfo(images.dtype).max:,}; the loader makes floats of it, normalised": (
+            f"return 0-{torch.iinfo(images.dtype).max:,}; the loader normalises it": (
                 getattr(found, "dtype", None) != images.dtype
             ),
             "leave them on the device that they came on": getattr(found, "device", None) != images.device,

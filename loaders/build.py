@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from loaders.augment import (
+    Augment,
     BatchFunction,
     CheckedFunction,
     Crops,
@@ -30,6 +32,10 @@ from loaders.read.cache import open_cached
 from loaders.read.host_memory import free_memory
 from loaders.sampling import choose_samples, find_epochs, find_weights
 from loaders.settings import (
+    GROUPS,
+    OF_BUILD,
+    Backend,
+    DType,
     LoaderSpec,
     Normalize,
     Ranks,
@@ -39,12 +45,13 @@ from loaders.settings import (
     Shuffle,
     check_given,
     find_dtype,
+    find_group,
     find_nodes,
     find_ranks,
-    refuse,
+    refuse_others,
 )
 from loaders.transfer import STORED, Pipeline, find_scales
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.recipe import Recipe
 from precache.storage.shard_cache import Cache
@@ -52,11 +59,11 @@ from precache.storage.urls import Url, is_url
 
 _BATCHES = 4  # served, two read ahead, and the one that is being filled
 Path: TypeAlias = str | os.PathLike[str] | Url
-Augment: TypeAlias = str | RandomAugmentation | BatchFunction | None
 
 
+@refuse_others(OF_BUILD, GROUPS)
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
-    path: Path | list[Path] | tuple[Path, ...] | None = None,
+    path: Path | Sequence[Path],
     *,
     batch_size: int = 64,
     split: str = "train",
@@ -65,16 +72,15 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     size: Size | None = None,
     device: str | torch.device = "cpu",
     augment: Augment = None,
-    dtype: str | torch.dtype = "float32",
+    dtype: DType = "float32",
     normalize: Normalize = "imagenet",
-    backend: str = "auto",
+    backend: Backend = "auto",
     serving: Serving | None = None,
     sampling: Sampling | None = None,
     ranks: Ranks | None = None,
     reading: Reading | None = None,
     precache: str | os.PathLike[str] | None = None,
     recipe: Recipe | None = None,
-    **other: Any,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`, or what was converted at a URL.
 
@@ -102,8 +108,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             yours, see `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with
             all that is stored; the default `size` is then what it returns. Pictures that have each a size of
             their own, as with fit keep and of a raw tree, it gets as squares of `size / crop_ratio`.
-        dtype: of the images: `"float32"`, `"float16"` or `"bfloat16"`, normalised on the device; or `"uint8"`,
-            or `"uint16"` where that is stored, for code that normalises itself.
+        dtype: of the images: `"float32"`, `"float16"` or `"bfloat16"`, normalised on the device; or, for code
+            that normalises itself, `"uint8"`, or `"uint16"` where that is stored.
         normalize: what floating point is normalised with; integers are not. `"imagenet"`, the mean and
             standard deviation that torchvision's models expect, of grey pictures the mean of the three
             channels', with alpha left from 0 to 1; `"dataset"`, those of split `train` of the converted
@@ -120,7 +126,6 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             converts it into shards there, as `precache convert` would; from the start of the epoch after
             they are finished they are read in its place, in the order that the tree would have.
         recipe: of `precache`; default that of `precache convert --format shards`.
-        other: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
         An iterable of `Batch`; one iteration is one epoch, a new one the next, see `Loader`. It raises
@@ -128,17 +133,16 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         `Reading.on_error`).
 
     Raises:
-        SettingError: a value is out of range or unknown, or the cache does not fit.
+        SettingError: a value is out of range or unknown, or the cache does not fit; or a setting is one of
+            torch's DataLoader, with the name of the one here.
         TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` does not hold what the backend reads.
         StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
         MissingDependencyError: the backend's package is not installed.
     """
-    refuse(other, build)
     check_given(path, precache, recipe)
-    assert path is not None
-    check_choice("backend", backend, [*BACKENDS, "auto"])
-    sampling, ranks = sampling or Sampling(), ranks or Ranks()
+    serving, sampling = find_group("serving", serving, Serving), find_group("sampling", sampling, Sampling)
+    ranks, reading = find_group("ranks", ranks, Ranks), find_group("reading", reading, Reading)
     rank, world_size = find_ranks(ranks)
     nodes = find_nodes(ranks.per_node, world_size)
     spec = LoaderSpec(
@@ -154,12 +158,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         last=sampling.last,
         rank=rank,
         world_size=world_size,
-        serving=serving or Serving(),
-        reading=reading or Reading(),
+        serving=serving,
+        reading=reading,
     )
     lane = Lane(spec.device)
     mixed = isinstance(path, (list, tuple))
-    paths = list(path) if isinstance(path, (list, tuple)) else [path]
+    paths: list[Any] = list(path) if isinstance(path, (list, tuple)) else [path]
     if not paths:
         raise SettingError("path is an empty list; give the paths of datasets")
     if mixed and not (sampling.classes is sampling.subset is sampling.weights is None):
@@ -252,7 +256,7 @@ def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
     if not spec.dtype.is_floating_point and spec.dtype != STORED[data.dtype.itemsize]:
         raise SettingError(
             f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
-            f"ask for dtype='{data.dtype}', or for a float as 'float32'"
+            f"give dtype='{data.dtype}', or a float as 'float32'"
         )
     pixel_bytes = data.pixel_bytes
     if spec.device.type == "cpu":  # a device makes its floats itself

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from loaders.converting import Conversion
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.read.integrity import SampleCheck
-from loaders.settings import OF_IMAGES, check_given, refuse
+from loaders.settings import OF_IMAGES, check_given, refuse_others
 from loaders.transfer import labels_of
 from precache.errors import DatasetError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
@@ -49,7 +49,6 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         decode: `"pil"` or `"tensor"`.
         precache, recipe: as of `loaders.build`; each process that reads looks every 512 samples whether the
             shards are finished; a new worker of a DataLoader at its first.
-        other: a setting of torchvision's datasets is refused with the name of the one here.
 
     Attributes:
         root: `path`.
@@ -59,26 +58,25 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         transform, target_transform: as given; may be set anew.
 
     Raises:
-        SettingError: no such split, or `decode` is unknown. TypeError: a setting that is known nowhere.
+        SettingError: no such split, `decode` is unknown, or a setting is one of torchvision's datasets, with
+        the name of the one here. TypeError: a setting that is known nowhere.
         DatasetError, SourceError: `path` holds neither; or, when a sample is read, its file is missing or
             damaged. SampleError: the sample is; it names file, id and source. ImageError: a picture of a raw
             tree cannot be decoded.
     """
 
+    @refuse_others(OF_IMAGES, {})
     def __init__(
         self,
-        path: str | os.PathLike[str] | Url | None = None,
+        path: str | os.PathLike[str] | Url,
         split: str = "train",
         transform: Callable[[Any], Any] | None = None,
         target_transform: Callable[[Any], Any] | None = None,
-        decode: str = "pil",
+        decode: Literal["pil", "tensor"] = "pil",
         precache: str | os.PathLike[str] | None = None,
         recipe: Recipe | None = None,
-        **other: Any,
     ) -> None:
-        refuse(other, ImageDataset, OF_IMAGES, {})
         check_given(path, precache, recipe)
-        assert path is not None
         check_choice("decode", decode, ("pil", "tensor"))
         self._data = data = open_split(path, split)
         self._conversion = None if precache is None else Conversion(data, split, precache, recipe)

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Literal, TypeAlias
+from functools import wraps
+from typing import Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -18,18 +20,26 @@ from precache.errors import SettingError, check_choice, check_range
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
 
-Shuffle: TypeAlias = bool | Literal["full", "window"]
+# What a setting may be called is said here alone, for type checkers and at runtime.
+Backend: TypeAlias = Literal["auto", "dali", "nvjpeg", "pytorch", "shards", "synthetic", "webdataset"]
+AugmentName: TypeAlias = Literal["crop", "eval", "train"]
+DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint16", "uint8"]
+NormalizeName: TypeAlias = Literal["dataset", "imagenet"]
+ShuffleName: TypeAlias = Literal["full", "window"]
+Check: TypeAlias = Literal["always", "first-read", "never"]
+CacheName: TypeAlias = Literal["auto", "device", "none", "ram"]
+Last: TypeAlias = Literal["drop", "pad", "partial"]
+
+DType: TypeAlias = DTypeName | torch.dtype
+Shuffle: TypeAlias = bool | ShuffleName
 Count: TypeAlias = int | Literal["auto"]
-Normalize: TypeAlias = str | tuple[float | Sequence[float], float | Sequence[float]] | None
+Numbers: TypeAlias = float | Sequence[float] | npt.NDArray[Any] | torch.Tensor
+Normalize: TypeAlias = NormalizeName | tuple[Numbers, Numbers] | None
+Group = TypeVar("Group", "Serving", "Sampling", "Ranks", "Reading")
+Parameters = ParamSpec("Parameters")
+Returned = TypeVar("Returned")
 CROP_RATIO = 0.875  # 224 of 256, as ImageNet is validated
 _LEAST = {"workers": 0, "threads": 1, "memory_bytes": 1, "cache_bytes": 1}
-_CHOICES = {
-    "check": ("always", "first-read", "never"),
-    "cache": ("auto", "device", "none", "ram"),
-    "on_error": ("raise", "skip"),
-    "engine": ("local", "ray"),
-}
-DTYPES = (torch.uint8, torch.uint16, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,21 +87,20 @@ class Reading:
 
     workers: Count = "auto"
     threads: Count = "auto"
-    check: str = "first-read"
-    cache: str = "none"
+    check: Check = "first-read"
+    cache: CacheName = "none"
     memory_bytes: int | None = None
-    on_error: str = "raise"
+    on_error: Literal["raise", "skip"] = "raise"
     cache_dir: str | os.PathLike[str] | None = None
     cache_bytes: int | None = None
-    engine: str = "local"
+    engine: Literal["local", "ray"] = "local"
 
     def __post_init__(self) -> None:
+        check_names(self)
         for setting in fields(self):
-            name, value = setting.name, getattr(self, setting.name)
-            if name in _CHOICES:
-                check_choice(name, value, _CHOICES[name])
-            elif name in _LEAST and value != setting.default:
-                check_range(name, value, _LEAST[name])
+            value = getattr(self, setting.name)
+            if setting.name in _LEAST and value != setting.default:
+                check_range(setting.name, value, _LEAST[setting.name])
         if self.engine == "ray" and self.workers in ("auto", 0):
             raise SettingError(
                 f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
@@ -154,10 +163,10 @@ class Sampling:
     subset: npt.ArrayLike | None = None
     weights: str | npt.ArrayLike | None = None
     shares: Sequence[float] | None = None
-    last: str = "partial"
+    last: Last = "partial"
 
     def __post_init__(self) -> None:
-        check_choice("last", self.last, ("drop", "pad", "partial"))
+        check_names(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -208,7 +217,7 @@ class LoaderSpec:
         The others are described by `loaders.build`.
     """
 
-    backend: str
+    backend: Backend
     split: str
     batch_size: int
     shuffle: Shuffle
@@ -217,7 +226,7 @@ class LoaderSpec:
     size: Size | None
     dtype: torch.dtype
     normalize: Normalize
-    last: str
+    last: Last
     rank: int
     world_size: int
     serving: Serving
@@ -227,21 +236,29 @@ class LoaderSpec:
     threads: int = field(init=False)
 
     def __post_init__(self) -> None:
+        check_names(self)
         check_range("batch_size", self.batch_size, 1)
         check_range("seed", self.seed, 0, 2**63 - 1)
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         if not isinstance(self.shuffle, bool):
-            check_choice("shuffle", self.shuffle, ("full", "window"))
+            check_choice("shuffle", self.shuffle, get_args(ShuffleName))
         check_normalize(self.normalize, self.dtype)
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
         for name, asked in (("workers", workers), ("threads", self.reading.threads)):
             object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
 
 
-def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
-    """`part`, a number alone as a sequence of one."""
-    return (part,) if isinstance(part, (int, float)) else part
+def check_names(settings: Any) -> None:
+    """SettingError where a field of a dataclass that may have one of several names has another."""
+    for setting in fields(settings):
+        if get_origin(setting.type) is Literal:
+            check_choice(setting.name, getattr(settings, setting.name), get_args(setting.type))
+
+
+def numbers_of(part: Numbers) -> tuple[float, ...]:
+    """The numbers of `part`, of one alone that one; TypeError or ValueError where it is something else."""
+    return tuple(map(float, np.asarray(part, object).ravel()))
 
 
 def _own_cpus() -> int:
@@ -285,12 +302,12 @@ def find_nodes(per_node: int | None, world_size: int) -> int:
     return nodes if nodes > 0 and ranks * nodes == world_size else 1
 
 
-def find_dtype(dtype: str | torch.dtype) -> torch.dtype:
+def find_dtype(dtype: DType) -> torch.dtype:
     """The dtype of this name; SettingError if images cannot have it."""
-    names = {str(known).removeprefix("torch."): known for known in DTYPES}
     name = str(dtype).removeprefix("torch.")
-    check_choice("dtype", name, names)
-    return names[name]
+    check_choice("dtype", name, get_args(DTypeName))
+    found: torch.dtype = getattr(torch, name)
+    return found
 
 
 def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
@@ -298,12 +315,12 @@ def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
     if normalize is None:
         return
     if isinstance(normalize, str):
-        check_choice("normalize", normalize, ("dataset", "imagenet"))
+        check_choice("normalize", normalize, get_args(NormalizeName))
         if normalize == "imagenet":  # the default, so that it need not be left out for integers
             return
     else:
         try:
-            mean, std = (tuple(map(float, numbers_of(part))) for part in normalize)
+            mean, std = map(numbers_of, normalize)
         except (TypeError, ValueError):
             mean, std = (), ()
         finite = all(map(math.isfinite, (*mean, *std)))
@@ -320,7 +337,7 @@ def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
 
 
 # A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
-_OURS = {
+OF_BUILD = {
     "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",
     "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
     "download": "run 'precache fetch' before",
@@ -350,43 +367,59 @@ _OURS = {
 
 # As above, for `ImageDataset`.
 OF_IMAGES = {
-    "download": _OURS["download"],
+    "download": OF_BUILD["download"],
     "loader": "give decode: 'pil' or 'tensor'",
-    "root": _OURS["root"],
-    "train": _OURS["train"],
+    "root": OF_BUILD["root"],
+    "train": OF_BUILD["train"],
     "transforms": "give transform and target_transform",
 }
 
 
-def refuse(
-    theirs: Mapping[str, Any],
-    function: Callable[..., Any],
-    ours: Mapping[str, str] = _OURS,
-    groups: Mapping[str, str] = GROUPS,
-) -> None:
-    """Say of the first of `theirs`, settings that `function` does not have, what to give instead.
+def refuse_others(
+    ours: Mapping[str, str], groups: Mapping[str, str]
+) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
+    """Decorate a function so that it says of a keyword that it does not have what to give instead.
+
+    It raises SettingError for one of another library, and TypeError for one that nobody has. The function
+    needs no `**other` for that, with which type checkers would let such keywords pass.
 
     Args:
-        ours: what to say of those of others.
-        groups: settings that `function` takes in a dataclass, see `GROUPS`.
-
-    Raises:
-        SettingError: another loader has it.
-        TypeError: none has.
+        ours: keyword of another library -> what to give instead.
+        groups: settings that the function takes in a dataclass, see `GROUPS`.
     """
-    for name in theirs:
-        if name in ours:
-            raise SettingError(f"{name} is not a setting of {function.__name__}; {ours[name]}")
-        similar = get_close_matches(name, [*inspect.signature(function).parameters, *groups], 1)
-        hint = f"; did you mean {groups.get(similar[0], similar[0])}?" if similar else ""
-        raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+    def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
+        known = inspect.signature(function).parameters
+        called = function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def checked(*args: Parameters.args, **given: Parameters.kwargs) -> Returned:
+            for name in given:
+                if name in known:
+                    continue
+                if name in ours:
+                    raise SettingError(f"{name} is not a setting of {called}; {ours[name]}")
+                similar = get_close_matches(name, [*known, *groups], 1)
+                hint = f"; did you mean {groups.get(similar[0], similar[0])}?" if similar else ""
+                raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
+            return function(*args, **given)
+
+        return checked
+
+    return decorate
+
+
+def find_group(name: str, given: Group | None, group: type[Group]) -> Group:
+    """`given`, or what `group` has by default; SettingError where it is something else."""
+    if given is None:
+        return group()
+    if not isinstance(given, group):
+        raise SettingError(f"{name} must be a loaders.{group.__name__}(...), got {given!r}")
+    return given
 
 
 def check_given(path: object, precache: object, recipe: object) -> None:
-    """SettingError for a `recipe` without a folder, `precache` of several paths, or a `path` of None.
-
-    The last is a default only so that `refuse` speaks first of `root`.
-    """
+    """SettingError for a `recipe` without a folder, `precache` of several paths, or a `path` of None."""
     if recipe is not None and precache is None:
         raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
     if precache is not None and isinstance(path, (list, tuple)):

@@ -203,7 +203,7 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
                 f"so its standard deviation is 0; give normalize=(mean, std)"
             )
         return mean, std
-    means, stds = (tuple(map(float, numbers_of(part))) for part in asked)  # type: ignore[arg-type]  # a pair
+    means, stds = map(numbers_of, asked)
     channels = data.channels
     if len(means) not in (1, channels):
         raise SettingError(

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import psutil
 import torch
 
-from loaders import Loader
+from loaders import Batch, Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import PrecacheError, SettingError
 from precache.pictures import images
@@ -91,15 +91,33 @@ def check_without_shuffle_the_order_is_the_stored_one(build: Build, stored_ids: 
 
 
 def check_floats_are_normalised(build: Build) -> None:
+    """Each view of the same pictures, whatever is done to them; what comes with them is the same."""
+
+    def darken(images: torch.Tensor, ids: torch.Tensor, epoch: int, view: int) -> torch.Tensor:
+        assert images.dtype == torch.uint8, "a function gets what is stored"
+        return images.clamp_(max=100 + 50 * view)
+
+    several = {"views": 2, "cache": "device"}
+    for settings in ({}, {"augment": "train", **several}, {"augment": darken, **several}):
+        with build(dtype="uint8", **settings) as integers, build(dtype="float32", **settings) as floats:
+            for _ in range(2):
+                for ours, theirs in zip(integers, floats, strict=True):
+                    check_the_same_but_normalised(ours, theirs, torch.float32, 1e-5)
+    for dtype, tolerance in ((torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
+        with build(dtype="uint8") as integers, build(dtype=dtype, normalize="imagenet") as floats:
+            for ours, theirs in zip(integers, floats, strict=True):
+                check_the_same_but_normalised(ours, theirs, dtype, tolerance)
+
+
+def check_the_same_but_normalised(ours: Batch, theirs: Batch, dtype: torch.dtype, tolerance: float) -> None:
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (IMAGENET_MEAN, IMAGENET_STD))
-    with build(shuffle=False) as loader:
-        expected = [(batch.images.cpu().float() / 255 - mean) / std for batch in loader]
-    for dtype, tolerance in ((torch.float32, 1e-5), (torch.float16, 3e-3), (torch.bfloat16, 2e-2)):
-        with build(shuffle=False, dtype=dtype, normalize="imagenet") as floats:
-            for batch, due in zip(floats, expected, strict=True):
-                assert batch.images.dtype == dtype
-                assert batch.images.is_contiguous(memory_format=torch.channels_last)
-                assert torch.allclose(batch.images.cpu().float(), due, atol=tolerance)
+    for view, floats in zip(ours.views, theirs.views, strict=True):
+        assert (view.dtype, floats.dtype) == (torch.uint8, dtype)
+        assert floats.is_contiguous(memory_format=torch.channels_last)
+        due = (view.cpu().float() / 255 - mean) / std
+        assert torch.allclose(floats.cpu().float(), due, atol=tolerance)
+    rest = [(b.ids, b.labels, b.padding, b.fields) for b in (ours, theirs)]
+    torch.testing.assert_close(rest[0], rest[1], rtol=0, atol=0)
 
 
 def check_resume(build: Build) -> None:

@@ -17,6 +17,7 @@ from bench.lab import harness
 from bench.lab.harness import Column
 from bench.measure.fresh import run_fresh
 from bench.report.words import Table
+from loaders.settings import Check
 from precache.cli import commandline
 
 CHECKS = ("never", "first-read", "always")
@@ -28,7 +29,7 @@ _COLUMNS = (
 )
 
 
-def epoch_rates(path: Path, check: str, batch_size: int, workers: int) -> dict[str, float]:
+def epoch_rates(path: Path, check: Check, batch_size: int, workers: int) -> dict[str, float]:
     """Images/s of the first epoch of a new loader, and the median of those after it; first over later."""
     rates = []
     reading = loaders.Reading(workers=workers, check=check)

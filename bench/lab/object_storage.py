@@ -140,9 +140,7 @@ def read(url: Url, folder: str, batch_size: int, workers: int, size: int) -> lis
     rates = []
     start_s = time.perf_counter()
     reading = loaders.Reading(workers=workers, cache_dir=folder)
-    with loaders.build(
-        str(url), batch_size=batch_size, size=size, dtype="uint8", reading=reading
-    ) as loader:
+    with loaders.build(str(url), batch_size=batch_size, size=size, dtype="uint8", reading=reading) as loader:
         for _ in range(2):
             images = sum(len(batch.ids) for batch in loader)
             rates.append(images / (time.perf_counter() - start_s))

@@ -31,6 +31,7 @@ from bench.report import accuracy
 from bench.report.words import Table
 from loaders.augment import RandomAugmentation, draw, shown_boxes
 from loaders.dataset import RAW, open_split
+from loaders.settings import AugmentName
 from precache import Recipe, convert
 from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
@@ -110,15 +111,13 @@ def shown(
     return resized[:, ::-1] if mirrored else resized
 
 
-def distances(tree: Path, path: Path, backend: str, size: int, *, random: bool) -> dict[str, float]:
+def distances(tree: Path, path: Path, size: int, *, random: bool) -> dict[str, float]:
     """dB of what is served of each picture of `tree`, by file, from `path`: the tree, or what it became."""
     data = open_split(path, "train")
     rows = {sample_id: row for row, sample_id in enumerate(np.asarray(data.ids[:]).tolist())}
-    augment = "train" if random else None
+    augment: AugmentName = "train" if random else "eval"
     found = {}
-    with loaders.build(
-        path, backend=backend, size=size, augment=augment, dtype="uint8", shuffle=False
-    ) as loader:
+    with loaders.build(path, size=size, augment=augment, dtype="uint8", shuffle=False) as loader:
         for batch in loader:
             for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):
                 file = tree / loader.path_of(sample_id)
@@ -205,7 +204,7 @@ def command(tree: Path, trainings: Path | None, size: int, pictures: int, worker
                 if random and way.fit == "crop":
                     row.append("another part")
                     continue
-                found = distances(chosen, near[way], way.format or way.name, size, random=random).values()
+                found = distances(chosen, near[way], size, random=random).values()
                 row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
             rows.append([*row, differences.get(way.name, "")])
     settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, first epochs"

@@ -113,6 +113,7 @@ class Source:
         """The loader of a training with that seed."""
         if self.backend == IMAGEFOLDER:
             return _open_imagefolder(pictures, recipe, seed)
+        backend: Any = self.backend  # `loaders.build` knows its name
         augment: Any = "train"
         if self.augment == "device":
             if self.data.varies:  # a function would be given the middle of each
@@ -124,7 +125,7 @@ class Source:
                 augment = partial(augment_batch, RandomAugmentation(), seed, recipe.size)
         return loaders.build(
             self.path,
-            backend=self.backend,
+            backend=backend,
             batch_size=recipe.batch_size,
             size=recipe.size,
             seed=seed,

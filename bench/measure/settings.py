@@ -14,7 +14,7 @@ from bench.measure.fresh import in_one_line
 from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve
 from loaders.augment import NAMED as AUGMENTATIONS
 from loaders.batch import Batch
-from loaders.settings import Shuffle
+from loaders.settings import AugmentName, CacheName, Check, Last, Shuffle
 from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
 from precache.pictures.images import MAX_SIZE
@@ -24,7 +24,7 @@ from precache.storage.urls import Location
 CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 _CPU = torch.device("cpu")
-LAST = "drop"
+LAST: Last = "drop"
 """What the loader of a trial does with the samples that fill no batch, see `loaders.build`.
 
 A short last batch is another shape, for which cuDNN would tune and torch compile inside the measurement.
@@ -93,11 +93,11 @@ class Settings:
     warmup_s: float = 0.0
     seconds: float = 0.0
     first_epoch: bool = False
-    augment: str = "eval"
+    augment: AugmentName = "eval"
     shuffle: str = "auto"
-    check: str = "first-read"
-    cache: str = "none"
-    last: str = LAST
+    check: Check = "first-read"
+    cache: CacheName = "none"
+    last: Last = LAST
     rank: int | None = None
     world_size: int | None = None
     monitored: bool = True
@@ -143,10 +143,11 @@ class Settings:
         """Build the loader; `imagefolder` serves float32 whatever `dtype` is."""
         if self.backend == imagefolder.NAME:
             return self._open_imagefolder()
+        backend: Any = self.backend  # `loaders.build` knows its name
         workers: int | Literal["auto"] = "auto" if self.workers is None else self.workers
         return loaders.build(
             self.path,
-            backend=self.backend,
+            backend=backend,
             batch_size=self.batch_size,
             size=self.size,
             device=self.device,

@@ -5,9 +5,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import loaders
 from loaders import dataset
 from precache.errors import DatasetError, SettingError
 from tests.building import build_loader
@@ -34,7 +36,10 @@ BAD: list[dict[str, Any]] = [
     {"memory_bytes": 0}, {"crop_ratio": True}, {"size": 0}, {"batch_size": 10**9, "last": "pad"},
     {"device": "gpu"}, {"last": "some"}, {"check": "sometimes"}, {"cache": "disk"}, {"on_error": "ignore"},
     {"rank": 0}, {"rank": 2, "world_size": 2}, {"per_node": 0}, {"shuffle": "a bit"},
-    {"split": "validation"}, {"dtype": torch.int32}, {"num_workers": 4}, {"augment": "trian"},
+    {"split": "validation"}, {"split": 3}, {"num_workers": 4}, {"augment": "trian"}, {"augment": 3},
+    {"dtype": torch.int32}, {"dtype": "float"}, {"dtype": None}, {"dtype": np.uint8}, {"dtype": "uint16"},
+    {"backend": None}, {"shuffle": None}, {"normalize": 3}, {"normalize": {}}, {"normalize": (0.5, "x")},
+    {"serving": {"views": 2}}, {"reading": 3}, {"sampling": loaders.Sampling}, {"ranks": 0},
 ]  # fmt: skip
 
 

@@ -96,7 +96,10 @@ def test_random_crops_are_the_same_from_a_cache(stored: Stored) -> None:
 
 def test_floats_are_normalised_by_channel(stored: Stored) -> None:
     plain = {i: picture / stored.most for i, picture in stored.served().items()}
+    channels = stored.channels
+    imagenet = {1: (0.449, 0.226), 4: ((0.485, 0.456, 0.406, 0), (0.229, 0.224, 0.225, 1))}[channels]
     for normalize, mean, std in (
+        ("imagenet", *imagenet),
         ("dataset", stored.statistics.mean, stored.statistics.std),
         ((0.5, 0.25), 0.5, 0.25),
         (None, 0, 1),

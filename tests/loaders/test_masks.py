@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from precache.errors import SampleError
 from precache.formats import FORMATS
 from precache.pictures.images import FITS
 from precache.sources import SourceOptions
+from tests import loader_contract as contract
 from tests.building import build_loader
 from tests.labelled_pictures import BOX, PICTURES, STEP, check_labels, draw_boxed, draw_trees
 from tests.loaders.arms import OF_SHARDS, with_marks
@@ -173,6 +175,12 @@ def test_a_box_is_where_its_bright_square_is(
                 assert set(kept.tolist()) < set(range(len(batch.fields["kind"][row]) + 1))
                 assert not {3, 4} & set(kept.tolist()), "outside, and without an area"
                 check_box(picture > 127, boxes[kept == 0])
+
+
+@pytest.mark.parametrize("what", ["masked", "boxed"])
+def test_masks_and_boxes_of_floats_are_those_of_integers(what: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(what)("shards")
+    contract.check_floats_are_normalised(partial(build, path, size=STORED, crop_ratio=1.0))
 
 
 def check_box(bright: Any, boxes: torch.Tensor) -> None:

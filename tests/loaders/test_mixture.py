@@ -108,6 +108,7 @@ def test_the_contract_of_any_loader_holds(build: contract.Build) -> None:
     """Beside what the state machine does with a mixture, without shares."""
     contract.check_order_depends_on_seed_and_epoch_alone(build)
     contract.check_resume(build)
+    contract.check_floats_are_normalised(build)
     contract.check_a_cache_changes_nothing_but_the_reading(build, "ram")
     with build(batch_size=24) as whole:
         expected = [sorted(pairs([batch])) for batch in whole]

@@ -1,0 +1,69 @@
+"""Calls as people write them: type checkers find the lines that end in `# wrong`, and no others."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import loaders
+from loaders import RandomAugmentation, Ranks, Reading, Sampling, Serving
+from precache import Recipe
+
+
+def darken(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
+    return images // 2
+
+
+folder, listed = Path("data/shards"), list(Path("data").iterdir())
+rest: dict[str, Any] = {"device": "cuda", "size": (224, 128)}
+
+loaders.build("data/shards")
+loaders.build(["data/shards", folder], **rest)
+loaders.build(listed)
+loaders.build(
+    folder, batch_size=32, split="val", shuffle="window", seed=1, size=224, device=torch.device("cpu")
+)
+loaders.build(folder, augment="train", dtype="uint8", backend="dali")
+loaders.build(folder, augment=RandomAugmentation(hue=0.1), dtype=torch.bfloat16, normalize="dataset")
+loaders.build(folder, augment=darken, normalize=((0.5, 0.5, 0.5), [0.25] * 3))
+loaders.build(folder, augment=lambda images, ids, epoch: images, normalize=(np.zeros(3), torch.ones(3)))
+loaders.build(folder, augment=None, shuffle=False, normalize=None, serving=Serving(views=2, crop_ratio=1))
+loaders.build(folder, sampling=Sampling(last="drop", weights="balanced"), ranks=Ranks(rank=0, world_size=1))
+loaders.build(folder, reading=Reading(workers=2, cache="ram", check="never", on_error="skip", engine="ray"))
+loaders.build(folder, precache="data/while", recipe=Recipe(format="shards"))
+loaders.ImageDataset("photos", split="val", transform=lambda picture: picture, decode="tensor")
+images: torch.Tensor = next(iter(loaders.build(folder))).images
+
+loaders.build()  # wrong
+loaders.build(None)  # wrong
+loaders.build(folder, 32)  # wrong
+loaders.build(folder, batchsize=3)  # wrong
+loaders.build(folder, batch_size="3")  # wrong
+loaders.build(folder, num_workers=4)  # wrong
+loaders.build(folder, split=3)  # wrong
+loaders.build(folder, split=None)  # wrong
+loaders.build(folder, split=["train"])  # wrong
+loaders.build(folder, augment="trian")  # wrong
+loaders.build(folder, augment=True)  # wrong
+loaders.build(folder, dtype="float64")  # wrong
+loaders.build(folder, dtype=np.uint8)  # wrong
+loaders.build(folder, normalize="imagnet")  # wrong
+loaders.build(folder, normalize=(0.5, 0.5, 0.5))  # wrong
+loaders.build(folder, normalize=("mean", "std"))  # wrong
+loaders.build(folder, backend="dalli")  # wrong
+loaders.build(folder, shuffle="a bit")  # wrong
+loaders.build(folder, size="224")  # wrong
+loaders.build(folder, workers=2)  # wrong
+loaders.build(folder, serving={"views": 2})  # wrong
+loaders.build(folder, serving=Serving(dtype="float32"))  # wrong
+loaders.build(folder, reading=Reading(cache="disk"))  # wrong
+loaders.build(folder, reading=Reading(check="sometimes"))  # wrong
+loaders.build(folder, reading=Reading(on_error="ignore"))  # wrong
+loaders.build(folder, reading=Reading(engine="dask"))  # wrong
+loaders.build(folder, reading=Reading(workers="many"))  # wrong
+loaders.build(folder, sampling=Sampling(last="some"))  # wrong
+loaders.ImageDataset(root="photos")  # wrong
+loaders.ImageDataset("photos", decode="numpy")  # wrong
+loaders.ImageDataset("photos", transforms=None)  # wrong
+labels: list[int] = next(iter(loaders.build(folder))).labels  # wrong

@@ -53,7 +53,7 @@ def command(path: Path, batch_size: int, workers: int, repeats: int) -> None:
     turns = harness.Turns(runs, repeats, uncounted=1)
     columns = (*_COLUMNS, Column("first, beside later", "share", ".2f"))
     table = Table(["check", *(column.title for column in columns)], turns.rows(columns))
-    turns.show(table, f"{path}: batch {batch_size}, {workers} workers")
+    turns.show(table, f"{path}: batch {batch_size}, uint8, {workers} workers")
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def command(tree: Path, trainer_rate: float, batch_size: int, repeats: int) -> N
     runs = {how: partial(train, how, tree, trainer_rate, batch_size) for how in (_TREE, _GROWING, _FIRST)}
     turns = harness.Turns(runs, repeats)
     table = Table(["trained on", *(column.title for column in _COLUMNS)], turns.rows(_COLUMNS))
-    settings = f"batch {batch_size}, random crops of 224, a trainer of {trainer_rate:,.0f} images/s"
+    settings = f"batch {batch_size}, random crops of 224, uint8, a trainer of {trainer_rate:,.0f} images/s"
     turns.show(table, settings, ("torch", "pillow"))
 
 

@@ -207,7 +207,7 @@ def command(tree: Path, trainings: Path | None, size: int, pictures: int, worker
                 found = distances(chosen, near[way], size, random=random).values()
                 row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
             rows.append([*row, differences.get(way.name, "")])
-    settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, first epochs"
+    settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, uint8, first epochs"
     turns.show(Table(_TITLES, rows), settings, ("torch", "torchvision", "pillow", "simplejpeg"))
 
 

@@ -4,7 +4,7 @@ import math
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -71,6 +71,10 @@ class BufferPool:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
         self._free: deque[_Loan] = deque(maxlen=_KEPT)
+
+    def holds(self, samples: int, shape: Sequence[int]) -> bool:
+        """Whether buffers have as many samples, of this shape."""
+        return samples <= self._shape[0] and self._shape[1:] == tuple(shape)
 
     def take(self, samples: int) -> torch.Tensor:
         """uint8 [samples, height, width, bytes] of any content; at most as many as the pool has."""

@@ -76,13 +76,13 @@ def test_giving_memory_back_runs_no_python(take: Take) -> None:
     assert called == []
 
 
-@pytest.mark.parametrize("kind", ["raw", "shards"])
+@pytest.mark.parametrize(("kind", "dtype"), [("raw", "uint8"), ("shards", "uint8"), ("shards", "float32")])
 def test_batches_that_are_dropped_share_few_buffers_and_those_that_are_kept_stay(
-    kind: str, raw_tree: Path, converted: dict[str, Path]
+    kind: str, dtype: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     """More of them than there are buffers; iterators dropped in the middle lose none, nor does a loader."""
     path = {"raw": raw_tree, **converted}[kind]
-    settings = {"size": 16, "batch_size": 4, "workers": 2}
+    settings = {"size": 16, "batch_size": 4, "workers": 2, "dtype": dtype}
     with build_loader(path, **settings) as loader:
         addresses = {batch.images.data_ptr() for _ in range(3) for batch in loader}
         for _ in range(10):

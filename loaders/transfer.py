@@ -231,18 +231,18 @@ def normalise(
     The most that a value can be is 255, or 65,535 of uint16. `out`: where that may be done on the CPU,
     float32 in channels-last memory.
     """
-    most = torch.iinfo(images.dtype).max
+    both = np.float32(torch.iinfo(images.dtype).max) * np.array(scales, np.float32)
     if out is None:
-        mean, std = upload(most * torch.tensor(scales), images.device).view(2, 1, -1, 1, 1)
+        mean, std = upload(torch.from_numpy(both), images.device).view(2, 1, -1, 1, 1)
         return images.to(torch.float32).sub_(mean).div_(std).to(dtype)
     # Each picture stays in the cache of one CPU, and rows of all channels are long enough for its vectors; no
     # thread waits for others, which decode: several times as fast as the above, of a batch at a time.
-    mean, std = np.tile(np.float32(most) * np.array(scales, np.float32), images.shape[3])
+    mean_row, std_row = np.tile(both, images.shape[3])
     rows = images.permute(0, 2, 3, 1).reshape(*images.shape[::2], -1).numpy()
     for picture, place in zip(rows, out.permute(0, 2, 3, 1).view(rows.shape).numpy(), strict=True):
         np.copyto(place, picture)
-        np.subtract(place, mean, out=place)
-        np.divide(place, std, out=place)
+        np.subtract(place, mean_row, out=place)
+        np.divide(place, std_row, out=place)
     return out.to(dtype)
 
 

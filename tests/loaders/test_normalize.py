@@ -1,5 +1,6 @@
 """What floats are normalised with: ImageNet's figures, the dataset's own, the caller's, or nothing."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 import torch
 
 import loaders
-from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
+from loaders.augment import augment_batch
+from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD, normalise
 from precache import convert, open_dataset
 from precache.errors import SettingError
 from tests.building import build_loader
@@ -17,7 +19,7 @@ from tests.conftest import small_recipe
 MEAN, STD = (0.5, 0.25, 0.125), (0.5, 2.0, 0.25)
 
 
-def served(path: Path, **settings: Any) -> torch.Tensor:
+def served(path: Any, **settings: Any) -> torch.Tensor:
     with build_loader(path, shuffle=False, workers=1, batch_size=70, **settings) as loader:
         return torch.cat([batch.images for batch in loader])
 
@@ -52,6 +54,34 @@ def test_a_model_takes_what_is_served_by_default(
     pixels = served(path, size=32, crop_ratio=0.875)[: len(labels)]
     shift, scale = (torch.tensor(part).view(-1, 1, 1) for part in (IMAGENET_MEAN, IMAGENET_STD))
     assert torch.allclose(images, (pixels / 255 - shift) / scale, atol=1e-5)
+
+
+@pytest.mark.parametrize("default", [torch.bfloat16, torch.float16, torch.float64, "meta"], ids=str)
+def test_what_is_torchs_default_changes_no_value(
+    converted: dict[str, Path], default: torch.dtype | str
+) -> None:
+    """Large models are built under another dtype or device. A function does what a GPU's arithmetic is."""
+    drawn = loaders.RandomAugmentation(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
+    shards, both = converted["shards"], [converted["shards"], converted["webdataset"]]
+
+    def serve() -> list[torch.Tensor]:
+        augments = (None, "train", drawn, partial(augment_batch, drawn, 0, 32))
+        settings: dict[str, Any] = {"size": 32, "dtype": "float32"}
+        found = [served(path, augment=augment, **settings) for path in (shards, both) for augment in augments]
+        pixels = torch.from_numpy(np.arange(192, dtype=np.uint8).reshape(1, 3, 8, 8))
+        return [*found, normalise(pixels, torch.float32)]
+
+    expected = serve()
+    set_default = torch.set_default_dtype if isinstance(default, torch.dtype) else torch.set_default_device
+    set_default(default)
+    try:
+        found = serve()
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_default_device(None)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == torch.float32
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize("normalize", ["imagnet", (MEAN,), (MEAN, (0.0, 1.0, 1.0)), (("a", "b", "c"), STD)])

@@ -537,8 +537,10 @@ def weights(
     https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
     """
     scale = (length / count)[:, None, None]
-    pixels = torch.arange(side, device=start.device, dtype=torch.float32)
-    centres = start[:, None, None] + (torch.arange(count, device=start.device)[:, None] + 0.5) * scale
+    pixels, places = (
+        torch.arange(number, device=start.device, dtype=torch.float32) for number in (side, count)
+    )
+    centres = start[:, None, None] + (places[:, None] + 0.5) * scale
     found = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp_(min=0)
     if alone:
         first, last = start[:, None, None], (start + length)[:, None, None]

@@ -133,7 +133,7 @@ class Pipeline:
         labels = upload(labels_of(self.data, request.positions), self.lane.device)
         if not len(ids):  # nothing could be decoded: there is nothing to work on
             return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
-        padding = torch.arange(len(ids)) >= len(ids) - request.padding
+        padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
         # cropped already, a view each, or pictures of which all are to be cropped
         cropped = len(images) == self._views * len(ids)
         parts = list(images.chunk(self._views)) if cropped else [images] * self._views
@@ -217,7 +217,8 @@ def normalise(images: torch.Tensor, dtype: torch.dtype, scales: Scales = IMAGENE
 
     The most that a value can be is 255, or 65,535 of uint16.
     """
-    both = upload(torch.iinfo(images.dtype).max * torch.tensor(scales), images.device)
+    most = torch.iinfo(images.dtype).max
+    both = upload(torch.from_numpy(np.array(scales, np.float32) * np.float32(most)), images.device)
     mean, std = both.view(2, 1, -1, 1, 1)
     return images.to(torch.float32).sub_(mean).div_(std).to(dtype)
 

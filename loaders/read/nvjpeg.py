@@ -204,7 +204,9 @@ def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> 
     """uint8 [3, height, width]: `box`, as of `loaders.augment.Boxes`, made the size that is served."""
     size = (round(box[3]), round(box[2])) if crops.size is None else sides(crops.size)
     if (box[3], box[2]) != size and not isinstance(box[0], int):
-        x, y, across, down = (torch.full((1,), float(value), device=picture.device) for value in box)
+        x, y, across, down = (
+            torch.full((1,), float(value), dtype=torch.float32, device=picture.device) for value in box
+        )
         rows = weights(y, down, picture.shape[1], size[0], alone=False)
         columns = weights(x, across, picture.shape[2], size[1], alone=False)
         return _bytes(rows @ picture.to(torch.float32) @ columns.transpose(1, 2))

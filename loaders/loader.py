@@ -299,7 +299,7 @@ class Loader(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
-        check_range("epoch", epoch, 0)
+        epoch = check_range("epoch", epoch, 0)
         if self._next.said_by != "state" or self._next.epoch != epoch:
             self._next = _Start(epoch, said_by="set_epoch")
 
@@ -377,15 +377,15 @@ class Loader(IterableDataset[Batch]):
                     f"this state was taken with {name} {state.get(name)!r}, the loader has {ours!r}; "
                     f"build it with the same data and settings"
                 )
-        epoch, served = state.get("epoch"), state.get("served_batches")
-        for name, value in (("epoch", epoch), ("served_batches", served)):
-            most = len(self) if name == "served_batches" else None
-            if not isinstance(value, int) or value < 0 or (most is not None and value > most):
-                raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
+        try:
+            epoch = check_range("epoch", state.get("epoch"), 0)  # type: ignore[arg-type]  # it looks
+            served = check_range("served_batches", state.get("served_batches"), 0, len(self))  # type: ignore[arg-type]
+        except SettingError as error:
+            raise SettingError(f"{error} in this state; take one with state_dict()") from None
         if "size" in state:
             size = state["size"]
             self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
-        self._next = _Start(int(epoch or 0), int(served or 0), "state")
+        self._next = _Start(epoch, served, "state")
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""

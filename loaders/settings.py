@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from precache.engines import available_cpus
-from precache.errors import SettingError, check_choice, check_range
+from precache.errors import SettingError, check_choice, check_range, is_number
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
 
@@ -91,7 +91,7 @@ class Reading:
             if name in _CHOICES:
                 check_choice(name, value, _CHOICES[name])
             elif name in _LEAST and value != setting.default:
-                check_range(name, value, _LEAST[name])
+                object.__setattr__(self, name, check_range(name, value, _LEAST[name]))
         if self.engine == "ray" and self.workers in ("auto", 0):
             raise SettingError(
                 f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
@@ -128,11 +128,10 @@ class Serving:
     views: int = 1
 
     def __post_init__(self) -> None:
-        ratio: object = self.crop_ratio
-        if isinstance(ratio, bool) or not (isinstance(ratio, (int, float)) and 0.01 <= ratio <= 1):
-            raise SettingError(f"crop_ratio must be from 0.01 to 1, got {ratio!r}")
+        if not is_number(self.crop_ratio) or not 0.01 <= self.crop_ratio <= 1:
+            raise SettingError(f"crop_ratio must be from 0.01 to 1, got {self.crop_ratio!r}")
         find_dtype(self.dtype)
-        check_range("views", self.views, 1, 64)
+        object.__setattr__(self, "views", check_range("views", self.views, 1, 64))
         if isinstance(self.normalize, str):
             check_choice("normalize", self.normalize, ("dataset", "imagenet"))
         elif self.normalize is not None:
@@ -205,10 +204,11 @@ class Ranks:
         if (self.rank is None) != (self.world_size is None):
             raise SettingError("rank and world_size belong together; give both or neither")
         if self.rank is not None and self.world_size is not None:
-            check_range("world_size", self.world_size, 1)
-            check_range("rank", self.rank, 0, self.world_size - 1)
+            world_size = check_range("world_size", self.world_size, 1)
+            object.__setattr__(self, "world_size", world_size)
+            object.__setattr__(self, "rank", check_range("rank", self.rank, 0, world_size - 1))
         if self.per_node is not None:
-            check_range("per_node", self.per_node, 1)
+            object.__setattr__(self, "per_node", check_range("per_node", self.per_node, 1))
 
 
 GROUPS = {
@@ -249,8 +249,8 @@ class LoaderSpec:
     threads: int = field(init=False)
 
     def __post_init__(self) -> None:
-        check_range("batch_size", self.batch_size, 1)
-        check_range("seed", self.seed, 0, 2**63 - 1)
+        object.__setattr__(self, "batch_size", check_range("batch_size", self.batch_size, 1))
+        object.__setattr__(self, "seed", check_range("seed", self.seed, 0, 2**63 - 1))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         if not isinstance(self.shuffle, bool):
@@ -263,12 +263,35 @@ class LoaderSpec:
 
 def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
     """`part`, a number alone as a sequence of one."""
-    return (part,) if isinstance(part, (int, float)) else part
+    return (part,) if is_number(part) else part  # type: ignore[return-value]  # else a sequence
+
+
+def launched(name: str, default: int, least: int = 1) -> int:
+    """The integer that torchrun, or another launcher, has put into the environment as `name`.
+
+    The `default` where there is none, where it is empty, and below `least`: 0 processes, or rank -1, are how
+    scripts say that nothing was launched.
+
+    Raises:
+        SettingError: it is no integer.
+    """
+    text = os.environ.get(name, "").strip()
+    try:
+        number = int(text) if text else default
+    except ValueError:
+        raise SettingError(
+            f"{name} in the environment must be an integer, got {text!r}; unset it, or start with torchrun"
+        ) from None
+    return number if number >= least else default
+
+
+def local_ranks() -> int:
+    """How many processes were launched on this machine, this one among them."""
+    return launched("LOCAL_WORLD_SIZE", 1)
 
 
 def _own_cpus() -> int:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
-    return max(1, available_cpus() // ranks)
+    return max(1, available_cpus() // local_ranks())
 
 
 def find_ranks(asked: Ranks) -> tuple[int, int]:
@@ -299,12 +322,9 @@ def find_nodes(per_node: int | None, world_size: int) -> int:
                 f"runs, or {world_size}: then all share each shard"
             )
         return world_size // per_node
-    try:
-        ranks, nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
-    except (KeyError, ValueError):
-        return 1
+    ranks, nodes = launched("LOCAL_WORLD_SIZE", 0), launched("GROUP_WORLD_SIZE", 1)
     # else the nodes run different numbers of ranks, or this world is not torchrun's
-    return nodes if nodes > 0 and ranks * nodes == world_size else 1
+    return nodes if ranks * nodes == world_size else 1
 
 
 def find_dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -88,10 +88,13 @@ class Recipe:
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
         object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
-        check_range("quality", self.quality, 1, 100)
-        check_range("shard_bytes", self.shard_bytes, 1)
-        check_range("seed", self.seed, 0)
-        check_range("max_pixels", self.max_pixels, 1)
+        for name, least, most in (
+            ("quality", 1, 100),
+            ("shard_bytes", 1, None),
+            ("seed", 0, None),
+            ("max_pixels", 1, None),
+        ):
+            object.__setattr__(self, name, check_range(name, getattr(self, name), least, most))
         check_choice("fit", self.fit, FITS)
         if self.fit in KEPT and isinstance(self.size, tuple):
             raise SettingError(

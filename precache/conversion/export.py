@@ -90,7 +90,7 @@ def export(
         SettingError: `tree` exists and is not empty, lies in `path` or around it; or a value is unknown.
     """
     workers = engines.worker_count(workers)
-    check_range("quality", quality, 1, 100)
+    quality = check_range("quality", quality, 1, 100)
     dataset = open_dataset(path)
     manifest = dataset.manifest
     if file_format is None:

@@ -27,6 +27,7 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
 from precache.errors import (
     DatasetError,
+    ImageError,
     SettingError,
     SourceError,
     did_you_mean,
@@ -315,6 +316,11 @@ class SplitData:
             if len(rows := np.flatnonzero(block == sample_id)):
                 return self.path_at(start + int(rows[0]))
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
+
+    def with_remedy(self, error: ImageError, what: str) -> ImageError:
+        """`error`, of a picture of this raw tree, with `what` to do and the command that lists all."""
+        command = shell_command("precache check", self.path)
+        return ImageError(error.path, f"{error.reason}; {what}; to list all such pictures, run: {command}")
 
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""

@@ -21,13 +21,13 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSample
 
 from loaders.batch import Batch, Request
 from loaders.converting import Converting
-from loaders.dataset import SplitData, served_size
+from loaders.dataset import RAW, SplitData, served_size
 from loaders.deliver import Ending, Prefetch, of_dead_worker
 from loaders.mixture import Mixture
 from loaders.order import Order
 from loaders.settings import LoaderSpec
 from loaders.transfer import Pipeline, receive
-from precache.errors import SettingError, WorkerError, check_range, printable
+from precache.errors import ImageError, SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
 _AHEAD_BATCHES = 2
@@ -496,11 +496,24 @@ class Loader(IterableDataset[Batch]):
     def _check_refused(self, batch: Batch) -> None:
         """Log what a batch lacks, each file once; raise it unless "skip" is set and others are left."""
         for error in batch.refused.values():
-            if self.spec.reading.on_error != "skip" or not len(batch.ids):
-                raise error
+            if self.spec.reading.on_error != "skip":
+                raise self._with_remedy(
+                    error, 'to train without it, build with reading=loaders.Reading(on_error="skip")'
+                )
+            if not len(batch.ids):
+                raise self._with_remedy(
+                    error, "no other picture of its batch is left; what is listed is left out from the start"
+                )
             if error.path not in self._left_out:
                 self._left_out.add(error.path)
                 _LOGGER.warning("%s; left out of its batch", error)
+
+    def _with_remedy(self, error: ImageError, what: str) -> ImageError:
+        """`error`; of a picture of a raw tree with `what` to do about it."""
+        for part in self._parts:
+            if part.kind == RAW and error.path.startswith(f"{part.path}/"):
+                return part.with_remedy(error, what)
+        return error
 
     def _midway(self) -> list["weakref.ref[Iteration]"]:
         """The iterations that are begun and neither ended nor thrown away."""

@@ -203,12 +203,12 @@ def _run(group: click.Command, program: str, arguments: list[str]) -> int:
         _complain(where, f"{error.format_message()} (see '{where} --help')")
     except click.Abort:
         raise
-    except Exception as raised:
-        error = _with_remedy(raised, program)
+    except Exception as error:
+        known = _with_remedy(error, program)
         debug = context is not None and context.meta.get(_DEBUG, False)
-        if debug or not isinstance(error, (PrecacheError, click.ClickException, OSError)):
+        if debug or not isinstance(known, (PrecacheError, click.ClickException, OSError)):
             traceback.print_exc()  # on stderr, which is guarded
-        _complain(program, _one_line(error))
+        _complain(program, _one_line(known))
     else:
         return 0
     return 2

@@ -130,6 +130,7 @@ class Serving:
     def __post_init__(self) -> None:
         if not is_number(self.crop_ratio) or not 0.01 <= self.crop_ratio <= 1:
             raise SettingError(f"crop_ratio must be from 0.01 to 1, got {self.crop_ratio!r}")
+        object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
         find_dtype(self.dtype)
         object.__setattr__(self, "views", check_range("views", self.views, 1, 64))
         if isinstance(self.normalize, str):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import loaders
 import precache
 from precache.errors import DatasetError, ImageError, SettingError
 from precache.sources.rejected_list import default_list
@@ -107,6 +108,21 @@ def test_every_backend_skips_the_same_pictures_and_names_each_once(
     for sample_id in bad:
         names = (f"{folders['raw']}/{samples[sample_id].path}: ", f": sample {sample_id}: ")
         assert sum(any(name in line for name in names) for line in named) == 1
+
+
+@pytest.mark.parametrize("decode", ["pil", "tensor"])
+def test_image_dataset_names_what_lists_such_pictures(
+    decode: str, damaged: tuple[dict[str, Path], list[int]]
+) -> None:
+    """Which is all that it has to offer: it leaves nothing out."""
+    folders, bad = damaged
+    dataset = loaders.ImageDataset(folders["raw"], decode=decode)
+    for position in bad:
+        with pytest.raises(ImageError) as caught:
+            dataset[position]
+        assert caught.value.path == dataset.samples[position][0]
+        assert f"precache check {folders['raw']}" in caught.value.reason
+        assert "on_error" not in caught.value.reason
 
 
 @pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)

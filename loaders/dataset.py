@@ -18,7 +18,7 @@ import numpy.typing as npt
 from loaders.batch import Positions
 from loaders.deliver import stop_check
 from loaders.order import WINDOW_SHARDS
-from loaders.settings import local_ranks
+from loaders.settings import count_local_ranks
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import FileEntry, check_file
@@ -126,7 +126,7 @@ class RemoteShards:
                 f"{self.mirror.url}, got {most_bytes:,}; raise it, or pass memory_bytes={most_bytes} for "
                 f"smaller windows"
             )
-        return min(window_shards, max(0, most_bytes // local_ranks() - windows_bytes) // largest_bytes)
+        return min(window_shards, max(0, most_bytes // count_local_ranks() - windows_bytes) // largest_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -267,7 +267,7 @@ def numbers_of(part: float | Sequence[float]) -> Sequence[float]:
     return (part,) if is_number(part) else part  # type: ignore[return-value]  # else a sequence
 
 
-def launched(name: str, default: int, least: int = 1) -> int:
+def read_launcher(name: str, default: int, least: int = 1) -> int:
     """The integer that torchrun, or another launcher, has put into the environment as `name`.
 
     The `default` where there is none, where it is empty, and below `least`: 0 processes, or rank -1, are how
@@ -286,13 +286,13 @@ def launched(name: str, default: int, least: int = 1) -> int:
     return number if number >= least else default
 
 
-def local_ranks() -> int:
+def count_local_ranks() -> int:
     """How many processes were launched on this machine, this one among them."""
-    return launched("LOCAL_WORLD_SIZE", 1)
+    return read_launcher("LOCAL_WORLD_SIZE", 1)
 
 
 def _own_cpus() -> int:
-    return max(1, available_cpus() // local_ranks())
+    return max(1, available_cpus() // count_local_ranks())
 
 
 def find_ranks(asked: Ranks) -> tuple[int, int]:
@@ -323,7 +323,7 @@ def find_nodes(per_node: int | None, world_size: int) -> int:
                 f"runs, or {world_size}: then all share each shard"
             )
         return world_size // per_node
-    ranks, nodes = launched("LOCAL_WORLD_SIZE", 0), launched("GROUP_WORLD_SIZE", 1)
+    ranks, nodes = read_launcher("LOCAL_WORLD_SIZE", 0), read_launcher("GROUP_WORLD_SIZE", 1)
     # else the nodes run different numbers of ranks, or this world is not torchrun's
     return nodes if ranks * nodes == world_size else 1
 

@@ -61,10 +61,10 @@ def verify_command(
                 f"{other}: is no converted dataset; to compare {dst} with its source, "
                 f"run: {shell_command('precache verify --deep', dst, other)}"
             )
-    are_whole = [
-        _verify_files(place, others[0] if deep else "SRC") for place in (dst, *(() if deep else others))
-    ]
-    if not all(are_whole):
+    is_whole = _verify_files(dst, others[0] if deep else "SRC")
+    for other in () if deep else others:
+        is_whole = _verify_files(other, "SRC") and is_whole
+    if not is_whole:
         raise click.exceptions.Exit(1)
     if deep:
         with ProgressBar("verify", "image") as bar:

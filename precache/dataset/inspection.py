@@ -250,7 +250,8 @@ def _sheet(manifest: Manifest, index: SampleIndex, pictures: Mapping[int, _Pictu
         name = manifest.classes[index.labels[row]] if manifest.target == "class" else ""
         caption = f"<figcaption>{escape(name)}</figcaption>" if name else ""
         figures.append(f"<figure>{picture.image(side, name)}{caption}</figure>")
-    return f'<div class="sheet{" many" * many}">{"".join(figures)}</div>'
+    kind = "sheet many" if many else "sheet"
+    return f'<div class="{kind}">{"".join(figures)}</div>'
 
 
 def _splits(manifest: Manifest) -> str:

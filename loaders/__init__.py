@@ -8,7 +8,7 @@ with loaders.build("data/shards", batch_size=256, device="cuda") as loader:
             ...
 """
 
-from precache.errors import MissingDependencyError
+from precache.packages import check_package
 
 try:
     from loaders.augment import RandomAugmentation
@@ -18,12 +18,9 @@ try:
     from loaders.loader import Loader
     from loaders.read import BACKENDS, READS
     from loaders.settings import Ranks, Reading, Sampling, Serving
-except ModuleNotFoundError as error:
-    if error.name not in ("cv2", "torch"):  # of the extra; anything else is a fault of ours
-        raise
-    raise MissingDependencyError(
-        f"loaders need {error.name}, which is not installed; run: pip install 'precache[loaders]'"
-    ) from None
+except ImportError as error:
+    check_package(error, "loaders", "loaders")
+    raise
 
 __all__ = [
     "BACKENDS",

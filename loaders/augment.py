@@ -8,7 +8,6 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypeAlias
 
 import cv2
@@ -20,7 +19,7 @@ from torch.nn.functional import interpolate
 
 from loaders.deliver import upload
 from loaders.settings import AugmentName
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError, check_choice, is_number
 from precache.pictures import depth
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, as_size, sides
@@ -81,12 +80,12 @@ class RandomAugmentation:
 
     def __post_init__(self) -> None:
         for name, pair, most in (("scale", self.scale or (1.0, 1.0), 1.0), ("ratio", self.ratio, math.inf)):
-            are_two = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(_is_number, pair))
+            are_two = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(is_number, pair))
             if not (are_two and 0 < pair[0] <= pair[1] <= most):
                 raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {most}, got {pair!r}")
         for name in ("flip", "brightness", "contrast", "saturation", "hue"):
             value, most = getattr(self, name), {"flip": 1.0, "hue": 0.5}.get(name, math.inf)
-            if not (_is_number(value) and 0 <= value <= most):
+            if not (is_number(value) and 0 <= value <= most):
                 raise SettingError(f"{name} must be from 0 to {most}, got {value!r}")
 
     @property
@@ -224,10 +223,6 @@ def _mix(state: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed = mixed ^ (mixed >> np.uint64(31))
     return mixed
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True, slots=True)

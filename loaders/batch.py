@@ -100,7 +100,7 @@ class Batch(list[torch.Tensor]):
     def padding(self) -> torch.Tensor:
         """See the class; AttributeError as of `ids`."""
         if self._padding is None:
-            self._padding = torch.zeros(len(self.ids), dtype=torch.bool)
+            self._padding = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
         return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":

@@ -205,7 +205,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise
     by_shard = not mixed and parts[0].kind != RAW and epochs[0].kind != "full" and weights is None
     together = MixedEpochs(parts=tuple(epochs), counts=counts) if mixed else epochs[0]
-    order = Order(together, batch_size, sampling.last, rank, world_size, nodes if by_shard else 1)
+    order = Order(together, spec.batch_size, sampling.last, rank, world_size, nodes if by_shard else 1)
     return Loader(spec, parts, order, source, open_source)
 
 

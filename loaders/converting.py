@@ -23,6 +23,7 @@ import numpy as np
 
 from loaders.batch import Batch, Request
 from loaders.dataset import RAW, SplitData, open_split
+from loaders.settings import read_launcher
 from loaders.transfer import Pipeline
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, PrecacheError, SettingError, printable
@@ -82,7 +83,7 @@ class Conversion:
         self.folder, self._data, self._split, self._recipe = Path(folder), data, split, recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
-        if self.finished() is None and int(os.environ.get("LOCAL_RANK", rank)) == 0:
+        if self.finished() is None and read_launcher("LOCAL_RANK", rank, least=0) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
             self._process = subprocess.Popen(

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from loaders.batch import Positions
 from loaders.deliver import stop_check
 from loaders.order import WINDOW_SHARDS
+from loaders.settings import count_local_ranks
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import FileEntry, check_file
@@ -26,6 +27,7 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
 from precache.errors import (
     DatasetError,
+    ImageError,
     SettingError,
     SourceError,
     did_you_mean,
@@ -124,8 +126,7 @@ class RemoteShards:
                 f"{self.mirror.url}, got {most_bytes:,}; raise it, or pass memory_bytes={most_bytes} for "
                 f"smaller windows"
             )
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
-        return min(window_shards, max(0, most_bytes // ranks - windows_bytes) // largest_bytes)
+        return min(window_shards, max(0, most_bytes // count_local_ranks() - windows_bytes) // largest_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +316,11 @@ class SplitData:
             if len(rows := np.flatnonzero(block == sample_id)):
                 return self.path_at(start + int(rows[0]))
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
+
+    def with_remedy(self, error: ImageError, what: str) -> ImageError:
+        """`error`, of a picture of this raw tree, with `what` to do and the command that lists all."""
+        command = shell_command("precache check", self.path)
+        return ImageError(error.path, f"{error.reason}; {what}; to list all such pictures, run: {command}")
 
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""

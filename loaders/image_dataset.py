@@ -17,7 +17,7 @@ from loaders.dataset import RAW, SplitData, open_split
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse_others
 from loaders.transfer import labels_of
-from precache.errors import DatasetError, SettingError, check_choice, shell_command
+from precache.errors import DatasetError, ImageError, SettingError, check_choice, shell_command
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
@@ -149,10 +149,13 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
             pixels = self._stored(position, data, check)
         else:
             path = data.files[position]
-            content = images.read_bytes(path)
-            if self._decode == "pil":
-                return images.decode(content, path)
-            pixels = images.decode_pixels(content, path)
+            try:
+                content = images.read_bytes(path)
+                if self._decode == "pil":
+                    return images.decode(content, path)
+                pixels = images.decode_pixels(content, path)
+            except ImageError as error:
+                raise data.with_remedy(error, "'precache convert' leaves it out") from error
         if self._decode == "tensor":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)

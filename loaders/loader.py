@@ -21,13 +21,13 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSample
 
 from loaders.batch import Batch, Request
 from loaders.converting import Converting
-from loaders.dataset import SplitData, served_size
+from loaders.dataset import RAW, SplitData, served_size
 from loaders.deliver import Ending, Prefetch, of_dead_worker
 from loaders.mixture import Mixture
 from loaders.order import Order
 from loaders.settings import LoaderSpec
 from loaders.transfer import Pipeline, receive
-from precache.errors import SettingError, WorkerError, check_range, printable
+from precache.errors import ImageError, SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
 _AHEAD_BATCHES = 2
@@ -299,7 +299,7 @@ class Loader(IterableDataset[Batch]):
 
     def set_epoch(self, epoch: int) -> None:
         """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
-        check_range("epoch", epoch, 0)
+        epoch = check_range("epoch", epoch, 0)
         if self._next.said_by != "state" or self._next.epoch != epoch:
             self._next = _Start(epoch, said_by="set_epoch")
 
@@ -377,15 +377,15 @@ class Loader(IterableDataset[Batch]):
                     f"this state was taken with {name} {state.get(name)!r}, the loader has {ours!r}; "
                     f"build it with the same data and settings"
                 )
-        epoch, served = state.get("epoch"), state.get("served_batches")
-        for name, value in (("epoch", epoch), ("served_batches", served)):
-            most = len(self) if name == "served_batches" else None
-            if not isinstance(value, int) or value < 0 or (most is not None and value > most):
-                raise SettingError(f"this state has {name} {value!r}; take one with state_dict()")
+        try:
+            epoch = check_range("epoch", state.get("epoch"), 0)  # type: ignore[arg-type]  # it looks
+            served = check_range("served_batches", state.get("served_batches"), 0, len(self))  # type: ignore[arg-type]
+        except SettingError as error:
+            raise SettingError(f"{error} in this state; take one with state_dict()") from None
         if "size" in state:
             size = state["size"]
             self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
-        self._next = _Start(int(epoch or 0), int(served or 0), "state")
+        self._next = _Start(epoch, served, "state")
 
     def close(self) -> None:
         """Free threads, processes and files; idempotent."""
@@ -496,11 +496,24 @@ class Loader(IterableDataset[Batch]):
     def _check_refused(self, batch: Batch) -> None:
         """Log what a batch lacks, each file once; raise it unless "skip" is set and others are left."""
         for error in batch.refused.values():
-            if self.spec.reading.on_error != "skip" or not len(batch.ids):
-                raise error
+            if self.spec.reading.on_error != "skip":
+                raise self._with_remedy(
+                    error, 'to train without it, build with reading=loaders.Reading(on_error="skip")'
+                )
+            if not len(batch.ids):
+                raise self._with_remedy(
+                    error, "no other picture of its batch is left; what is listed is left out from the start"
+                )
             if error.path not in self._left_out:
                 self._left_out.add(error.path)
                 _LOGGER.warning("%s; left out of its batch", error)
+
+    def _with_remedy(self, error: ImageError, what: str) -> ImageError:
+        """`error`; of a picture of a raw tree with `what` to do about it."""
+        for part in self._parts:
+            if part.kind == RAW and error.path.startswith(f"{part.path}/"):
+                return part.with_remedy(error, what)
+        return error
 
     def _midway(self) -> list["weakref.ref[Iteration]"]:
         """The iterations that are begun and neither ended nor thrown away."""

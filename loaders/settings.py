@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from precache.engines import available_cpus
-from precache.errors import SettingError, check_choice, check_range
+from precache.errors import SettingError, check_choice, check_range, is_number
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
 
@@ -98,9 +98,9 @@ class Reading:
     def __post_init__(self) -> None:
         check_names(self)
         for setting in fields(self):
-            value = getattr(self, setting.name)
-            if setting.name in _LEAST and value != setting.default:
-                check_range(setting.name, value, _LEAST[setting.name])
+            name, value = setting.name, getattr(self, setting.name)
+            if name in _LEAST and value != setting.default:
+                object.__setattr__(self, name, check_range(name, value, _LEAST[name]))
         if self.engine == "ray" and self.workers in ("auto", 0):
             raise SettingError(
                 f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
@@ -129,10 +129,10 @@ class Serving:
     views: int = 1
 
     def __post_init__(self) -> None:
-        ratio: object = self.crop_ratio
-        if isinstance(ratio, bool) or not (isinstance(ratio, (int, float)) and 0.01 <= ratio <= 1):
-            raise SettingError(f"crop_ratio must be from 0.01 to 1, got {ratio!r}")
-        check_range("views", self.views, 1, 64)
+        if not is_number(self.crop_ratio) or not 0.01 <= self.crop_ratio <= 1:
+            raise SettingError(f"crop_ratio must be from 0.01 to 1, got {self.crop_ratio!r}")
+        object.__setattr__(self, "crop_ratio", float(self.crop_ratio))
+        object.__setattr__(self, "views", check_range("views", self.views, 1, 64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -192,10 +192,11 @@ class Ranks:
         if (self.rank is None) != (self.world_size is None):
             raise SettingError("rank and world_size belong together; give both or neither")
         if self.rank is not None and self.world_size is not None:
-            check_range("world_size", self.world_size, 1)
-            check_range("rank", self.rank, 0, self.world_size - 1)
+            world_size = check_range("world_size", self.world_size, 1)
+            object.__setattr__(self, "world_size", world_size)
+            object.__setattr__(self, "rank", check_range("rank", self.rank, 0, world_size - 1))
         if self.per_node is not None:
-            check_range("per_node", self.per_node, 1)
+            object.__setattr__(self, "per_node", check_range("per_node", self.per_node, 1))
 
 
 GROUPS = {
@@ -237,8 +238,8 @@ class LoaderSpec:
 
     def __post_init__(self) -> None:
         check_names(self)
-        check_range("batch_size", self.batch_size, 1)
-        check_range("seed", self.seed, 0, 2**63 - 1)
+        object.__setattr__(self, "batch_size", check_range("batch_size", self.batch_size, 1))
+        object.__setattr__(self, "seed", check_range("seed", self.seed, 0, 2**63 - 1))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
         if not isinstance(self.shuffle, bool):
@@ -261,9 +262,32 @@ def numbers_of(part: Numbers) -> tuple[float, ...]:
     return tuple(map(float, np.asarray(part, object).ravel()))
 
 
+def read_launcher(name: str, default: int, least: int = 1) -> int:
+    """The integer that torchrun, or another launcher, has put into the environment as `name`.
+
+    The `default` where there is none, where it is empty, and below `least`: 0 processes, or rank -1, are how
+    scripts say that nothing was launched.
+
+    Raises:
+        SettingError: it is no integer.
+    """
+    text = os.environ.get(name, "").strip()
+    try:
+        number = int(text) if text else default
+    except ValueError:
+        raise SettingError(
+            f"{name} in the environment must be an integer, got {text!r}; unset it, or start with torchrun"
+        ) from None
+    return number if number >= least else default
+
+
+def count_local_ranks() -> int:
+    """How many processes were launched on this machine, this one among them."""
+    return read_launcher("LOCAL_WORLD_SIZE", 1)
+
+
 def _own_cpus() -> int:
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # torchrun sets it
-    return max(1, available_cpus() // ranks)
+    return max(1, available_cpus() // count_local_ranks())
 
 
 def find_ranks(asked: Ranks) -> tuple[int, int]:
@@ -294,12 +318,9 @@ def find_nodes(per_node: int | None, world_size: int) -> int:
                 f"runs, or {world_size}: then all share each shard"
             )
         return world_size // per_node
-    try:
-        ranks, nodes = (int(os.environ[name]) for name in ("LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"))
-    except (KeyError, ValueError):
-        return 1
+    ranks, nodes = read_launcher("LOCAL_WORLD_SIZE", 0), read_launcher("GROUP_WORLD_SIZE", 1)
     # else the nodes run different numbers of ranks, or this world is not torchrun's
-    return nodes if nodes > 0 and ranks * nodes == world_size else 1
+    return nodes if ranks * nodes == world_size else 1
 
 
 def find_dtype(dtype: DType) -> torch.dtype:

@@ -141,7 +141,7 @@ class Pipeline:
         labels = upload(labels_of(self.data, request.positions), self.lane.device)
         if not len(ids):  # nothing could be decoded: there is nothing to work on
             return Batch(images.permute(0, 3, 1, 2), labels, ids, fields=fields)
-        padding = torch.arange(len(ids)) >= len(ids) - request.padding
+        padding = torch.from_numpy(np.arange(len(ids)) >= len(ids) - request.padding)
         # cropped already, a view each, or pictures of which all are to be cropped
         cropped = len(images) == self._views * len(ids)
         parts = list(images.chunk(self._views)) if cropped else [images] * self._views

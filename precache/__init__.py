@@ -19,7 +19,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.packages import check_pillow, pillow_fault
+from precache.packages import check_package, check_pillow, pillow_fault
 
 try:
     from precache.conversion.check import CheckReport, check
@@ -30,8 +30,9 @@ try:
     from precache.dataset.manifest import Manifest
     from precache.recipe import Recipe
     from precache.sources import Source, SourceOptions, open_source
-except ImportError:
+except ImportError as error:
     if pillow_fault() is None:
+        check_package(error, "precache")
         raise
     if not TYPE_CHECKING:
 

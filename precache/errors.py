@@ -19,7 +19,10 @@ import shlex
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
+from numbers import Real
+from operator import index
 from pathlib import Path
+from typing import SupportsIndex
 
 _MOST_COMPARED = 1_000  # names in a folder; of 20,000, to compare them takes a second
 
@@ -104,17 +107,26 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
         raise SettingError(f"unknown {name} {value!r}; choose from: {', '.join(choices)}")
 
 
-def check_range(name: str, value: int, low: int, high: int | None = None) -> None:
-    """Raise SettingError unless `value` is an int with low <= value <= high."""
-    wanted = f"an integer of at least {low:,}" if high is None else f"an integer from {low:,} to {high:,}"
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if not is_int or value < low or (high is not None and value > high):
+def check_range(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
+    """The int that `value` is, which may be NumPy's or torch's; SettingError unless low <= it <= high."""
+    try:
+        number = None if isinstance(value, bool) else index(value)
+    except TypeError:
+        number = None
+    if number is None or number < low or (high is not None and number > high):
+        wanted = f"an integer of at least {low:,}" if high is None else f"an integer from {low:,} to {high:,}"
         raise SettingError(f"{name} must be {wanted}, got {value!r}")
+    return number
+
+
+def is_number(value: object) -> bool:
+    """Whether `value` is a number, Python's or NumPy's; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def check_share(name: str, value: float) -> None:
     """Raise SettingError unless 0 <= value <= 1."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+    if not is_number(value) or not 0 <= value <= 1:
         raise SettingError(f"{name} must be a share from 0 to 1, got {value!r}")
 
 

@@ -8,8 +8,7 @@ from precache.errors import MissingDependencyError
 
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """For CUDA 12 and CUDA 13; the same modules."""
-OF_EXTRAS = frozenset(("cv2", "plotly", "psutil", "torch", "torchvision", "webdataset"))
-"""Modules that the extras `loaders` and `bench` bring."""
+_OURS = ("bench", "loaders", "precache")
 TORCHCODEC = (0, 16)
 """The first version of torchcodec with a JPEG decoder for GPUs."""
 _CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
@@ -39,6 +38,19 @@ def install_extra(extra: str) -> str:
 def pip_install(*arguments: str) -> str:
     """The command line that installs `arguments` into the running Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+
+
+def check_package(error: ImportError, user: str, extra: str = "") -> None:
+    """Raise MissingDependencyError where `error` is of a package of others: missing, broken, too old.
+
+    Args:
+        user: what needs it.
+        extra: that brings it; else precache itself does.
+    """
+    name = (error.name or "").partition(".")[0]
+    if name and name not in _OURS:
+        command = install_extra(extra) if extra else pip_install("precache")
+        raise MissingDependencyError(f"{user} needs the package {name} ({error}); run: {command}") from None
 
 
 def put_pillow(name: str) -> str:

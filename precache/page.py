@@ -56,6 +56,12 @@ summary { cursor: pointer; font-weight: 600; }
 @media (max-width: 30rem) {
   dl { display: block; } dd { margin-bottom: .4rem; }
   th:first-child, td:first-child { min-width: 6rem; max-width: 9rem; } }
+/* bars, which stand last, are not to be cut off */
+@media (max-width: 45rem) {
+  .wide:has(td.bar) { font-size: .85rem; } .wide:has(td.bar) table { width: 100%; }
+  .wide:has(td.bar) :is(th, td) { padding-right: .2rem; padding-left: .2rem; }
+  .wide:has(td.bar) :is(th, td):first-child { padding-left: 0; min-width: 4rem; }
+  td.bar { min-width: 2rem; width: 100%; } }
 @media print {
   @page { margin: 12mm; }
   body { margin: 0; padding: 0; font-size: 12px; }

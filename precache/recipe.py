@@ -28,11 +28,17 @@ FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
 DEFAULT_SPLITS = "train=1"
 DEFAULT_SIZE = 448  # pixels: twice the 224 of common models
+DEFAULT_QUALITY = 95
 DTYPES = ("uint8", "uint16")
 _LISTED = re.compile(r"list:[0-9a-f]{64}")
 SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
 """Name of a split, whatever names it: names of files begin with it."""
 _SPLIT = re.compile(rf"({SPLIT_NAME.pattern})=([0-9.]+)")
+# as people write it: 0.8, 80/20, train:80%
+_MEANT = re.compile(
+    rf"(?:({SPLIT_NAME.pattern})\s*[=: ])?\s*([0-9]{1, 9}(?:\.[0-9]{0, 9})?|\.[0-9]{1, 9})\s*%?"
+)
+_USUAL_SPLITS = ("train", "val", "test")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,7 +77,7 @@ class Recipe:
 
     format: str
     size: Size = DEFAULT_SIZE
-    quality: int = 95
+    quality: int = DEFAULT_QUALITY
     shard_bytes: int = 64 * 2**20
     seed: int = 0
     splits: str = DEFAULT_SPLITS
@@ -88,10 +94,13 @@ class Recipe:
     def __post_init__(self) -> None:
         check_choice("format", self.format, FORMAT_NAMES)
         object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
-        check_range("quality", self.quality, 1, 100)
-        check_range("shard_bytes", self.shard_bytes, 1)
-        check_range("seed", self.seed, 0)
-        check_range("max_pixels", self.max_pixels, 1)
+        for name, least, most in (
+            ("quality", 1, 100),
+            ("shard_bytes", 1, None),
+            ("seed", 0, None),
+            ("max_pixels", 1, None),
+        ):
+            object.__setattr__(self, name, check_range(name, getattr(self, name), least, most))
         check_choice("fit", self.fit, FITS)
         if self.fit in KEPT and isinstance(self.size, tuple):
             raise SettingError(
@@ -116,11 +125,23 @@ class Recipe:
         """The flags of `precache convert` that give this recipe, to paste into a shell."""
         defaults = {field.name: field.default for field in fields(self)}
         given = {name: value for name, value in asdict(self).items() if value != defaults[name]}
+        for name in self.unused:
+            given.pop(name, None)
         if self.listed:
             given["splits"] = "LIST.csv"
         if "size" in given:
             given["size"] = written(self.size)
         return as_flags(given)
+
+    @property
+    def unused(self) -> dict[str, str]:
+        """Settings that change nothing beside the others, and why."""
+        unused = {}
+        if self.format == "shards":
+            unused["quality"] = "is of JPEGs, and format shards holds pixels"
+        if self.channels == "rgba":
+            unused["background"] = "is behind transparent pixels, and channels rgba keeps them"
+        return unused
 
     @property
     def listed(self) -> bool:
@@ -206,8 +227,38 @@ def parse_splits(text: str) -> dict[str, float]:
     except ValueError:
         shares = {}
     if len(shares) != len(parts) or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
-        raise SettingError(f"splits must be shares that sum to 1, as in 'train=0.8,val=0.2', got {text!r}")
+        raise SettingError(f"splits must be shares that sum to 1, as in {meant_splits(text)!r}, got {text!r}")
     return shares
+
+
+def looks_like_splits(text: str) -> bool:
+    """Whether `text` is meant to be shares, not the name of a file."""
+    return "=" in text or bool(_meant(text))
+
+
+def meant_splits(text: str) -> str:
+    """Shares that sum to 1, which the writer of `text` may have meant: 'train=0.8,val=0.2' of '80/20'."""
+    parts = _meant(text)
+    numbers = [float(number) for _, number in parts]
+    names = [name or usual for (name, _), usual in zip(parts, _USUAL_SPLITS, strict=False)]
+    if len(numbers) == 1 and numbers[0] > 1:
+        numbers = [numbers[0] / 100]
+    total = sum(numbers)
+    spare = [name for name in _USUAL_SPLITS if name not in names]
+    if total < 1 and spare:  # what is left is a split, too
+        names, numbers, total = [*names, spare[0]], [*numbers, 1 - total], 1.0
+    shares = [round(number / total, 4) for number in numbers[:-1]] if total else []
+    shares.append(round(1 - sum(shares), 4))
+    if len(numbers) < 2 or len(set(names)) < len(shares) or min(shares) <= 0:
+        return "train=0.8,val=0.2"
+    return ",".join(f"{name}={share:g}" for name, share in zip(names, shares, strict=True))
+
+
+def _meant(text: str) -> list[tuple[str, str]]:
+    """Name, or '', and number of each part of `text`; none if it is something else."""
+    parts = re.split(r"[,;/+]|(?<=[0-9%])[:\s]\s*(?=[A-Za-z0-9.])", text.strip())
+    found = [_MEANT.fullmatch(part.strip()) for part in parts]
+    return [(part[1] or "", part[2]) for part in found if part is not None] if all(found) else []
 
 
 def parse_color(text: str) -> Color:

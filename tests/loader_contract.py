@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import psutil
 import torch
 
-from loaders import Batch, Loader
+from loaders import Batch, Loader, RandomAugmentation
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import PrecacheError, SettingError
 from precache.pictures import images
@@ -118,6 +118,31 @@ def check_the_same_but_normalised(ours: Batch, theirs: Batch, dtype: torch.dtype
         assert torch.allclose(floats.cpu().float(), due, atol=tolerance)
     rest = [(b.ids, b.labels, b.padding, b.fields) for b in (ours, theirs)]
     torch.testing.assert_close(rest[0], rest[1], rtol=0, atol=0)
+
+
+def check_torchs_defaults_change_nothing(build: Build) -> None:
+    """What a training sets for its model, where it builds the loader and where it takes the batches."""
+
+    def serve() -> list[tuple[torch.Tensor, ...]]:
+        augment = RandomAugmentation(brightness=0.2, saturation=0.2, hue=0.1)
+        with build(batch_size=32, dtype="float32", augment=augment, views=2, workers=1) as loader:
+            batches = [(*batch.views, batch.labels, batch.ids, batch.padding) for batch in loader]
+        with build(batch_size=32, last="pad", workers=0) as loader:
+            return [*batches, *((*batch.views, batch.labels, batch.ids, batch.padding) for batch in loader)]
+
+    due = serve()
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        with torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            served = serve()
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(False)
+    for ours, theirs in zip(served, due, strict=True):
+        assert all(map(torch.equal, ours, theirs))
+        assert [part.dtype for part in ours] == [part.dtype for part in theirs]
 
 
 def check_resume(build: Build) -> None:

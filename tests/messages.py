@@ -33,6 +33,10 @@ precache convert photos shards --format shards --size 16
 precache convert broken out --format shards --workers 0
 precache convert photos out --format shards --update
 precache verify shards photos
+precache verify shards --root photos
+precache convert photos out --format shards --splits 0.8
+precache convert photos out --format shards --quality 50
+precache export shards pictures --quality 50
 precache verify shards --deep --across dali
 precache verify damaged
 precache inspect photos

@@ -19,7 +19,7 @@ from bench.report.verdict import answers, find_gain, observations, saved_share, 
 from bench.report.words import Table, percent
 from precache import page
 
-_LANE_PIXELS, _SERIES_PIXELS = 46, 170
+_SERIES_PIXELS = 170
 _STYLE = """
 .busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
 .lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 18.5rem; gap: 0 .9rem;

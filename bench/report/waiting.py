@@ -167,7 +167,8 @@ class _Pair:
 
 def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
     head = next((event for event in events if event[0] == "process"), None)
-    rank = None if head is None or head[2].get("RANK") is None else int(head[2]["RANK"])
+    said = "" if head is None else head[2].get("RANK") or ""  # as the environment of the script had it
+    rank = int(said) if said.isdecimal() else None
     infos: dict[int, dict[str, Any]] = {}
     own: dict[int, list[Event]] = {}
     for event in events:

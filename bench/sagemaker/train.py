@@ -162,7 +162,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
     hosts = _number(environment, "NNODES", 1)
     if hosts == 1:
         return Place()
-    rank = next((name for name in _RANKS if name in environment), "NODE_RANK")
+    rank = next((name for name in _RANKS if environment.get(name)), "NODE_RANK")
     if not environment.get("MASTER_ADDR"):
         raise SettingError("MASTER_ADDR is not set; it names the host that leads, for all of them")
     return Place(
@@ -175,7 +175,7 @@ def find_place(environment: Mapping[str, str]) -> Place:
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int | None = None) -> int:
     text = environment.get(name)
-    if text is None and otherwise is not None:
+    if not text and otherwise is not None:
         return otherwise
     if text is None or not text.isdecimal():
         raise SettingError(f"{name} must be a number that the service sets, got {text!r}")

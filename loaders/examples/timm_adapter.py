@@ -5,11 +5,12 @@
     python -m loaders.examples.timm_adapter pytorch-image-models/train.py --data-dir data/shards \
         --val-split val --model resnet50 --num-classes 257 --mixup 0.2 --reprob 0.25
 
-Several GPUs: `torchrun --nproc-per-node 8 -m loaders.examples.timm_adapter ...`. The script gets those
-below for `create_dataset` and `create_loader` of `timm.data`. Crops, flips, colours, MixUp, CutMix and
-random erasing are as its options say. Pictures are resized bilinearly, whatever `--train-interpolation`
-says, and validated on the centre of what was stored, whatever `--crop-pct` says. Options that need single
-pictures, as `--aa`, are refused.
+Several GPUs: `torchrun --nproc-per-node 8 -m loaders.examples.timm_adapter ...`. timm's validate.py runs
+in the same way. The script gets those below for `create_dataset` and `create_loader` of `timm.data`. Crops,
+flips, colours, MixUp, CutMix, random erasing and `--crop-pct` are as its options say; `--resume`,
+`--grad-accum-steps` and `--no-prefetcher` are the script's own and work. Pictures are resized bilinearly,
+whatever `--interpolation` and `--train-interpolation` say. Options that need single pictures or batches that
+change in size, as `--aa`, `--aug-repeats`, `--train-img-sizes` and `--naflex-loader`, are refused.
 """
 
 import runpy
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import timm.data
 import torch
@@ -26,6 +27,7 @@ from timm.data.random_erasing import RandomErasing
 
 import loaders
 from loaders.examples import common
+from loaders.settings import CROP_RATIO
 from precache.errors import SettingError
 
 OF_SINGLE_PICTURES = {
@@ -38,18 +40,28 @@ OF_SINGLE_PICTURES = {
     "color_jitter_prob": "--color-jitter-prob",
     "grayscale_prob": "--grayscale-prob",
     "gaussian_blur_prob": "--gaussian-blur-prob",
-    "input_size_choices": "sizes that change from batch to batch",
+    "input_size_choices": "--train-img-sizes",
+    "num_batches": "--train-batches-per-epoch",
+    "tf_preprocessing": "--tf-preprocessing",
+    "crop_border_pixels": "--crop-border-pixels",
 }
 """Arguments of `create_loader` that have no counterpart here -> how the script calls them."""
 
 
 class Batches:
-    """What the script asks of a loader: its length, batches on the device, `mixup_enabled`, `sampler`."""
+    """What the script asks of a loader: `mixup_enabled`, batches on the device, and else what ours has.
 
-    def __init__(self, loader: loaders.Loader, mixup: Mixup | None, erase: RandomErasing | None) -> None:
-        self.loader, self.mixup, self.erase = loader, mixup, erase
-        self.dataset, self.sampler = loader.dataset, loader.sampler
+    That is what a DataLoader has: its length, `dataset`, `sampler`, `batch_sampler`.
+    """
+
+    def __init__(
+        self, loader: loaders.Loader, channels: int, mixup: Mixup | None, erase: RandomErasing | None
+    ) -> None:
+        self.loader, self.channels, self.mixup, self.erase = loader, channels, mixup, erase
         self.mixup_enabled = mixup is not None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
 
     def __len__(self) -> int:
         return len(self.loader)
@@ -57,6 +69,11 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for batch in self.loader:
             images, labels = batch
+            if images.shape[1] != self.channels:
+                raise SettingError(
+                    f"the model takes pictures of {self.channels} channels, and these have "
+                    f"{images.shape[1]}; give --in-chans {images.shape[1]}, or convert with other --channels"
+                )
             if self.mixup is not None:
                 self.mixup.mixup_enabled = self.mixup_enabled  # if not, it still gives each class its share
                 images, labels = Mixup.__call__(self.mixup, images, labels)  # not that of FastCollateMixup
@@ -65,7 +82,17 @@ class Batches:
 
 def create_dataset(name: str, root: str, split: str, **others: Any) -> SimpleNamespace:
     """In the place of `timm.data.create_dataset`; `set_epoch` is the loader's, once it is built."""
+    for option, value in (("--dataset", name), ("--class-map", others.get("class_map"))):
+        if value:
+            raise SettingError(
+                f"{option} {value}: is not there with these loaders; convert the data, and give --data-dir"
+            )
     return SimpleNamespace(path=root, split=split, seed=others.get("seed", 0), set_epoch=lambda epoch: None)
+
+
+def create_naflex_loader(*_: object, **others: Any) -> NoReturn:
+    """In the place of `timm.data.create_naflex_loader`."""
+    raise SettingError("--naflex-loader: is not there with these loaders; leave it out")
 
 
 def create_loader(
@@ -79,6 +106,10 @@ def create_loader(
     for name, option in OF_SINGLE_PICTURES.items():
         if others.get(name):
             raise SettingError(f"{option} {others[name]!r}: is not there with these loaders; leave it out")
+    if others.get("crop_mode") not in (None, "center"):
+        raise SettingError(
+            f"--crop-mode {others['crop_mode']}: is not there with these loaders; leave it out"
+        )
     augments = is_training and not others.get("no_aug")
     mixup, erased = others.get("collate_fn"), others.get("re_prob", 0.0) if augments else 0.0
     if not isinstance(mixup, FastCollateMixup | None):
@@ -99,6 +130,7 @@ def create_loader(
         seed=dataset.seed,
         dtype=others.get("img_dtype") or torch.float32,
         normalize=(others["mean"], others["std"]),
+        serving=loaders.Serving(crop_ratio=others.get("crop_pct") or CROP_RATIO),
         sampling=loaders.Sampling(last="drop" if is_training else "partial"),
         reading=loaders.Reading(workers=others.get("num_workers", "auto")),
     )
@@ -106,7 +138,7 @@ def create_loader(
     erase = RandomErasing(
         erased, mode=others.get("re_mode", "const"), max_count=others.get("re_count", 1), device=device
     )
-    return Batches(loader, mixup, erase if erased else None)
+    return Batches(loader, input_size[0], mixup, erase if erased else None)
 
 
 def make_augmentation(
@@ -122,6 +154,7 @@ def make_augmentation(
 def main() -> int:
     """Run the script that the command line names, with the rest of it; the exit code."""
     timm.data.create_dataset, timm.data.create_loader = create_dataset, create_loader
+    timm.data.create_naflex_loader = create_naflex_loader
 
     def run_script() -> int:
         script = Path(sys.argv[1] if len(sys.argv) > 1 else "train.py")

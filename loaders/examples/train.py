@@ -7,7 +7,6 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 """
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 import loaders
 from loaders.examples import common
+from loaders.settings import read_launcher
 
 Step: TypeAlias = Callable[[torch.Tensor], object]
 """Learns from the loss of a batch."""
@@ -127,8 +127,8 @@ class Training:
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """The exit code."""
     if args.device == "cuda":
-        args.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
-    if "RANK" in os.environ:  # by torchrun
+        args.device = f"cuda:{read_launcher('LOCAL_RANK', 0, least=0)}"
+    if read_launcher("RANK", -1, least=0) >= 0:  # by torchrun
         dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
 

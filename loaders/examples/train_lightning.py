@@ -7,7 +7,6 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 """
 
 import argparse
-import os
 import sys
 import time
 from functools import partial
@@ -20,6 +19,7 @@ from torch.nn.functional import cross_entropy
 
 from loaders.batch import Batch
 from loaders.examples import common
+from loaders.settings import count_local_ranks, read_launcher
 
 
 class Classifier(lightning.LightningModule):  # type: ignore[misc]
@@ -97,8 +97,8 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     found = common.read_checkpoint(path, args)
     trainer = lightning.Trainer(
         accelerator="cpu" if args.device == "cpu" else "cuda",
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),  # torchrun's
-        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+        devices=count_local_ranks(),
+        num_nodes=read_launcher("GROUP_WORLD_SIZE", 1),
         max_epochs=args.epochs,
         precision="bf16-mixed" if args.bf16 else "32-true",
         logger=False,

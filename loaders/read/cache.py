@@ -35,7 +35,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.deliver import Lane, Pool, upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
-from loaders.settings import LoaderSpec
+from loaders.settings import LoaderSpec, count_local_ranks
 from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, printable
 from precache.pictures.jpeg import Pixels
@@ -243,7 +243,7 @@ def _in_main_memory(
             "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
             *(printable(str(data.path)), error.strerror or error),
         )
-        size = size_of(0, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        size = size_of(0, count_local_ranks())
         memory = mmap.mmap(-1, size) if size else None
     return None if memory is None else HostPictures(spec, data, crops, starts, memory)
 

@@ -205,7 +205,7 @@ def _part(picture: torch.Tensor, box: list[int] | list[float], crops: Crops) -> 
     size = (round(box[3]), round(box[2])) if crops.size is None else sides(crops.size)
     if (box[3], box[2]) != size and not isinstance(box[0], int):
         x, y, across, down = (
-            torch.full((1,), value, dtype=torch.float32, device=picture.device) for value in box
+            torch.full((1,), float(value), dtype=torch.float32, device=picture.device) for value in box
         )
         rows = weights(y, down, picture.shape[1], size[0], alone=False)
         columns = weights(x, across, picture.shape[2], size[1], alone=False)

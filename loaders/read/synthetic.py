@@ -21,11 +21,11 @@ class SyntheticReader:
     random_access = True
 
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
-        generator = torch.Generator().manual_seed(spec.seed)
+        generator = torch.Generator("cpu").manual_seed(spec.seed)
         self._whole = crops.size is None
         size = data.most_sides if crops.size is None else sides(crops.size)
         shape = (spec.batch_size * crops.views, *map(int, size), data.pixel_bytes)
-        noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
         self._noise = noise.to(spec.device)
         self._data = data
         self._views = crops.views

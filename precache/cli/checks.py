@@ -10,11 +10,11 @@ import click
 import precache
 from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
 from precache.cli.convert import RAW
-from precache.dataset.converted import ConvertedDataset
+from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
-from precache.storage.urls import Location
+from precache.storage.urls import Location, Url
 
 _FIRST_CLASSES = 10
 
@@ -36,36 +36,68 @@ def verify_command(
     mask: str | None,
     workers: int | None,
 ) -> None:
-    """Compare every file of the dataset in DST with its manifest's checksums."""
+    """Compare every file of the dataset in DST, or of several, with its manifest's checksums."""
     if deep and across:
         raise SettingError("--deep and --across cannot be combined; run verify once with each")
-    if (deep and len(others) != 1) or (across and not others) or (others and not (deep or across)):
-        raise SettingError("verify takes DST; with --deep, DST and SRC; with --across, two folders or more")
+    for option, value in (("--root", root), ("--mask", mask), ("--workers", workers)):
+        if value is not None and not deep:
+            raise SettingError(
+                f"{option} {value} is for --deep, which decodes the pictures of SRC again; leave it out, or "
+                f"give --deep and SRC, too"
+            )
+    if deep and len(others) != 1:
+        raise SettingError("--deep takes a dataset and its source: precache verify --deep DST SRC")
+    if across and not others:
+        raise SettingError("--across takes two datasets or more: precache verify --across DST DST")
     if across:
         same = (
             f"{dst}: {counted(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
         )
         _finish(precache.verify_across([dst, *others]), same)
         return
-    problems = precache.verify(dst)
-    command = shell_command("precache convert", others[0] if deep else "SRC", dst)
-    try:
-        manifest = precache.open_dataset(dst).manifest
-    except DatasetError:  # what it was made with is not known
-        _finish([*problems, f"{dst}: is damaged; remove it, then convert it again"], "")
-        return
-    size = human_bytes(manifest.stored_bytes)
-    remedy = f"with: {command} {manifest.to_flags()} --overwrite"
-    if problems:
-        are = "is" if len(problems) == 1 else "are"
-        problems.append(f"{dst}: {counted(len(problems), 'file')} {are} damaged; rewrite it {remedy}")
-    _finish(problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written")
+    for other in () if deep else others:
+        if not isinstance(other, Url) and other.exists() and not is_converted(other):
+            raise SettingError(
+                f"{other}: is no converted dataset; to compare {dst} with its source, "
+                f"run: {shell_command('precache verify --deep', dst, other)}"
+            )
+    is_whole = _verify_files(dst, others[0] if deep else "SRC")
+    for other in () if deep else others:
+        is_whole = _verify_files(other, "SRC") and is_whole
+    if not is_whole:
+        raise click.exceptions.Exit(1)
     if deep:
         with ProgressBar("verify", "image") as bar:
             moved = {"root": root, "mask": mask}
             report = precache.verify_deep(dst, others[0], **moved, workers=workers, on_progress=bar)
         sentence = f"{dst}: {report.sentence(others[0])}"
-        _finish(report.problems and [*report.problems, f"{sentence}; rewrite it {remedy}"], sentence)
+        problems = list(report.problems)
+        if problems:
+            problems.append(f"{sentence}; rewrite it with: {_again(dst, others[0])}")
+        _finish(problems, sentence)
+
+
+def _verify_files(dst: Location, source: Location | str) -> bool:
+    """Whether all files of the dataset in `dst` are as they were written, after it was said."""
+    problems = precache.verify(dst)
+    try:
+        manifest = precache.open_dataset(dst).manifest
+    except DatasetError:  # what it was made with is not known
+        return _say([*problems, f"{dst}: is damaged; remove it, then convert it again"], "")
+    if problems:
+        are = "is" if len(problems) == 1 else "are"
+        count = counted(len(problems), "file")
+        problems.append(f"{dst}: {count} {are} damaged; rewrite it with: {_again(dst, source)}")
+    size = human_bytes(manifest.stored_bytes)
+    return _say(
+        problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written"
+    )
+
+
+def _again(dst: Location, source: Location | str) -> str:
+    """The command that converts the dataset in `dst` once more."""
+    flags = precache.open_dataset(dst).manifest.to_flags()
+    return f"{shell_command('precache convert', source, dst)} {flags} --overwrite"
 
 
 @click.command(name="check", cls=Command)
@@ -155,8 +187,14 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
 
 def _finish(problems: Sequence[str], all_well: str) -> None:
     """Print `all_well`, or the problems and end with exit code 1."""
+    if not _say(problems, all_well):
+        raise click.exceptions.Exit(1)
+
+
+def _say(problems: Sequence[str], all_well: str) -> bool:
+    """Print the problems, or `all_well` where there are none; whether that is so."""
     for problem in problems:
         click.echo(printable(problem), err=True)
-    if problems:
-        raise click.exceptions.Exit(1)
-    click.echo(printable(all_well))
+    if not problems:
+        click.echo(printable(all_well))
+    return not problems

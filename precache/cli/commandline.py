@@ -32,7 +32,7 @@ import click
 from precache.cli import terminal
 from precache.cli.terminal import Guarded, ProgressBar, guarded
 from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
-from precache.packages import OF_EXTRAS, check_pillow, install_extra
+from precache.packages import check_package, check_pillow
 from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
 
@@ -149,12 +149,9 @@ def _imported(module: str, program: str) -> click.Command:
         command: click.Command = importlib.import_module(module).command
     except ImportError as error:
         check_pillow()
-        if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] not in OF_EXTRAS:
-            raise
-        extra = module.partition(".")[0]
-        raise MissingDependencyError(
-            f"{program} needs the extra '{extra}' ({error}); run: {install_extra(extra)}"
-        ) from error
+        if not isinstance(error, MissingDependencyError):
+            check_package(error, program, module.partition(".")[0])
+        raise
     return command
 
 
@@ -207,13 +204,24 @@ def _run(group: click.Command, program: str, arguments: list[str]) -> int:
     except click.Abort:
         raise
     except Exception as error:
+        known = _with_remedy(error, program)
         debug = context is not None and context.meta.get(_DEBUG, False)
-        if debug or not isinstance(error, (PrecacheError, click.ClickException, OSError)):
+        if debug or not isinstance(known, (PrecacheError, click.ClickException, OSError)):
             traceback.print_exc()  # on stderr, which is guarded
-        _complain(program, _one_line(error))
+        _complain(program, _one_line(known))
     else:
         return 0
     return 2
+
+
+def _with_remedy(error: Exception, program: str) -> Exception:
+    """`error`; of a package that is missing, what names the command that installs it."""
+    if isinstance(error, ImportError) and not isinstance(error, PrecacheError):
+        try:
+            check_package(error, program, "bench" if "bench" in sys.modules else "")
+        except MissingDependencyError as missing:
+            return missing
+    return error
 
 
 def _one_line(error: Exception) -> str:

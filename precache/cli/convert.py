@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 import precache
 from precache.cli.commandline import (
@@ -25,7 +26,15 @@ from precache.errors import SettingError
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
-from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
+from precache.recipe import (
+    DEFAULT_QUALITY,
+    DEFAULT_SIZE,
+    DEFAULT_SPLITS,
+    FORMAT_NAMES,
+    Recipe,
+    flag_of,
+    looks_like_splits,
+)
 from precache.reporting import Progress, counted, human_bytes
 from precache.sources import SourceOptions
 from precache.sources.options import help_of
@@ -52,7 +61,7 @@ RUNNING_FLAGS = {
 }
 _REJECTS = {
     "max_rejects": click.option(
-        "--max-rejects", default="1%", show_default=True, help="How many pictures may be damaged: 1% or 0.01."
+        "--max-rejects", help="How many pictures may be damaged: 1% or 0.01.  [default: 1%]"
     ),
     "strict": click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0."),
 }
@@ -71,8 +80,10 @@ _SOURCE_FLAGS = {
 }
 
 
-def _most_rejects(max_rejects: str, strict: bool) -> float:
-    return 0.0 if strict else parse_share("max_rejects", max_rejects)
+def _most_rejects(max_rejects: str | None, strict: bool) -> float:
+    if strict and max_rejects is not None:
+        raise SettingError(f"--strict and --max-rejects {max_rejects} cannot be combined; give one")
+    return 0.0 if strict else parse_share("max_rejects", max_rejects or "1%")
 
 
 def _source_options(fields: tuple[str, ...], classes: tuple[str, ...], **options: Any) -> SourceOptions:
@@ -101,7 +112,9 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     show_default=True,
     help="Largest shorter side in pixels (see --fit); or side of a square, or WIDTHxHEIGHT.",
 )
-@click.option("--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali).")
+@click.option(
+    "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality (webdataset, dali)."
+)
 @click.option("--fit", default="keep", show_default=True, help=f"One of: {', '.join(FITS)}.")
 @click.option("--enlarge", is_flag=True, help="With fit keep: also enlarge smaller pictures to --size.")
 @click.option("--resample", default="lanczos", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
@@ -155,11 +168,14 @@ def convert(
     """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
-    split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
+    split_list = Path(splits) if Path(splits).is_file() or not looks_like_splits(splits) else None
     if split_list is not None:
         splits = DEFAULT_SPLITS
     settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}
     recipe = Recipe(format=format_name, **settings)
+    for name, why in recipe.unused.items():
+        if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            raise SettingError(f"{flag_of(name)} {settings[name]} {why}; leave it out")
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:

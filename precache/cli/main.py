@@ -124,10 +124,10 @@ def _moved(done: "Transfer", verb: str) -> str:
 @click.argument("dst", type=PathOrUrl())
 @click.argument("tree", type=LocalPath())
 @click.option("--format", "file_format", help="jpeg, or png.  [default: as stored; pixels as png]")
-@click.option("--quality", default=95, show_default=True, help="JPEG quality, where pixels are stored.")
+@click.option("--quality", type=int, help="JPEG quality, where pixels are stored.  [default: 95]")
 @click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
 def export_command(
-    dst: Location, tree: Path, file_format: str | None, quality: int, workers: int | None
+    dst: Location, tree: Path, file_format: str | None, quality: int | None, workers: int | None
 ) -> None:
     """Write the pictures of the converted dataset in DST as files, into the new folder TREE.
 

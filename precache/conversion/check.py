@@ -64,7 +64,7 @@ def check(
     """
     source = locate(source)
     workers = engines.worker_count(workers)
-    check_range("max_pixels", max_pixels, 1)
+    max_pixels = check_range("max_pixels", max_pixels, 1)
     if is_converted(source):
         command = shell_command("precache verify", source)
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")

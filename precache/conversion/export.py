@@ -39,6 +39,7 @@ from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
 from precache.pictures.jpeg import encode_jpeg
+from precache.recipe import DEFAULT_QUALITY
 from precache.reporting import Progress, unseen, warn
 from precache.sources.base import lie_apart
 from precache.sources.tree import SPLIT_FOLDERS
@@ -73,7 +74,7 @@ def export(
     tree: str | os.PathLike[str],
     *,
     file_format: str | None = None,
-    quality: int = 95,
+    quality: int | None = None,
     workers: int | None = None,
     on_progress: Progress = unseen,
 ) -> Exported:
@@ -81,7 +82,7 @@ def export(
 
     Args:
         file_format: `jpeg` or `png`; default as they are stored; pixels as PNG, which is lossless.
-        quality: of JPEGs that are made of pixels; those that are stored keep their bytes.
+        quality: of JPEGs that are made of pixels, default 95; those that are stored keep their bytes.
         workers: processes; default one per CPU, 0 for the calling process.
         on_progress: called with (pictures written, pictures in all).
 
@@ -90,12 +91,17 @@ def export(
         SettingError: `tree` exists and is not empty, lies in `path` or around it; or a value is unknown.
     """
     workers = engines.worker_count(workers)
-    check_range("quality", quality, 1, 100)
     dataset = open_dataset(path)
     manifest = dataset.manifest
     if file_format is None:
         file_format = "png" if FORMATS[manifest.recipe.format].holds_pixels else "jpeg"
     check_choice("format", file_format, FORMATS_OF_FILES)
+    if quality is not None and (file_format != "jpeg" or not FORMATS[manifest.recipe.format].holds_pixels):
+        raise SettingError(
+            f"quality {quality} is of JPEGs that are made of stored pixels; {manifest.recipe.format} to "
+            f"{file_format} makes none; leave it out"
+        )
+    quality = check_range("quality", DEFAULT_QUALITY if quality is None else quality, 1, 100)
     if manifest.recipe.rendering.is_deep:
         raise SettingError(f"{path}: holds {manifest.recipe.dtype}; only uint8 can be exported")
     if manifest.recipe.channels == "rgba" and file_format == "jpeg":

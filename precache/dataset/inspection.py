@@ -26,7 +26,8 @@ from precache.reporting import counted, human_bytes
 from precache.storage.urls import Location, Url
 
 # So that a page of any number of classes takes less than a megabyte.
-_SHEET, _SHEET_SIDE = 24, 192  # pictures, and pixels
+_SHEET, _SHEET_SIDE = 24, 192  # pictures, and pixels; of more classes one each, with as many pixels in all
+_SHEET_CLASSES = 300  # of more, so many of them
 _FIRST_CLASSES, _PICTURES_PER_CLASS, _THUMBNAIL_SIDE = 20, 5, 96
 _CLASSES_PER_FOLD = 100
 _FILES = 100
@@ -41,7 +42,9 @@ _STYLE = """
   white-space: nowrap; text-overflow: ellipsis; }
 .classes { display: grid; gap: 1.2rem 2rem; margin: 1rem 0; align-items: start;
   grid-template-columns: repeat(auto-fill, minmax(min(100%, 21rem), 1fr)); }
-@media (max-width: 30rem) { .sheet { grid-template-columns: repeat(auto-fill, minmax(5rem, 1fr)); } }
+.sheet.many { gap: .4rem; grid-template-columns: repeat(auto-fill, minmax(4.5rem, 1fr)); }
+@media (max-width: 30rem) {
+  .sheet, .sheet.many { grid-template-columns: repeat(auto-fill, minmax(4rem, 1fr)); } }
 """
 
 
@@ -195,21 +198,27 @@ class _Picture:
 
 
 def _chosen(index: SampleIndex, manifest: Manifest, classes: int) -> tuple[list[int], list[list[int]]]:
-    """Rows of the index for the sheet of pictures, and of the first `classes`: the first ones as stored."""
+    """Rows of the index for the sheet of pictures, and of the first `classes`: the first ones as stored.
+
+    The sheet begins with a picture of each class; where these are few it has a second of each, and so on.
+    """
     served = np.flatnonzero(index.served)
     if manifest.target != "class":
         return served[:_SHEET].tolist(), []
     order = served[np.argsort(index.labels[served], kind="stable")]
     labels = np.arange(len(manifest.classes))
     starts, ends = (np.searchsorted(index.labels[order], labels, side) for side in ("left", "right"))
-    spread = np.unique(np.linspace(0, len(labels) - 1, min(_SHEET, len(labels))).round().astype(np.int64))
-    each = -(-_SHEET // len(spread))  # of few classes several each
-    sheet = [row for at in spread for row in order[starts[at] : min(ends[at], starts[at] + each)].tolist()]
+    spread = np.unique(
+        np.linspace(0, len(labels) - 1, min(_SHEET_CLASSES, len(labels))).round().astype(np.int64)
+    )
+    each = -(-_SHEET // len(spread))
+    places = [starts[at] + turn for turn in range(each) for at in spread if starts[at] + turn < ends[at]]
+    sheet = order[places[: max(_SHEET, len(spread))]].tolist()
     of_classes = [
         order[start : min(end, start + _PICTURES_PER_CLASS)].tolist()
         for start, end in zip(starts[:classes], ends[:classes], strict=True)
     ]
-    return sheet[:_SHEET], of_classes
+    return sheet, of_classes
 
 
 def _read_pictures(dataset: ConvertedDataset, index: SampleIndex, rows: list[int]) -> dict[int, _Picture]:
@@ -235,12 +244,14 @@ def _read_pictures(dataset: ConvertedDataset, index: SampleIndex, rows: list[int
 
 
 def _sheet(manifest: Manifest, index: SampleIndex, pictures: Mapping[int, _Picture]) -> str:
-    figures = []
+    figures, many = [], len(pictures) > _SHEET
+    side = int(_SHEET_SIDE * (_SHEET / len(pictures)) ** 0.5) if many else _SHEET_SIDE
     for row, picture in pictures.items():
         name = manifest.classes[index.labels[row]] if manifest.target == "class" else ""
         caption = f"<figcaption>{escape(name)}</figcaption>" if name else ""
-        figures.append(f"<figure>{picture.image(_SHEET_SIDE, name)}{caption}</figure>")
-    return f'<div class="sheet">{"".join(figures)}</div>'
+        figures.append(f"<figure>{picture.image(side, name)}{caption}</figure>")
+    kind = "sheet many" if many else "sheet"
+    return f'<div class="{kind}">{"".join(figures)}</div>'
 
 
 def _splits(manifest: Manifest) -> str:

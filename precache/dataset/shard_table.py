@@ -86,12 +86,7 @@ class ShardTable(Sequence[ShardEntry]):
     largest: Sizes | None = None
 
     @classmethod
-    def of(
-        cls,
-        entries: Iterable[ShardEntry],
-        form: Format,
-        largest: Sizes | None = None,
-    ) -> "ShardTable":
+    def of(cls, entries: Iterable[ShardEntry], form: Format) -> "ShardTable":
         """The table of these shards."""
         listed = list(entries)
         split_names = tuple(dict.fromkeys(shard.split for shard in listed))
@@ -106,7 +101,6 @@ class ShardTable(Sequence[ShardEntry]):
             np.array([shard.samples for shard in listed], np.int64),
             np.array([[f.bytes for f in of] for of in files], np.int64).reshape(-1, count),
             np.array([[int(f.crc32c, 16) for f in of] for of in files], np.uint32).reshape(-1, count),
-            largest=largest,
         )
 
     def __len__(self) -> int:

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from precache.errors import SettingError, WorkerError
+from precache.errors import SettingError, WorkerError, check_range
 from precache.reporting import Progress
 
 Task = TypeVar("Task")
@@ -55,13 +55,11 @@ def worker_count(workers: int | None, least: int = 0) -> int:
     """`workers`, or one per CPU for None; SettingError unless it is `least` or more."""
     if workers is None:
         return available_cpus()
-    if not isinstance(workers, int) or isinstance(workers, bool) or workers < least:
+    try:
+        return check_range("workers", workers, least)
+    except SettingError as error:
         none = "0 works in this process; " if least == 0 else ""
-        raise SettingError(
-            f"workers must be {least} or more, got {workers!r}; {none}the default is one per CPU "
-            f"({available_cpus()})"
-        )
-    return workers
+        raise SettingError(f"{error}; {none}the default is one per CPU ({available_cpus()})") from None
 
 
 def counted(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:

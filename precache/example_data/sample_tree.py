@@ -94,9 +94,9 @@ def make_sample(
     Raises:
         SettingError: a value is out of range, or `destination` exists and is not empty.
     """
-    check_range("classes", classes, 1, 999)
-    check_range("images", images, classes)
-    check_range("seed", seed, 0)
+    classes = check_range("classes", classes, 1, 999)
+    images = check_range("images", images, classes)
+    seed = check_range("seed", seed, 0)
     check_choice("like", like, PICTURES_LIKE)
     workers = engines.worker_count(workers)
     destination = Path(destination)

@@ -18,14 +18,13 @@ def check_size(name: str, value: object, most: int) -> Size:
         SettingError: it is neither an integer from 1 to `most` nor two of them.
     """
     if not isinstance(value, (tuple, list)):
-        check_range(name, value, 1, most)  # type: ignore[arg-type]  # it looks
-        assert isinstance(value, int)
-        return value
+        return check_range(name, value, 1, most)  # type: ignore[arg-type]  # it looks
     if len(value) != 2:
         raise SettingError(f"{name} must be an integer, or height and width as (240, 320), got {value!r}")
-    for side, pixels in zip(("height", "width"), value, strict=True):
-        check_range(f"{side} of {name}", pixels, 1, most)
-    return as_size(*value)
+    height, width = value
+    return as_size(
+        check_range(f"height of {name}", height, 1, most), check_range(f"width of {name}", width, 1, most)
+    )
 
 
 def parse_size(text: str) -> Size:

@@ -220,7 +220,6 @@ class Rows(SampleList):
         self.text_labels = self.text_fields = self.optional_fields = False
         self.labels = Labels()
         self.values: dict[str, list[Any]] = {name: [] for name in columns.fields}
-        self.optional = False
 
     def error(self, row: int, column: Any, reason: str) -> SourceError:
         """An error to raise: what is wrong with the value of a row."""

@@ -101,7 +101,7 @@ class SourceOptions:
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:
-            check_range("class_depth", self.class_depth, 0)
+            object.__setattr__(self, "class_depth", check_range("class_depth", self.class_depth, 0))
         if self.separator == "":
             raise SettingError("separator must be one character or more, got ''")
 

@@ -64,7 +64,7 @@ class Cache:
 
     def __post_init__(self) -> None:
         if self.bytes is not None:
-            check_range("cache_bytes", self.bytes, 1)
+            object.__setattr__(self, "bytes", check_range("cache_bytes", self.bytes, 1))
 
 
 class WrittenFile(Protocol):

@@ -116,6 +116,7 @@ def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
     [
         contract.check_order_depends_on_seed_and_epoch_alone,
         contract.check_floats_are_normalised,
+        contract.check_torchs_defaults_change_nothing,
         contract.check_threads_take_turns,
         sampling_contract.check_views,
     ],

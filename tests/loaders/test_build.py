@@ -1,5 +1,6 @@
 """What `loaders.build` takes and refuses, and states that belong to another loader."""
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -49,6 +50,31 @@ def test_a_bad_setting_names_itself_and_what_would_do(converted: dict[str, Path]
             build_loader(converted["shards"], **given)
         name, remedy = next(iter(given)), "(must be .*[,;] got |choose from: |; give |; leave |; use )"
         assert re.search(rf"\b{name}\b.*{remedy}", str(caught.value)), given
+
+
+INTEGERS = {
+    "batch_size": 8, "size": 24, "seed": 3, "rank": 1, "world_size": 2, "per_node": 1, "workers": 2,
+    "threads": 1, "memory_bytes": 2**24, "cache_bytes": 2**30, "views": 2,
+}  # fmt: skip
+
+
+def test_integers_may_be_those_of_numpy_and_torch(converted: dict[str, Path]) -> None:
+    """And are Python's from there on: a state is JSON."""
+    settings: dict[str, Any] = {"shuffle": "window", "augment": "train", **INTEGERS}
+    with build_loader(converted["shards"], **settings) as loader:
+        due = [batch.ids.tolist() for batch in loader]
+    for kind in (np.int64, np.int32, np.array, torch.tensor):
+        given = {**settings, **{name: kind(value) for name, value in INTEGERS.items()}}
+        with build_loader(converted["shards"], **given) as other:
+            assert other.spec == loader.spec
+            assert [batch.ids.tolist() for batch in other] == due
+            other.set_epoch(kind(4))
+            other.load_state_dict({**json.loads(json.dumps(other.state_dict())), "epoch": kind(5)})
+            assert json.loads(json.dumps(other.state_dict()))["epoch"] == 5
+    for name, value in INTEGERS.items():
+        for wrong in (True, float(value), str(value), np.True_, np.float64(value), [value]):
+            with pytest.raises(SettingError, match=rf"\b{name}\b .*{re.escape(repr(wrong))}"):
+                build_loader(converted["shards"], **{**settings, name: wrong})
 
 
 def test_what_cannot_be_done_here_is_refused(

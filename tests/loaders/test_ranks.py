@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import loaders
 from loaders.dataset import open_split
+from precache import SettingError
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.conftest import IMAGES
@@ -75,3 +77,28 @@ def test_each_node_reads_shards_of_its_own(converted: dict[str, Path], shuffle: 
                 assert len(ids) == IMAGES
                 readers = {(node, shard_of[i]) for node, i in ids}
                 assert len(readers) - len(data.files) <= most
+
+
+@pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_RANK"])
+def test_what_is_no_number_of_ranks_is_as_if_unset_or_named(
+    name: str,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Launchers leave variables empty, and scripts write 0 processes and rank -1 where there are none."""
+
+    def serve(text: str) -> tuple[int, list[int]]:
+        monkeypatch.setenv(name, text)
+        loaders.build(raw_tree, size=16, precache=tmp_path / "shards").close()
+        with build_loader(converted["shards"], shuffle="window", world_size=2, rank=1) as loader:
+            return loader.spec.workers, ids_of(loader)
+
+    monkeypatch.delenv(name, raising=False)
+    unset = serve("")
+    for text in ("0", "-1", " 1 "):
+        assert serve(text) == unset
+    for text in ("abc", "1.5", "0x2"):
+        with pytest.raises(SettingError, match=f"{name} .*{text}"):
+            serve(text)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import loaders
 import precache
 from precache.errors import DatasetError, ImageError, SettingError
 from precache.sources.rejected_list import default_list
@@ -99,12 +100,29 @@ def test_every_backend_skips_the_same_pictures_and_names_each_once(
             assert sorted(served) == good
     named = [record.getMessage() for record in caplog.records if record.name == "loaders.loader"]
     assert len(named) == len(set(named)) == len(DAMAGE)
-    with build(on_error="raise") as loader, pytest.raises(ImageError, match="cannot be decoded"):
+    with build(on_error="raise") as loader, pytest.raises(ImageError, match="cannot be decoded") as caught:
         list(loader)
+    remedies = ('on_error="skip"', f"precache check {path}")
+    assert [remedy in str(caught.value) for remedy in remedies] == [path.name == "raw"] * 2
     samples = scan_tree(folders["raw"]).samples
     for sample_id in bad:
         names = (f"{folders['raw']}/{samples[sample_id].path}: ", f": sample {sample_id}: ")
         assert sum(any(name in line for name in names) for line in named) == 1
+
+
+@pytest.mark.parametrize("decode", ["pil", "tensor"])
+def test_image_dataset_names_what_lists_such_pictures(
+    decode: str, damaged: tuple[dict[str, Path], list[int]]
+) -> None:
+    """Which is all that it has to offer: it leaves nothing out."""
+    folders, bad = damaged
+    dataset = loaders.ImageDataset(folders["raw"], decode=decode)
+    for position in bad:
+        with pytest.raises(ImageError) as caught:
+            dataset[position]
+        assert caught.value.path == dataset.samples[position][0]
+        assert f"precache check {folders['raw']}" in caught.value.reason
+        assert "on_error" not in caught.value.reason
 
 
 @pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)
@@ -125,8 +143,10 @@ def test_a_batch_of_which_nothing_is_left_raises(
         stored = contract.ids_of(whole)
     with build(batch_size=1, shuffle=False) as loader:
         batches = (batch.ids.tolist() for batch in loader)
-        with pytest.raises(ImageError, match="cannot be decoded"):
+        with pytest.raises(ImageError, match="cannot be decoded") as caught:
             served.extend(chain.from_iterable(batches))
+    path = build.args[0]  # type: ignore[attr-defined]
+    assert (f"precache check {path}" in str(caught.value)) == (path.name == "raw")
     assert served == stored[: min(stored.index(sample_id) for sample_id in bad)]
 
 

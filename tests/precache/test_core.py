@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from precache.formats import FORMATS
 from tests.command import ROOT
 from tests.test_layers import files, imports
@@ -22,7 +24,7 @@ class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in (
             "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow",
-            "boto3", "huggingface_hub", "obstore", "ray"
+            "boto3", "huggingface_hub", "obstore", "ray", "psutil"
         ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
@@ -36,6 +38,65 @@ for form in sys.argv[2:]:
         assert precache.cli.main.commandline.run(precache.cli.main.main, "precache", command) == 0
 assert precache.cli.main.commandline.run(precache.cli.main.main, "precache", ["doctor"]) == 0
 """
+
+
+LACKING = """
+import sys
+
+class Lacking:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == sys.argv[1]:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Lacking())
+if sys.argv[2:]:
+    import bench.cli
+    sys.exit(bench.cli.commandline.run(bench.cli.main, "bench", sys.argv[2:]))
+try:
+    import loaders.examples.common
+except ImportError as error:
+    sys.exit(f"{type(error).__name__}: {error}")
+"""
+BENCH_LOADERS = (
+    "loaders",
+    "tree",
+    "--backend",
+    "imagefolder",
+    "--size",
+    "16",
+    "--device",
+    "cpu",
+    "--batches",
+    "2",
+)
+
+
+@pytest.mark.parametrize(
+    ("package", "command", "brings"),
+    [
+        *((package, (), "precache[loaders]") for package in ("torch", "torchvision", "cv2", "psutil")),
+        ("xxhash", (), "install precache"),
+        ("psutil", BENCH_LOADERS, "precache[bench]"),
+        ("plotly", BENCH_LOADERS, "precache[bench]"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_installs_it(
+    package: str, command: tuple[str, ...], brings: str, tmp_path: Path
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", LACKING, package, *command],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    (line,) = result.stderr.splitlines()
+    assert f" {package} " in line
+    assert brings in line
+    assert result.returncode == (2 if command else 1)
+    assert command or line.startswith("MissingDependencyError: ")
 
 
 def listed(heading: str) -> set[str]:

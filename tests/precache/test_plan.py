@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from precache.errors import SettingError
 from precache.plan import Grown, plan_conversion, plan_update, split_samples
-from precache.recipe import FORMAT_NAMES, Recipe
+from precache.recipe import FORMAT_NAMES, Recipe, meant_splits, parse_splits
 from precache.sources.base import SampleRef, Samples
 
 SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
@@ -76,6 +77,41 @@ def test_a_bad_setting_names_field_and_value_and_what_does_not_go_together() -> 
         with pytest.raises(SettingError) as caught:
             recipe(**settings_)
         assert [mention for mention in mentions if mention not in str(caught.value)] == []
+
+
+MEANT = {
+    "0.8": "train=0.8,val=0.2", "0.8,0.2": "train=0.8,val=0.2", "80,20": "train=0.8,val=0.2",
+    "80/20": "train=0.8,val=0.2", "8:2": "train=0.8,val=0.2", "90%": "train=0.9,val=0.1",
+    "train=0.9": "train=0.9,val=0.1", "train:0.7, test:0.3": "train=0.7,test=0.3",
+    "train=80,val=20": "train=0.8,val=0.2", "train 80% val 20%": "train=0.8,val=0.2",
+    "val=0.3": "val=0.3,train=0.7", "0.7,0.2": "train=0.7,val=0.2,test=0.1",
+    "train=1,val=0.25": "train=0.8,val=0.2",
+    "a": "train=0.8,val=0.2", "train=1,val=0": "train=0.8,val=0.2",
+}  # fmt: skip
+"""Splits as people write them -> what is suggested."""
+
+
+def test_splits_that_do_not_sum_to_1_come_back_as_what_was_meant() -> None:
+    for text, meant in MEANT.items():
+        with pytest.raises(SettingError, match=f"'{meant}', got '{text}'"):
+            recipe(splits=text)
+
+
+@given(st.text("0123456789.,=:/% ab", max_size=12))
+def test_splits_that_are_suggested_can_be_pasted(text: str) -> None:
+    assert set(parse_splits(meant_splits(text)).values()) <= {share / 10_000 for share in range(10_001)}
+
+
+def test_integers_of_numpy_make_the_same_recipe() -> None:
+    given = {"size": 32, "quality": 90, "shard_bytes": 2**20, "seed": 3, "max_pixels": 10**6}
+    for kind in (np.int64, np.int32, np.array):
+        made = Recipe(format="dali", **{name: kind(value) for name, value in given.items()})
+        assert json.loads(json.dumps(made.to_json())) == Recipe(format="dali", **given).to_json()
+    assert Recipe(format="dali", fit="crop", size=(np.int64(4), np.int64(4))).size == 4
+    for name, value in given.items():
+        for wrong in (True, np.True_, float(value), np.float64(value), str(value)):
+            with pytest.raises(SettingError, match=name):
+                recipe(**{name: wrong})
 
 
 @given(SHARES, st.lists(st.integers(-1, 4), min_size=1, max_size=300), st.integers(0, 9))

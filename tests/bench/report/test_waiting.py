@@ -38,7 +38,7 @@ def process(
     epoch; of the first an optimizer steps. Making an iterator takes `start_s`."""
     now, done = 100.0, 0
     told = {"kind": "DataLoader", "where": "train.py:7", "dataset": "ImageFolder", "workers": 0, "side": 64}
-    events: list[Event] = [["process", 1, {} if rank is None else {"RANK": str(rank)}]]
+    events: list[Event] = [["process", 1, {"RANK": "" if rank is None else str(rank)}]]
     for number, _ in streams:
         events.append(["stream", number, {**told, "key": f"key {number}", **info}])
     for _ in range(epochs):

@@ -20,7 +20,7 @@ SCRIPT = """
 import json, sys, torch
 from timm.data import FastCollateMixup, create_dataset, create_loader
 
-root, mixup = sys.argv[1], float(sys.argv[2])
+root, mixup, version = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 of_train = create_dataset("", root=root, split="train", is_training=True, batch_size=8, seed=42, repeats=0)
 of_eval = create_dataset("", root=root, split="val", is_training=False, batch_size=8)
 shared = {"input_size": (3, 32, 32), "batch_size": 8, "use_prefetcher": True, "device": torch.device("cpu")}
@@ -30,7 +30,10 @@ collate = FastCollateMixup(mixup_alpha=mixup, num_classes=5) if mixup else None
 training = create_loader(of_train, is_training=True, collate_fn=collate, **erases, **shared)
 validation = create_loader(of_eval, is_training=False, crop_pct=0.9, **shared)
 for epoch in range(2):
-    of_train.set_epoch(epoch)
+    if version == "older":
+        of_train.set_epoch(epoch)
+    elif hasattr(training.batch_sampler, "set_epoch"):  # train.py of 2026
+        training.batch_sampler.set_epoch(epoch)
     if epoch == 1 and training.mixup_enabled:
         training.mixup_enabled = False
     batches = [([*images.shape], target.tolist()) for images, target in training]
@@ -45,9 +48,10 @@ def of_training(path: Path, **options: Any) -> Any:
     return dataset, adapter.create_loader(dataset, (3, 24, 24), **settings)
 
 
-@pytest.mark.parametrize("mixup", [0.0, 1.0])
+@pytest.mark.parametrize(("mixup", "version"), [(0.0, "older"), (1.0, "today")])
 def test_the_script_gets_what_it_asks_for(
     mixup: float,
+    version: str,
     data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -57,9 +61,12 @@ def test_the_script_gets_what_it_asks_for(
     with loaders.build(data, batch_size=BATCH, seed=42, sampling=loaders.Sampling(last="drop")) as loader:
         labels = [[batch.labels.tolist() for batch in loader] for _ in range(2)]
     (tmp_path / "script.py").write_text(SCRIPT)
-    for name in ("create_dataset", "create_loader"):
-        monkeypatch.setattr(timm.data, name, getattr(timm.data, name))  # put back at the end
-    monkeypatch.setattr(sys, "argv", ["timm_adapter", str(tmp_path / "script.py"), str(data), str(mixup)])
+    for name in ("create_dataset", "create_loader", "create_naflex_loader"):
+        monkeypatch.setattr(
+            timm.data, name, getattr(timm.data, name, None), raising=False
+        )  # put back at the end
+    script = str(tmp_path / "script.py")
+    monkeypatch.setattr(sys, "argv", ["timm_adapter", script, str(data), str(mixup), version])
     assert adapter.main() == 0
     epochs = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert {tuple(shape) for batches, _ in epochs for shape, _ in batches} == {(BATCH, 3, 32, 32)}
@@ -97,11 +104,43 @@ def test_pictures_are_normalised_with_the_figures_of_the_model_and_erased_where_
     assert all((images == 0).all(dim=1).any() for images, _ in erased)
 
 
+def test_a_loader_of_the_script_has_what_a_dataloader_has(data: Path) -> None:
+    """So that a script of tomorrow finds what it asks of timm's own, which passes a DataLoader's on."""
+    _, training = of_training(data)
+    for name, value in vars(timm.data.loader.PrefetchLoader).items():
+        if isinstance(value, property):
+            getattr(training, name)
+    assert len(training.batch_sampler) == len(training) == len(list(training.batch_sampler))
+
+
+def test_validation_shows_the_share_that_crop_pct_says(data: Path) -> None:
+    with loaders.build(
+        data, split="val", size=24, shuffle=False, batch_size=BATCH, serving=loaders.Serving(crop_ratio=0.5)
+    ) as loader:
+        due = [batch.images.float() / 127.5 - 1 for batch in loader]
+    dataset = adapter.create_dataset("", root=str(data), split="val")
+    validation = adapter.create_loader(dataset, (3, 24, 24), BATCH, crop_pct=0.5, **SETTINGS)
+    for expected, (images, _) in zip(due, validation, strict=True):
+        assert torch.allclose(images, expected, atol=1e-5)
+
+
 def test_what_is_not_there_is_refused(data: Path) -> None:
     for options, mention in (
         ({"auto_augment": "rand-m9"}, "--aa 'rand-m9'"),
         ({"collate_fn": len}, "FastCollateMixup or none"),
         ({"batch_size": 7, "collate_fn": adapter.FastCollateMixup()}, "--batch-size 7"),
+        ({"num_aug_repeats": 3}, "--aug-repeats"),
+        ({"num_batches": 5}, "--train-batches-per-epoch 5"),
+        ({"crop_mode": "squash"}, "--crop-mode squash"),
     ):
         with pytest.raises(SettingError, match=mention):
             of_training(data, **options)
+    for mention, name, options in (
+        ("--dataset hfds/a/b", "hfds/a/b", {}),
+        ("--class-map map.txt", "", {"class_map": "map.txt"}),
+    ):
+        with pytest.raises(SettingError, match=mention):
+            adapter.create_dataset(name, root=str(data), split="train", **options)
+    dataset = adapter.create_dataset("", root=str(data), split="train")
+    with pytest.raises(SettingError, match="--in-chans 3"):
+        next(iter(adapter.create_loader(dataset, (1, 24, 24), BATCH, **SETTINGS)))

@@ -39,6 +39,20 @@ def test_the_page_shows_each_class_as_stored_and_what_was_left_out(tree: Path, t
     assert not re.search(r"https?://|url\(|<script|<link", text), "needs no network, and runs nothing"
 
 
+@pytest.mark.parametrize("classes", [3, 40])
+def test_the_first_pictures_are_one_of_each_class(classes: int, tmp_path: Path) -> None:
+    for number in range(classes * 12):
+        path = tmp_path / f"tree/class {number % classes:02}/{number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (200, 200), (number % 256, 0, 0)).save(path)
+    convert(tmp_path / "tree", tmp_path / "out", small_recipe("shards", size=200), workers=0)
+    write_html(open_dataset(tmp_path / "out"), tmp_path / "page.html")
+    sheet = (tmp_path / "page.html").read_text().partition("<h2>")[0]
+    captions = re.findall(r"<figcaption>([^<]*)</figcaption>", sheet)
+    assert captions[:classes] == sorted(set(captions)) == [f"class {n:02}" for n in range(classes)]
+    assert len(captions) == max(24, classes)
+
+
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_a_shard_that_lost_its_content_is_named(
     name: str, converted: dict[str, Path], tmp_path: Path

@@ -1,0 +1,52 @@
+"""Options that would change nothing are refused, in one line that names them."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.command import check_bad_input, run_here
+
+IN_VAIN = (
+    ("verify shards --root photos", "--root"),
+    ("verify shards --mask masks", "--mask"),
+    ("verify shards --workers 2", "--workers"),
+    ("verify shards dali --across --workers 2", "--workers"),
+    ("verify shards tree", "precache verify --deep shards tree"),
+    ("verify shards --deep", "--deep DST SRC"),
+    ("verify shards --across", "--across DST DST"),
+    ("convert tree out --format shards --quality 90", "--quality"),
+    ("convert tree out --format shards --channels rgba --background black", "--background"),
+    ("convert tree out --format shards --strict --max-rejects 5%", "--max-rejects 5%"),
+    ("convert tree out --format shards --address head:1", "address"),
+    ("convert tree out --format shards --splits 0.8", "'train=0.8,val=0.2'"),
+    ("export shards out --quality 50", "quality 50"),
+    ("export dali out --format png --quality 50", "quality 50"),
+    ("export dali out --quality 50", "quality 50"),
+)
+
+
+@pytest.fixture
+def folder(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
+    (tmp_path / "tree").symlink_to(raw_tree)
+    for name, path in converted.items():
+        (tmp_path / name).symlink_to(path)
+    return tmp_path
+
+
+def test_what_would_change_nothing_is_refused(folder: Path) -> None:
+    for command, mention in IN_VAIN:
+        check_bad_input(run_here("precache", *command.split(), cwd=folder), mention)
+    assert not (folder / "out").exists()
+
+
+def test_verify_compares_every_dataset_that_it_is_given(folder: Path, converted: dict[str, Path]) -> None:
+    result = run_here("precache", "verify", "shards", "dali", cwd=folder)
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()] == ["shards", "dali"]
+    assert (result.returncode, result.stderr) == (0, "")
+    damaged = Path(shutil.copytree(converted["webdataset"], folder / "damaged"))
+    (shard,) = damaged.glob("train-00001*.tar")
+    shard.write_bytes(shard.read_bytes()[:-512])
+    result = run_here("precache", "verify", "damaged", "dali", cwd=folder)
+    assert (result.returncode, result.stdout.partition(":")[0]) == (1, "dali")
+    assert shard.name in result.stderr

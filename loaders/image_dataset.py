@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from loaders.converting import Conversion
+from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse_others
@@ -49,6 +49,7 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         decode: `"pil"` or `"tensor"`.
         precache, recipe: as of `loaders.build`; each process that reads looks every 512 samples whether the
             shards are finished; a new worker of a DataLoader at its first.
+        splits, class_depth: as of `loaders.build`, of a raw tree.
 
     Attributes:
         root: `path`.
@@ -75,11 +76,19 @@ class ImageDataset(Dataset[tuple[Any, Any]]):
         decode: Literal["pil", "tensor"] = "pil",
         precache: str | os.PathLike[str] | None = None,
         recipe: Recipe | None = None,
+        *,
+        splits: str | os.PathLike[str] | None = None,
+        class_depth: int | None = None,
     ) -> None:
-        check_given(path, precache, recipe)
+        check_given(path, precache, recipe, splits)
         check_choice("decode", decode, ("pil", "tensor"))
-        self._data = data = open_split(path, split)
-        self._conversion = None if precache is None else Conversion(data, split, precache, recipe)
+        recipe, splits = reconcile(recipe, splits)
+        self._data = data = open_split(
+            path, split, splits=splits, split_seed=recipe.seed, class_depth=class_depth
+        )
+        self._conversion = None
+        if precache is not None:
+            self._conversion = Conversion(data, split, precache, recipe, class_depth=class_depth)
         self._asked = 0  # samples
         modes = (1, 3, 4) if data.dtype == np.uint8 else (1,)
         if decode == "pil" and data.channels not in modes:

@@ -1,19 +1,19 @@
 """Commands that answer a question: `precache verify`, `check` and `inspect`."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
-from precache.cli.convert import RAW
+from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, note, printable
+from precache.cli.convert import RAW, line_of_deeper, lines_of_ignored
 from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
+from precache.sources.options import help_of
 from precache.storage.urls import Location, Url
 
 _FIRST_CLASSES = 10
@@ -111,16 +111,26 @@ def _again(dst: Location, source: Location | str) -> str:
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
+@click.option("--class-depth", type=int, help=help_of()["class_depth"].removeprefix("Tree: "))
 @click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
-def check_command(src: Location, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
+def check_command(
+    src: Location, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
+) -> None:
     """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
 
     Loaders built with on_error="skip" leave out the pictures in the default list.
     """
     with ProgressBar("check", "image") as bar:
         report = precache.check(
-            src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
+            src,
+            list_file=list_file,
+            class_depth=class_depth,
+            max_pixels=max_pixels,
+            workers=workers,
+            on_progress=bar,
         )
+    if report.deeper:
+        note(f"{src}: {line_of_deeper(report.deeper)}")
     every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
     if problems:
@@ -174,8 +184,8 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
         console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
-    for reason, count in Counter(reason for _, reason in manifest.ignored).most_common():
-        console.print(printable(f"ignored {count:,}: {reason}"))
+    for line in lines_of_ignored(manifest):
+        console.print(printable(line))
     console.print()
     table = Table(box=None, show_header=False)
     command = facts.pop("made with")

@@ -21,13 +21,20 @@ import numpy as np
 
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, SourceError
-from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, parse_splits
+from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
 from precache.reporting import counted, some
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 from precache.storage.urls import local_path
 
 _COLUMNS = 2
+
+
+def is_list_file(splits: object) -> bool:
+    """Whether what the user calls splits names a list file, rather than shares."""
+    if isinstance(splits, str):
+        return Path(splits).is_file() or not looks_like_splits(splits)
+    return isinstance(splits, os.PathLike)
 
 
 def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tuple[Scan, Recipe]:

@@ -26,6 +26,7 @@ from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
 from precache.errors import (
     DatasetError,
+    NothingFoundError,
     SettingError,
     SourceError,
     did_you_mean,
@@ -412,12 +413,12 @@ def open_split(
         if isinstance(error.__cause__, OSError):  # who knows what is there
             raise
         if not path.exists():
-            raise DatasetError(
+            raise NothingFoundError(
                 f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
                 f"convert' made of one{did_you_mean(path) or '; check the path'}"
             ) from error
         if path.is_dir():
-            raise DatasetError(
+            raise NothingFoundError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
                 f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"
             ) from error

@@ -347,8 +347,8 @@ _OURS = {
 # As above, for `ImageDataset`.
 OF_IMAGES = {
     "download": _OURS["download"],
-    "loader": "give decode: 'pil' or 'tensor'",
-    "root": _OURS["root"],
+    "extensions": "give is_valid_file",
+    "path": "give root",
     "train": _OURS["train"],
     "transforms": "give transform and target_transform",
 }

@@ -113,6 +113,13 @@ class SplitDataset(Dataset[Any]):
     def __len__(self) -> int:
         return sum(map(len, self._loader._parts))
 
+    def __repr__(self) -> str:
+        loader = self._loader
+        return (
+            f"<loaders.SplitDataset {loader._kind} {loader._path}: {loader.spec.split}, {len(self):,} samples, "
+            f"{len(self.classes):,} classes>"
+        )
+
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
             f"the loader of {self._loader._path} serves whole batches, and divides them among processes by "
@@ -419,12 +426,15 @@ class Loader(IterableDataset[Batch]):
             f"build it in the process that uses it"
         )
 
+    @property
+    def _kind(self) -> str:
+        return self._parts[0].kind if len(self._parts) == 1 else "mixture"
+
     def __repr__(self) -> str:
         spec = self.spec
         rank = f", rank {spec.rank} of {spec.world_size}" if spec.world_size > 1 else ""
-        kind = self._parts[0].kind if len(self._parts) == 1 else "mixture"
         return (
-            f"<loaders.Loader {kind} {self._path}: {spec.split}, {self.samples:,} samples, "
+            f"<loaders.Loader {self._kind} {self._path}: {spec.split}, {self.samples:,} samples, "
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 

@@ -19,7 +19,7 @@ from loaders.augment import (
     choose,
     resized_side,
 )
-from loaders.converting import Conversion, Converting
+from loaders.converting import Conversion, Converting, reconcile
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
 from loaders.deliver import Lane, find_device
 from loaders.loader import Loader
@@ -70,6 +70,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     reading: Reading | None = None,
     precache: str | os.PathLike[str] | None = None,
     recipe: Recipe | None = None,
+    splits: str | os.PathLike[str] | None = None,
+    class_depth: int | None = None,
     **other: Any,
 ) -> Loader:
     """Build the loader for the raw tree or the converted folder at `path`, or what was converted at a URL.
@@ -81,7 +83,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `Sampling.shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number
             in the list. Classes of the same name are one; the first path's keep their labels.
         batch_size: samples per batch.
-        split: of the dataset; a raw tree, and a dataset without splits, is one split, `train`.
+        split: of the dataset: `train`, `val`, `test`; a raw tree without folders called so, and without
+            `splits`, is one split, `train`.
         shuffle: `"full"`, a permutation of all samples, for backends with random access;
             `"window"`, shards in random order and samples shuffled within a window of shards;
             True, the better of the two that the backend can do; at a URL `"window"`, since random access
@@ -108,7 +111,13 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         precache: a folder: while the raw tree at `path` is trained on, a process of the lowest priority
             converts it into shards there, as `precache convert` would; from the start of the epoch after
             they are finished they are read in its place, in the order that the tree would have.
-        recipe: of `precache`; default that of `precache convert --format shards`.
+        recipe: of `precache`; default that of `precache convert --format shards`. Its seed draws `splits`.
+        splits: of a raw tree that has none: shares such as `"train=0.9,val=0.1"`, or a file with lines
+            `path,split`; the same pictures as `precache convert --splits` puts there. The loader's `seed`
+            does not change them.
+        class_depth: how deep the class folders of a raw tree lie; 2 for birds/heron/1.jpg of the class
+            `birds/heron`, 0 for pictures without classes. By default 1: what lies deeper belongs to the
+            outermost folder, as torchvision's ImageFolder has it.
         other: a setting of torch's DataLoader is refused with the name of the one here.
 
     Returns:
@@ -124,7 +133,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: the backend's package is not installed.
     """
     refuse(other, build)
-    check_given(path, precache, recipe)
+    check_given(path, precache, recipe, splits)
+    recipe, splits = reconcile(recipe, splits)
     assert path is not None
     check_choice("backend", backend, [*BACKENDS, "auto"])
     sampling, ranks = sampling or Sampling(), ranks or Ranks()
@@ -153,7 +163,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
     if not mixed and sampling.shares is not None:
         raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
-    parts = [choose_samples(sampling, _open_split(spec, one)) for one in paths]
+    of_tree = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
+    parts = [choose_samples(sampling, _open_split(spec, one, of_tree)) for one in paths]
     weights = find_weights(sampling, parts[0])
     if mixed:
         parts = unite_classes(parts)
@@ -177,7 +188,8 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(parts[0]))))
         if precache is None:
             return _open_pipeline(augment, spec, parts[0], lane)
-        return _open_converting(augment, spec, parts[0], lane, precache, recipe)
+        conversion = Conversion(parts[0], spec.split, precache, recipe, spec.rank, class_depth)
+        return _open_converting(augment, spec, parts[0], lane, conversion)
 
     source = open_source(spec)
     try:
@@ -192,12 +204,12 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     return Loader(spec, parts, order, source, open_source)
 
 
-def _open_split(spec: LoaderSpec, path: Path) -> SplitData:
+def _open_split(spec: LoaderSpec, path: Path, of_tree: dict[str, Any]) -> SplitData:
     reading, cache = spec.reading, None
     if is_url(path):
         folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
         cache = Cache(bytes=reading.cache_bytes, **folder)
-    return open_split(path, spec.split, skip_rejected=reading.on_error == "skip", cache=cache)
+    return open_split(path, spec.split, **of_tree, skip_rejected=reading.on_error == "skip", cache=cache)
 
 
 def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
@@ -213,15 +225,9 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
 
 
 def _open_converting(
-    augment: Augment,
-    spec: LoaderSpec,
-    data: SplitData,
-    lane: Lane,
-    folder: str | os.PathLike[str],
-    recipe: Recipe | None,
+    augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane, conversion: Conversion
 ) -> Converting:
     """The raw tree, and its shards in the same order, size and part."""
-    conversion = Conversion(data, spec.split, folder, recipe, spec.rank)
     of_shards = replace(spec, backend="auto", shuffle="full")
 
     def open_pipeline(part: SplitData) -> Pipeline:

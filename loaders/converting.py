@@ -27,6 +27,7 @@ from loaders.transfer import Pipeline
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, PrecacheError, SettingError, printable
 from precache.recipe import DEFAULT_SPLITS, Recipe
+from precache.sources.splits import is_list_file
 from precache.storage.urls import is_url
 
 # ends with the process that started it, whose end of the pipe is then closed
@@ -46,6 +47,25 @@ _ENDING_S = 10.0
 _LOGGER = logging.getLogger(__name__)
 
 
+def reconcile(
+    recipe: Recipe | None, splits: str | os.PathLike[str] | None
+) -> tuple[Recipe, str | os.PathLike[str] | None]:
+    """The recipe and the splits of a raw tree, of which the user may have given either, or both.
+
+    Raises:
+        SettingError: they ask for different splits; or the splits are neither shares nor a list file.
+    """
+    recipe = recipe or Recipe(format="shards")
+    if is_list_file(splits):
+        return recipe, splits
+    if splits is None:
+        return recipe, None if recipe.splits == DEFAULT_SPLITS else recipe.splits
+    asked = replace(recipe, splits=splits)  # type: ignore[arg-type]  # raises for what is no text
+    if recipe.splits not in (DEFAULT_SPLITS, splits):
+        raise SettingError(f"splits {splits!r}, but the recipe has {recipe.splits!r}; give one of the two")
+    return asked, splits
+
+
 class Conversion:
     """The conversion of a raw tree into a folder of shards, by a process of this one's or in another run.
 
@@ -54,6 +74,7 @@ class Conversion:
         folder: that another run may have finished, begun, or be writing now.
         recipe: default that of `precache convert --format shards`.
         rank: 0 starts a process, the others read what it commits; LOCAL_RANK, where that is set, is taken.
+        class_depth: with which the tree was listed.
 
     Raises:
         SettingError: the shards could not be read in the order of the tree.
@@ -67,23 +88,27 @@ class Conversion:
         folder: str | os.PathLike[str],
         recipe: Recipe | None,
         rank: int = 0,
+        class_depth: int | None = None,
     ) -> None:
         recipe = recipe or Recipe(format="shards")
         if data.kind != RAW:
             raise SettingError(f"precache: {data.path} is converted already; leave precache out")
         if is_url(folder):
             raise SettingError(f"precache {folder}: give a folder; 'precache push' takes it to a URL later")
-        served = recipe.format, recipe.splits, recipe.channels, recipe.dtype
-        if served != ("shards", DEFAULT_SPLITS, "rgb", "uint8"):
+        served = recipe.format, recipe.channels, recipe.dtype
+        if served != ("shards", "rgb", "uint8") or recipe.listed:
             raise SettingError(
-                f"precache by the recipe '{recipe.to_flags()}': only shards of RGB in the splits of the tree "
-                f"are read in its place; run 'precache convert' with this recipe, and build on what it writes"
+                f"precache by the recipe '{recipe.to_flags()}': only shards of RGB, split by shares or as "
+                f"the tree is, are read in its place; run 'precache convert' with this recipe, and build on "
+                f"what it writes"
             )
         self.folder, self._data, self._split, self._recipe = Path(folder), data, split, recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
         if self.finished() is None and int(os.environ.get("LOCAL_RANK", rank)) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
+            if class_depth is not None:
+                words += ["--class-depth", str(class_depth)]
             self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _PROGRAM, *words],

@@ -38,9 +38,13 @@ from precache.formats.shards import DATA_START, picture_starts
 from precache.pictures.images import CHANNELS, Rendering
 from precache.pictures.reading import steadily
 from precache.pictures.sizes import Size, sides, written
+from precache.plan import split_rows
+from precache.recipe import DEFAULT_SPLITS, Recipe, flag_of
+from precache.reporting import some
 from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
-from precache.sources.tree import scan_tree
+from precache.sources.splits import apply_list, is_list_file
+from precache.sources.tree import scan_tree, split_of
 from precache.storage import read_regular_part
 from precache.storage.shard_cache import Cache, CachedFiles
 from precache.storage.urls import Location, Url, locate
@@ -391,24 +395,41 @@ def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
 
 
 def open_split(
-    path: str | os.PathLike[str] | Url, split: str, *, skip_rejected: bool = False, cache: Cache | None = None
+    path: str | os.PathLike[str] | Url,
+    split: str,
+    *,
+    splits: str | os.PathLike[str] | None = None,
+    split_seed: int = 0,
+    class_depth: int | None = None,
+    allow_empty: bool | None = None,
+    skip_rejected: bool = False,
+    cache: Cache | None = None,
 ) -> SplitData:
     """List the samples of `split` in the raw tree or converted folder at `path`, or converted at a URL.
 
-    `cache` says where files of a URL are kept. `skip_rejected` leaves out what the tree's list of `precache
-    check`, if it has one, says of the files as they are now; a converted folder holds none of them anyway.
+    Args:
+        split: its name, or another spelling of it, as `precache.sources.tree` knows them: valid for val.
+        splits: shares of a raw tree's splits, or a list file, as of `precache convert --splits`.
+        split_seed: `Recipe.seed` of such a conversion; it draws the splits.
+        class_depth: how deep the class folders of a raw tree lie, see `scan_tree`; default 1.
+        allow_empty: keep class folders of a raw tree without a picture as classes; False: raise of them;
+            None: leave them out, with a warning.
+        skip_rejected: leave out what the tree's list of `precache check`, if it has one, says of the files as
+            they are now; a converted folder holds none of them anyway.
+        cache: where files of a URL are kept.
 
     Raises:
-        SourceError, DatasetError: there is neither at `path`, or the list is not one.
-        SettingError: it has no such split.
+        NothingFoundError: there is neither at `path`; or a class without a picture, see `allow_empty`.
+        SourceError, DatasetError: what is there cannot be read, or a list is not one.
+        SettingError: it has no such split; or it is converted, and a setting is for raw trees.
     """
     path = locate(path)
-    if isinstance(path, Url):
-        return _converted(open_dataset(path, cache), split)
-    if is_converted(path):
-        return _converted(open_dataset(path), split)
+    if isinstance(path, Url) or is_converted(path):
+        dataset = open_dataset(path, cache) if isinstance(path, Url) else open_dataset(path)
+        _check_of_raw_trees(dataset, splits=splits, class_depth=class_depth)
+        return _converted(dataset, split)
     try:
-        scan = scan_tree(path)
+        scan = scan_tree(path, 1 if class_depth is None else class_depth, allow_empty=allow_empty is not None)
     except SourceError as error:
         if isinstance(error.__cause__, OSError):  # who knows what is there
             raise
@@ -425,10 +446,36 @@ def open_split(
         raise
     for warning in scan.warnings:
         _LOGGER.warning("%s", printable(warning))
-    return _raw(scan, split, skip_rejected=skip_rejected)
+    if allow_empty is False:
+        filled = set(np.unique(scan.samples.labels).tolist())
+        empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
+        if empty:
+            raise NothingFoundError(
+                f"{path}: class folders without a picture: {some(empty)}; remove them, or give "
+                f"allow_empty=True"
+            )
+    return _raw(scan, split, splits, split_seed, skip_rejected=skip_rejected)
+
+
+def _check_of_raw_trees(dataset: ConvertedDataset, **given: object) -> None:
+    """SettingError where a setting is given that a conversion has decided."""
+    for name, value in given.items():
+        if value is not None:
+            raise SettingError(
+                f"{name} {value!r}: {dataset.place} is converted, with the splits "
+                f"{', '.join(sorted(dataset.manifest.shards.split_names))} and its classes; leave it out, or "
+                f"convert again with {flag_of(name)}"
+            )
+
+
+def _spelled(split: str, names: Sequence[str]) -> str:
+    """The one of `names` that `split` is another spelling of; itself where there is none."""
+    other = split_of(split)
+    return split if split in names or other not in names else str(other)
 
 
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
+    split = _spelled(split, dataset.manifest.shards.split_names)
     shards = dataset.manifest.split_shards(split)
     index = dataset.open_index(split)
     all_statistics = dataset.manifest.statistics
@@ -457,12 +504,25 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     return data.select(np.flatnonzero(index.served)) if "removed" in index.columns else data
 
 
-def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
-    samples = scan.samples
-    names = [name or "train" for name in samples.split_names]
-    if split not in names:
-        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}")
-    rows = np.flatnonzero(samples.splits == names.index(split))
+def _raw(
+    scan: Scan,
+    split: str,
+    splits: str | os.PathLike[str] | None,
+    split_seed: int,
+    *,
+    skip_rejected: bool,
+) -> SplitData:
+    """A split as `precache convert` makes it of the same tree."""
+    recipe = Recipe(format="shards", splits=DEFAULT_SPLITS, seed=split_seed)
+    if splits is not None and is_list_file(splits):
+        scan, recipe = apply_list(scan, recipe, splits)
+    elif splits is not None:
+        recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # raises for what is no text
+    rows_of = dict(split_rows(scan.samples, recipe))
+    split = _spelled(split, list(rows_of))
+    if split not in rows_of:
+        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(sorted(rows_of))}")
+    samples, rows = scan.samples, rows_of[split]
     data = SplitData(
         path=scan.root,
         kind=RAW,
@@ -478,7 +538,11 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
         digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
     )
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
-    return data.select(np.delete(np.arange(len(rows)), rejected)) if len(rejected) else data
+    if splits is None and not len(rejected):
+        return data
+    return data.select(
+        np.delete(np.arange(len(rows)), rejected)
+    )  # known by its samples, not by the tree alone
 
 
 def _find_rejected(scan: Scan, rows: Positions) -> Positions:

@@ -9,35 +9,59 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from PIL import Image
-from torchvision.datasets import VisionDataset
-from torchvision.datasets.folder import IMG_EXTENSIONS, make_dataset
+from PIL import Image, UnidentifiedImageError
+from torchvision.datasets import VisionDataset, folder
 
-from loaders.converting import Conversion
+from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse
-from precache.errors import DatasetError, NothingFoundError, SettingError, check_choice, shell_command
+from precache.errors import (
+    DatasetError,
+    ImageError,
+    NothingFoundError,
+    SettingError,
+    SourceError,
+    check_choice,
+    shell_command,
+)
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.recipe import Recipe
 from precache.reporting import some
+from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
 _LOOK_SAMPLES = 512
 Picture = Image.Image | torch.Tensor
 
 
+class UnreadablePictureError(ImageError, UnidentifiedImageError):
+    """A picture of a tree cannot be decoded (also Pillow's error, which ImageFolder raises)."""
+
+
 def load_picture(path: str) -> Image.Image:
     """The picture at `path`, upright and in RGB."""
-    return images.decode(images.read_bytes(path), path)
+    return _load(path, images.decode)
 
 
 def load_tensor(path: str) -> torch.Tensor:
     """The same as uint8 [3, height, width], in channels-last memory."""
-    return torch.from_numpy(images.decode_pixels(images.read_bytes(path), path)).permute(2, 0, 1)
+    return torch.from_numpy(_load(path, images.decode_pixels)).permute(2, 0, 1)
+
+
+def _load(path: str, decode: Callable[[bytes, str], Any]) -> Any:
+    """What `decode` makes of a file; errors are also those of ImageFolder, which scripts catch."""
+    try:
+        return decode(images.read_bytes(path), path)
+    except ImageError as error:
+        raise UnreadablePictureError(error.path, error.reason) from error
+    except SourceError as error:
+        if isinstance(error.__cause__, FileNotFoundError):
+            raise NothingFoundError(str(error)) from error
+        raise
 
 
 _LOADERS: dict[str, Callable[[str], Any]] = {"pil": load_picture, "tensor": load_tensor}
@@ -67,11 +91,13 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         loader: makes a picture of a tree of its path; default: what `decode` says. None is for a converted
             folder, whose pictures are stored decoded.
         is_valid_file: says of the path of each file of a tree whether it is a sample; default: pictures are.
+            The tree is then listed as ImageFolder does it, and ids are numbers of these samples.
         allow_empty: a class folder of a tree may be without pictures.
         split: as of `loaders.build`.
         decode: `"pil"` or `"tensor"`.
         precache, recipe: as of `loaders.build`; each process that reads looks every 512 samples whether the
             shards are finished; a new worker of a DataLoader at its first.
+        splits, class_depth: as of `loaders.build`, of a raw tree.
         other: a setting of torchvision's datasets is refused with the name of the one here.
 
     Attributes:
@@ -96,11 +122,11 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             picture of a raw tree cannot be decoded.
     """
 
-    make_dataset = staticmethod(make_dataset)
+    make_dataset = staticmethod(folder.make_dataset)
     _data: SplitData | None = None  # of a converted folder
     _conversion: Conversion | None = None
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (each one a choice of the caller)
         self,
         root: str | os.PathLike[str] | Url,
         transform: Callable[[Any], Any] | None = None,
@@ -113,25 +139,36 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         decode: str = "pil",
         precache: str | os.PathLike[str] | None = None,
         recipe: Recipe | None = None,
+        splits: str | os.PathLike[str] | None = None,
+        class_depth: int | None = None,
         **other: Any,
     ) -> None:
         refuse(other, ImageDataset, OF_IMAGES, {})
-        check_given(root, precache, recipe)
+        check_given(root, precache, recipe, splits)
         check_choice("decode", decode, _LOADERS)
+        recipe, splits = reconcile(recipe, splits)
         place = str(root) if isinstance(root, Url) else root
         super().__init__(place, transform=transform, target_transform=target_transform)
-        data = open_split(self.root, split)
-        for name, function in (("loader", loader), ("is_valid_file", is_valid_file)):
-            if function is not None:
-                _check_reads_files(name, data, precache)
-        self._split, self._kind, self._decode = split, data.kind, decode
+        self._split, self._decode, self._kind = split, decode, RAW
+        self.loader: Callable[..., Any] = _LOADERS[decode] if loader is None else loader
+        if is_valid_file is not None or type(self).make_dataset is not folder.make_dataset:
+            given = {"precache": precache, "splits": splits, "class_depth": class_depth}
+            self._list_as_image_folder(is_valid_file, allow_empty, given)
+            return
+        chooses = type(self).find_classes is not ImageDataset.find_classes
+        of_tree = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
+        data = open_split(self.root, split, **of_tree, allow_empty=allow_empty or chooses)
+        self._kind = data.kind
         self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        data = self._choose_classes(data, allow_empty)
+        if chooses:
+            data = self._choose_classes(data, allow_empty)
+        if loader is not None and (data.kind != RAW or precache is not None):
+            raise _no_files("loader", self.root)
         if precache is not None:
-            self._conversion, self._asked, self._process = Conversion(data, split, precache, recipe), 0, 0
+            self._conversion = Conversion(data, split, precache, recipe, class_depth=class_depth)
+            self._own_loader, self._asked, self._process = self.loader, 0, 0
         if data.kind == RAW:
-            self.loader = self._tree_loader = _LOADERS[decode] if loader is None else loader
             self._top, self.samples = _list_files(data, self.root)
             self.imgs, self.targets = self.samples, [label for _, label in self.samples]
         else:
@@ -144,11 +181,34 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             self._data = data = data.select(np.argsort(data.ids[:]))
             self.loader = StoredPictures(data, decode)
         self.ids = data.ids if data.ids.in_pieces else data.ids.values
-        if type(self).make_dataset is not make_dataset:
-            extensions = IMG_EXTENSIONS if is_valid_file is None else None
-            rule = {"extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty}
-            self.samples = self.imgs = self.make_dataset(self.root, self.class_to_idx, **rule)
-            self.targets = [label for _, label in self.samples]
+
+    def _list_as_image_folder(
+        self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool, given: dict[str, object]
+    ) -> None:
+        """List a tree as ImageFolder does, by a rule of the caller's, in the place of `open_split`.
+
+        Args:
+            given: settings of the other way, by name.
+
+        Raises:
+            SettingError: one of them is given; or there is no tree.
+            NothingFoundError: a class has no file that the rule takes.
+        """
+        rule = "make_dataset" if is_valid_file is None else "is_valid_file"
+        for name, value in given.items():
+            if value is not None:
+                raise SettingError(f"{name} {value!r}: {rule} lists the files of a tree; leave one of them out")
+        top = _split_folder(self.root, self._split, rule)
+        self.classes, self.class_to_idx = folder.find_classes(top)
+        self.classes, self.class_to_idx = self.find_classes(top)
+        extensions = folder.IMG_EXTENSIONS if is_valid_file is None else None
+        options = {"extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty}
+        try:
+            self.samples = self.imgs = self.make_dataset(top, self.class_to_idx, **options)
+        except FileNotFoundError as error:
+            raise NothingFoundError(f"{top}: {error}") from error
+        self.targets = [label for _, label in self.samples]
+        self.ids = np.arange(len(self.samples))
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
         """Class names, and name -> label. A subclass may name some of them, or label them otherwise."""
@@ -163,8 +223,6 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         own = self.classes
         self.classes, self.class_to_idx = self.find_classes(self.root)
         new_labels = np.array([self.class_to_idx.get(name, -1) for name in own], np.int64)
-        if self.classes == own and new_labels.tolist() == [*range(len(own))]:
-            return data
         labels = data.labels[:]
         # by the last, -1, what is of no class
         chosen = np.flatnonzero(np.append(new_labels, -1)[labels] >= 0)
@@ -228,7 +286,7 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
     def _look(self) -> Any:
         """What reads the pictures: `loader`, which becomes that of the shards once they are finished."""
         conversion = self._conversion
-        if conversion is None or self.loader is not self._tree_loader:
+        if conversion is None or self.loader is not self._own_loader:
             return self.loader
         if self._process != os.getpid():  # a worker that was forked looks at its first sample
             self._process, self._asked = os.getpid(), 0
@@ -320,18 +378,41 @@ class StoredPictures:
         return content.view(data.dtype).reshape(*data.shapes_at(np.array([position]))[0], data.channels)
 
 
-def _check_reads_files(name: str, data: SplitData, precache: object) -> None:
-    """SettingError where a setting of this name, which is for the files of a tree, has none to be for."""
+def _no_files(name: str, root: object) -> SettingError:
+    """What to raise of a setting for the files of a tree where others than these are read."""
     instead = {
         "loader": "a function given as transform gets each picture",
         "is_valid_file": "torch.utils.data.Subset chooses samples",
+        "make_dataset": "torch.utils.data.Subset chooses samples",
     }[name]
+    return SettingError(
+        f"{name} is for the files of a tree, and of {root} pictures are read that are stored decoded; leave "
+        f"it out: {instead}"
+    )
+
+
+def _split_folder(root: str | os.PathLike[str], split: str, rule: str) -> str:
+    """The folder of a tree that the class folders of the split lie in.
+
+    Raises:
+        SettingError: it is not known which, or `root` is converted.
+        NothingFoundError: there is no folder.
+    """
+    try:
+        data = open_split(root, split, allow_empty=True)
+    except NothingFoundError:
+        if not os.path.isdir(root):
+            raise
+        names = [entry.name for entry in os.scandir(root) if entry.is_dir()]
+        if names and all(map(split_of, names)):  # of files that are no pictures, as far as we know
+            raise SettingError(f"{rule}: {root} has folders of splits; give that of {split} as root") from None
+        return os.fspath(root)
     if data.kind != RAW:
-        raise SettingError(
-            f"{name}: {data.path} is converted, so its pictures are stored decoded; leave it out: {instead}"
-        )
-    if precache is not None:
-        raise SettingError(f"{name}: shards take the place of the files; leave it out: {instead}")
+        raise _no_files(rule, root)
+    if not len(data):
+        return os.fspath(root)
+    first, above = data.path_at(0), f"{data.classes[data.labels[0]]}/"
+    return os.fspath(root) if first.startswith(above) else os.path.join(root, first.partition("/")[0])
 
 
 def _list_files(data: SplitData, root: str | os.PathLike[str]) -> tuple[str, list[tuple[str, int]]]:

@@ -17,6 +17,7 @@ from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice, check_range
 from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
+from precache.sources.splits import is_list_file
 
 Shuffle: TypeAlias = bool | Literal["full", "window"]
 Count: TypeAlias = int | Literal["auto"]
@@ -378,13 +379,18 @@ def refuse(
         raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}{hint}")
 
 
-def check_given(path: object, precache: object, recipe: object) -> None:
-    """SettingError for a `recipe` without a folder, `precache` of several paths, or a `path` of None.
+def check_given(path: object, precache: object, recipe: object, splits: object = None) -> None:
+    """SettingError for a `recipe` of nothing, `precache` of several paths or a list file, or no `path`.
 
     The last is a default only so that `refuse` speaks first of `root`.
     """
-    if recipe is not None and precache is None:
+    if recipe is not None and precache is None and splits is None:
         raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
+    if precache is not None and is_list_file(splits):
+        raise SettingError(
+            f"precache converts a tree by shares, and splits {str(splits)!r} is a list file; run 'precache "
+            f"convert --splits' with it, and build on what it writes"
+        )
     if precache is not None and isinstance(path, (list, tuple)):
         raise SettingError("precache converts one tree, path names several; run 'precache convert' on each")
     if path is None:

@@ -52,7 +52,7 @@ def plan_conversion(samples: Samples, recipe: Recipe) -> ConvertPlan:
     Raises:
         SettingError: the samples have splits already, and the recipe asks for others.
     """
-    return ConvertPlan(recipe, tuple(_shards(_splits(samples, recipe), recipe)))
+    return ConvertPlan(recipe, tuple(_shards(split_rows(samples, recipe), recipe)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,7 +78,7 @@ def plan_update(samples: Samples, rows: Ints, recipe: Recipe, grown: Grown) -> C
     """
     if not len(rows):
         return ConvertPlan(recipe, ())
-    members = ((split, rows[of_split]) for split, of_split in _splits(samples.select(rows), recipe, grown))
+    members = ((split, rows[of_split]) for split, of_split in split_rows(samples.select(rows), recipe, grown))
     return ConvertPlan(recipe, tuple(_shards(members, recipe, grown)))
 
 
@@ -95,8 +95,12 @@ def _shards(
             yield ShardPlan(shard_name(split, first + index), split, part)
 
 
-def _splits(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> Iterator[tuple[str, Ints]]:
-    """(split, rows of its samples)."""
+def split_rows(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> Iterator[tuple[str, Ints]]:
+    """(split, rows of its samples), by the shares of `recipe`, or as the source has them.
+
+    Raises:
+        SettingError: the source has splits of its own, and the recipe asks for others.
+    """
     if samples.split_names == ("",):
         shares = parse_splits(recipe.splits)
         names = tuple(shares)
@@ -129,6 +133,8 @@ def split_samples(
     Returns:
         int64 [n]: each sample's index of `shares`.
     """
+    if len(shares) == 1:
+        return np.zeros(len(labels), np.int64)
     wanted = np.array(shares)
     carried = np.zeros(len(shares))
     most = int(labels.max()) + 2

@@ -29,6 +29,7 @@ from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, 
 from precache.reporting import Progress, counted, human_bytes
 from precache.sources import SourceOptions
 from precache.sources.options import help_of
+from precache.sources.splits import is_list_file
 from precache.storage.urls import Location, Url
 
 DATA = Path("data")
@@ -155,7 +156,7 @@ def convert(
     """
     if format_name is None:
         raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
-    split_list = None if "=" in splits and not Path(splits).is_file() else Path(splits)
+    split_list = Path(splits) if is_list_file(splits) else None
     if split_list is not None:
         splits = DEFAULT_SPLITS
     settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}

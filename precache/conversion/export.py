@@ -41,7 +41,7 @@ from precache.pictures.images import CHANNELS
 from precache.pictures.jpeg import encode_jpeg
 from precache.reporting import Progress, unseen, warn
 from precache.sources.base import lie_apart
-from precache.sources.tree import SPLIT_FOLDERS
+from precache.sources.tree import SPLIT_FOLDERS, split_of
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
 from precache.storage.urls import Url, local_path
 
@@ -256,9 +256,7 @@ def _class_folders(manifest: Manifest) -> tuple[list[str], int]:
 
 def _has_split_folders(manifest: Manifest) -> bool:
     splits = {shard.split for shard in manifest.shards}
-    return (
-        manifest.target == "class" and "train" in splits and len(splits) > 1 and splits <= set(SPLIT_FOLDERS)
-    )
+    return manifest.target == "class" and len(splits) > 1 and splits <= set(SPLIT_FOLDERS.values())
 
 
 def _split_of(manifest: Manifest, stored: SampleIndex) -> list[str]:
@@ -288,7 +286,7 @@ def _write_table(
     says_splits = not several or _has_split_folders(manifest)
     folders, depth = _class_folders(manifest)
     tops = {folder.partition("/")[0] for folder in folders} if depth > 1 else set()
-    read_as_splits = "train" in tops and tops <= set(SPLIT_FOLDERS)
+    read_as_splits = any(map(split_of, tops))
     in_order = sorted(folders) == list(manifest.classes) and not read_as_splits
     says_target = manifest.target == "none" or (manifest.target == "class" and in_order)
     if says_splits and says_target and not manifest.fields:

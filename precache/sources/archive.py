@@ -44,7 +44,7 @@ from precache.pictures.reading import check_bytes, read_part, steadily
 from precache.reporting import some, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
-from precache.sources.tree import Node, scan_folders
+from precache.sources.tree import Node, is_left_alone, scan_folders, split_of
 from precache.storage import open_regular, staging, temporary_path
 from precache.storage.urls import Location
 
@@ -538,18 +538,21 @@ class _Contents:
 
 
 def _outer_folder(top: Node, class_depth: int) -> Node | None:
-    """The one folder in `top`, where it is not a class, nor the split that `precache.sources.tree` knows."""
+    """The one folder in `top`, where it is neither a class nor a split, as `precache.sources.tree` says."""
     shown = list(_shown_folders(top))
-    if len(shown) != 1 or shown[0].name == "train" or not _is_as_deep(shown[0], class_depth):
+    if len(shown) != 1 or split_of(shown[0].name) or not _is_as_deep(shown[0], class_depth):
         return None
-    flat = any(kinds.extension(node.name) in kinds.IMAGE_EXTENSIONS for node in top.entries())
-    return None if flat and class_depth == 0 else shown[0]
+    # which pictures directly in it would be: of the class, or without one
+    inner = top if class_depth == 0 else shown[0]
+    pictures = sum(kinds.extension(node.name) in kinds.IMAGE_EXTENSIONS for node in inner.entries())
+    most = 0 if class_depth == 0 else len(list(_shown_folders(inner))) - 1
+    return None if pictures > most else shown[0]
 
 
 def _shown_folders(node: Node) -> Iterable[Node]:
-    """Those that neither a file system hides nor macOS has put there."""
+    """Those that may be classes or splits."""
     for child in node.entries():
-        if child.is_dir() and not child.name.startswith(".") and child.name != "__MACOSX":
+        if child.is_dir() and not is_left_alone(child.name):
             yield child
 
 

@@ -265,15 +265,16 @@ class Scan:
     Attributes:
         source: the source that was scanned.
         classes: their names, sorted unless the source has an order of its own; labels index them.
-        samples: a tree's are sorted by split, class folder and file name.
+        samples: a tree's are sorted by split, class, folder and file name.
         ignored: what is not a sample, and why.
         scanned: files, members or rows that were looked at; each is a sample or ignored.
         digest: SHA-256 (hex) over the samples' paths and sizes, targets and fields: tells two sources
             apart without reading pictures.
-        warnings: one line each: classes without pictures, files
-            left out that look like pictures, one folder under two names.
+        warnings: one line each: classes without pictures, files left out that look like pictures, one
+            folder under two names, folders that may be splits, or classes.
         target: one of `precache.dataset.columns.TARGETS`.
         own_ids: whether the ids come from the source and are kept, rather than being ranks in the scan.
+        deeper: pictures of a tree that lie in a folder of their class folder.
     """
 
     source: Source
@@ -285,6 +286,7 @@ class Scan:
     warnings: tuple[str, ...] = ()
     target: str = "class"
     own_ids: bool = False
+    deeper: int = 0
 
     @property
     def root(self) -> Location:

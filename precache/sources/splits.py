@@ -30,6 +30,13 @@ from precache.storage.urls import local_path
 _COLUMNS = 2
 
 
+def is_list_file(splits: object) -> bool:
+    """Whether what the user calls splits names a list file, rather than shares."""
+    if isinstance(splits, str):
+        return "=" not in splits or Path(splits).is_file()
+    return isinstance(splits, os.PathLike)
+
+
 def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tuple[Scan, Recipe]:
     """The scan with the splits of the list file at `path`, and the recipe that names the list.
 

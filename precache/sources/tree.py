@@ -1,19 +1,26 @@
-"""A raw image tree: class folders with pictures directly inside them.
+"""A raw image tree: class folders, and every picture below one belongs to its class, at any depth.
 
-    SRC/001.ak47/001_0001.jpg      sample, class '001.ak47'
-    SRC/056.dog/greg/              ignored: a folder inside a class folder
-    SRC/198.spider/RENAME2         ignored: neither an image extension nor an image signature
-    SRC/again -> .                 ignored: a link to a folder that it lies in
+    SRC/001.ak47/001_0001.jpg        sample, class '001.ak47'
+    SRC/056.dog/greg/056_0001.jpg    sample, class '056.dog'
+    SRC/198.spider/RENAME2           ignored: neither an image extension nor an image signature
+    SRC/cover.jpg                    ignored: a file beside the class folders
+    SRC/again -> .                   ignored: a link to a folder that it lies in
 
-A tree whose folders are `train` and `val` (or `valid`, `validation`, `test`), with class folders in
-each, keeps these splits: SRC/train/001.ak47/001_0001.jpg.
+Classes, samples and their order are those of torchvision's `ImageFolder`: class by class, in each the folders
+by their whole paths, in each of these the files by name. Where this differs, the user gains by it:
+
+- Hidden files and folders, and those that systems keep for themselves (`SYSTEM_FOLDERS`), hold thumbnails and
+  copies: '._1.jpg' of macOS, '.ipynb_checkpoints', '@eaDir'. They are no samples and no classes.
+- A picture without an extension of its kind is one by its first bytes: Caltech-101 holds a JPEG named 'tmp'.
+  `precache.pictures.kinds` lists both. Whether it can be decoded is only known when it is decoded.
+- A link that leads in a circle is not followed; `ImageFolder` follows it some 40 times.
+- A class without a picture is left out, with a warning; `ImageFolder` refuses the tree.
+
+Where class folders lie in folders such as `train` and `val`, these are splits: SRC/train/001.ak47/1.jpg, see
+`SPLIT_FOLDERS`. What lies beside them, or in one of them but in no class folder, is left out by name.
 
 Class folders may lie N folders deep: then the class is named by its path, such as 'birds/heron'. With N = 0
 there are none: SRC/0001.jpg, a picture without a label.
-
-A file is a picture if its extension says so or, failing that, if its first bytes do: Caltech-101
-holds a JPEG named 'tmp'. `precache.pictures.kinds` lists both. Whether it can be decoded is only known
-when it is decoded.
 
 The folders are on disk, in an archive (`precache.sources.archive`) or in an object storage, where they are
 prefixes: s3://BUCKET/photos/heron/1.jpg. What is a sample, its id and the digest are the same.
@@ -22,17 +29,19 @@ prefixes: s3://BUCKET/photos/heron/1.jpg. What is a sample, its id and the diges
 import errno
 import hashlib
 import os
+import re
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 import xxhash
 
-from precache.errors import SourceError, did_you_mean
+from precache.errors import SourceError, check_range, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.reporting import some
@@ -43,11 +52,25 @@ from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Location, Url
 
-SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
-_MISSED_SHARE = 0.01  # of files that look like pictures: if more are left out, there is a warning
+SPLIT_FOLDERS = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+}  # fmt: skip
+"""Names of folders, in lower case, and the split that each is; those of Hugging Face's `imagefolder`."""
+SYSTEM_FOLDERS = frozenset((
+    "__MACOSX", "@eaDir", "@Recycle", "#recycle", "#snapshot", "lost+found", "$RECYCLE.BIN",
+    "System Volume Information", "__pycache__",
+))  # fmt: skip
+"""Folders that operating systems, network storages and programs put among the user's own."""
 
 _LOOP = "a link to a folder that it lies in"
-_NO_PICTURES = "a folder without pictures"
+_BESIDE_CLASSES = "a file beside the class folders"
+
+
+def split_of(folder: str) -> str | None:
+    """The split that a folder of this name is: `train` for Training and train_set; None: of none."""
+    return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower()))
 
 
 class Node:
@@ -146,12 +169,13 @@ class DiskEntry:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a link to a folder that it lies in: following it leads here again."""
+        """Whether it is a link to a folder that it lies in, itself or by other links: it leads here again."""
         if not self._entry.is_symlink():
             return False
-        path = os.fspath(self._entry)
-        target, here = os.path.realpath(path), os.path.realpath(os.path.dirname(path))
-        return os.path.commonpath((target, here)) == target
+        path = os.path.abspath(self._entry)
+        target = os.path.realpath(path)
+        folders = (os.path.realpath(folder) for folder in Path(path).parents)
+        return any(os.path.commonpath((target, folder)) == target for folder in folders)
 
     def entries(self) -> "Iterable[DiskEntry]":
         """What the folder holds."""
@@ -305,16 +329,19 @@ def _store(url: Url) -> ObjectStore:
     return ObjectStore(url)
 
 
-def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
-    """List the samples of the tree at `root`, sorted by class folder, then by file name.
+def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty: bool = False) -> Scan:
+    """List the samples of the tree at `root`, in the order that the module's docstring says.
 
     Args:
         class_depth: how many folders deep the class folders lie; 0 for a folder of pictures without labels.
+        allow_empty: keep class folders without a picture as classes, in their order.
 
     Raises:
+        SettingError: `class_depth` is negative.
         SourceError: `root` is missing, is not a folder, or has no class folder with a picture; or
             something of it cannot be read: then its `__cause__` is an OSError.
     """
+    check_range("class_depth", class_depth, 0)
     root = Path(root)
     try:
         reason = None if stat.S_ISDIR(os.stat(root).st_mode) else "is not a folder"
@@ -332,114 +359,151 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
     if reason is not None:
         remedy = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
         raise SourceError(f"{root}: {reason}; expected a folder of class folders with pictures{remedy}")
-    return scan_folders(DiskEntry(root), TreeSource(root, class_depth), class_depth)
+    return scan_folders(DiskEntry(root), TreeSource(root, class_depth), class_depth, allow_empty=allow_empty)
 
 
-def scan_folders(top: Entry, source: Source, class_depth: int) -> Scan:
-    """List the samples of `source`, of which `top` is the outermost folder; raises as `scan_tree`."""
-    lister = _Lister()
-    for split, prefix, folder in _split_folders(top, class_depth):
-        lister.begin(split)
-        if class_depth == 0:
-            lister.list_pictures(folder, prefix, "")
-        else:
-            lister.list_class_folders(folder, prefix, "", class_depth)
-    if not lister.counts:
+def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: bool = False) -> Scan:
+    """List the samples of `source`, of which `top` is the outermost folder; arguments as of `scan_tree`."""
+    lister = _Lister(source.root, class_depth)
+    layout = _find_layout(top, source.root, class_depth)
+    if not layout.splits:
+        lister.list_split("", top, "")
+    for split, folder in layout.splits:
+        lister.list_split(split, folder, folder.name)
+    for entry in layout.beside:
+        lister.leave_out(entry, "in no class folder of a split" if class_depth else "in no folder of a split")
+    if not lister.counts and not (allow_empty and lister.empty):
         raise SourceError(_nothing_found(top, source.root, class_depth))
-    return lister.scan(source, class_depth)
+    return lister.scan(source, layout.warnings, allow_empty=allow_empty)
 
 
 def _nothing_found(top: Entry, root: Location, class_depth: int) -> str:
     if class_depth == 0:
-        return f"{root}: has no pictures in it; for pictures in class folders leave out --class-depth 0"
-    expected = f"{root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
-    if _holds_pictures(top):
+        return f"{root}: has no pictures in it (make a sample tree with 'precache sample DST')"
+    expected = f"expected {root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
+    if _holds_picture(top, 0):
+        depth = next(depth for depth in range(class_depth - 1, -1, -1) if _holds_picture(top, depth))
+        what = "pictures without labels" if depth == 0 else "class folders that lie less deep"
         return (
-            f"{root}: has no class folder with pictures, but pictures; expected {expected} "
-            f"(for pictures without labels pass --class-depth 0)"
+            f"{root}: has no class folder with pictures, but pictures; {expected} (for {what} pass "
+            f"--class-depth {depth})"
         )
-    return (
-        f"{root}: has no class folder with pictures; expected {expected} (where class folders lie deeper, "
-        f"pass --class-depth {class_depth + 1}; make a sample tree with 'precache sample DST')"
-    )
+    sample = "make a sample tree with 'precache sample DST'"
+    return f"{root}: has no class folder with pictures; {expected} ({sample})"
 
 
 class _Lister:
     """Lists folders, and holds what was found.
 
     Attributes:
-        split: that what is listed belongs to.
-        counts: pictures of each folder that has some.
+        counts: pictures of each class folder that has some.
+        empty: class folders without a picture: path -> name of the class.
     """
 
-    def __init__(self) -> None:
-        self.split = ""
+    def __init__(self, root: Location, class_depth: int) -> None:
         self.counts: list[int] = []
-        self._class_of: list[str] = []  # of each of these folders
+        self.empty: dict[str, str] = {}
+        self._root, self._class_depth = root, class_depth
+        self._split = ""
+        self._class_of: list[str] = []  # of each class folder that has pictures
         self._listed = SampleList()
         self._ignored: list[IgnoredPath] = []
         self._digest = hashlib.sha256()
-        self._missed: list[str] = []  # ignored files that look like pictures
-        self._empty: list[str] = []  # class folders without pictures
+        self._missed: list[IgnoredPath] = []  # of these, files that look like pictures
+        self._deeper = 0  # pictures that do not lie directly in their class folder
+        self._subfolders: dict[str, str] = {}  # name of a class -> two of its folders, in words
         self._loops: list[str] = []
         self._name_of: dict[tuple[int, int], str] = {}  # a folder's device and number -> its path
         self._twice: list[str] = []
 
-    def begin(self, split: str) -> None:
-        """Let what is listed from now on belong to `split`; one without a picture is a split, too."""
-        self.split = split
+    def list_split(self, split: str, folder: Entry, path: str) -> None:
+        """List the class folders in `folder`, at `path`, as those of `split`, which may have none."""
+        self._split = split
         self._listed.split_of[split] = len(self._listed.split_of)
+        if self._class_depth == 0:
+            self._list_class("", path, folder)
+            return
+        found: list[tuple[str, str, Entry]] = []
+        self._find_class_folders(folder, path, "", self._class_depth, found)
+        for name, here, class_folder in sorted(found, key=lambda it: it[0]):
+            self._note_twice(class_folder, here)
+            self._list_class(name, here, class_folder)
 
-    def list_class_folders(self, folder: Entry, path: str, name: str, depth: int) -> None:
-        """List the class folders that lie `depth` folders deep in `folder`, and what lies beside them.
-
-        Args:
-            path: of the folder, relative to the root, with a slash.
-            name: the same without the split's folder: that of a class begins so.
-        """
-        for entry in _sorted_entries(folder):
-            here = f"{path}{entry.name}"
+    def leave_out(self, entry: Entry, reason: str) -> None:
+        """Ignore a file, or every file in a folder, for this reason."""
+        waiting = [(entry.name, entry)]
+        while waiting:
+            path, entry = waiting.pop()
             if not entry.is_dir():
-                self._ignore(here, "a file beside the class folders", missed=_looks_like_picture(entry))
-            elif entry.name.startswith("."):
-                self._ignore(here, "a hidden folder")
-            elif entry.is_loop:
-                self._ignore(here, _LOOP)
-                self._loops.append(here)
-            elif depth > 1:
-                self.list_class_folders(entry, f"{here}/", f"{name}{entry.name}/", depth - 1)
+                self._ignore(path, reason, missed=_looks_like_picture(entry))
+            elif (skipped := _why_not_entered(entry)) is not None:
+                self._ignore(path, skipped)
             else:
-                self._note_twice(entry, here)
-                if not self.list_pictures(entry, f"{here}/", f"{name}{entry.name}"):
-                    self._ignore(here, _NO_PICTURES)
-                    self._empty.append(here)
+                waiting += ((f"{path}/{inner.name}", inner) for inner in reversed(_sorted_entries(entry)))
 
-    def list_pictures(self, folder: Entry, path: str, class_name: str) -> int:
-        """List the pictures in `folder`, all of one class; how many there are."""
+    def _find_class_folders(
+        self, folder: Entry, path: str, name: str, depth: int, found: list[tuple[str, str, Entry]]
+    ) -> None:
+        """Add the class folders that lie `depth` folders deep in `folder`: class name, path, folder."""
+        for entry in _sorted_entries(folder):
+            here = _joined(path, entry.name)
+            if not entry.is_dir():
+                self._ignore(here, _BESIDE_CLASSES, missed=_looks_like_picture(entry))
+            elif (reason := _why_not_entered(entry)) is not None:
+                self._ignore_folder(here, reason)
+            elif depth > 1:
+                self._find_class_folders(entry, here, _joined(name, entry.name), depth - 1, found)
+            else:
+                found.append((_joined(name, entry.name), here, entry))
+
+    def _list_class(self, class_name: str, class_path: str, class_folder: Entry) -> None:
+        """List all pictures below a class folder, by their folders' paths and then by name."""
         before, hashed = len(self._listed), bytearray()
-        entries = _sorted_entries(folder)
-        entries.reverse()
-        while entries:
-            entry = entries.pop()  # and forget it: there may be 10,000,000
-            here = path + entry.name
-            reason = _why_not_a_picture(entry)
-            if reason is not None:
-                self._ignore(here, reason, missed=_looks_like_picture(entry))
-                continue
-            size, modified_ns, place = entry.status()
-            self._listed.add(here, size, modified_ns, place, self.split)
-            hashed += b"%b\0%d\0" % (os.fsencode(here), size)
+        folders = [
+            (class_path, class_folder)
+        ]  # a heap: what a folder holds has a path that sorts behind its own
+        subfolders: dict[str, None] = {}
+        while folders:
+            path, folder = heappop(folders)
+            count = len(self._listed)
+            entries = _sorted_entries(folder)
+            entries.reverse()
+            while entries:
+                entry = entries.pop()  # and forget it: there may be 10,000,000
+                here = _joined(path, entry.name)
+                reason = _why_not_a_picture(entry)
+                if reason is None:
+                    size, modified_ns, place = entry.status()
+                    self._listed.add(here, size, modified_ns, place, self._split)
+                    hashed += b"%b\0%d\0" % (os.fsencode(here), size)
+                elif not entry.is_dir():
+                    self._ignore(here, reason, missed=_looks_like_picture(entry))
+                elif (reason := _why_not_entered(entry)) is not None:
+                    self._ignore_folder(here, reason)
+                else:
+                    heappush(folders, (here, entry))
+            if path != class_path and len(self._listed) > count:
+                self._deeper += len(self._listed) - count
+                subfolders[path[len(class_path) :].strip("/").partition("/")[0]] = None
         self._digest.update(hashed)
         count = len(self._listed) - before
         if count:
             self.counts.append(count)
             self._class_of.append(class_name)
-        return count
+            if len(subfolders) > 1:
+                self._subfolders[class_name] = some([repr(_joined(class_name, name)) for name in subfolders])
+        elif class_name:
+            self.empty[class_path] = class_name
 
     def _ignore(self, path: str, reason: str, *, missed: bool = False) -> None:
         self._ignored.append(IgnoredPath(path, reason))
         if missed:
-            self._missed.append(path)
+            self._missed.append(self._ignored[-1])
+
+    def _ignore_folder(self, path: str, reason: str) -> None:
+        self._ignore(path, reason)
+        if reason == _LOOP:
+            self._loops.append(path)
 
     def _note_twice(self, folder: Entry, path: str) -> None:
         identity = folder.identity()
@@ -447,35 +511,41 @@ class _Lister:
         if first != path:
             self._twice.append(f"{path!r} is {first!r}")
 
-    def _warnings(self, root: Location) -> tuple[str, ...]:
-        lines = []
-        if self._empty:
-            lines.append(f"{root}: class folders without a picture: {some([*map(repr, self._empty)])}")
-        if len(self._missed) > _MISSED_SHARE * (len(self._listed) + len(self._missed)):
-            lines.append(
-                f"{root}: {len(self._missed):,} files that look like pictures are left out: "
-                f"{some([*map(repr, self._missed)])}"
+    def _warnings(self, classes: int) -> Iterator[str]:
+        root = self._root
+        if self.empty:
+            yield f"{root}: class folders without a picture: {some([*map(repr, self.empty)])}"
+        if self._missed:
+            count = len(self._missed)
+            what = (
+                "1 file that looks like a picture is"
+                if count == 1
+                else f"{count:,} files that look like pictures are"
             )
+            yield f"{root}: {what} left out: {some([f'{it.path!r} ({it.reason})' for it in self._missed])}"
         if self._loops:
-            lines.append(
-                f"{root}: links to a folder above them are not followed: {some([*map(repr, self._loops)])}"
-            )
+            yield f"{root}: links to a folder above them are not followed: {some([*map(repr, self._loops)])}"
         if self._twice:
-            lines.append(
-                f"{root}: class folders that are the same folder, so pictures count twice: "
-                f"{some(self._twice)}"
-            )
-        return tuple(lines)
+            twice = "class folders that are the same folder, so pictures count twice"
+            yield f"{root}: {twice}: {some(self._twice)}"
+        if self._subfolders and self._deeper == len(self._listed):  # none lies directly in its class folder
+            name, inner = next(iter(self._subfolders.items()))
+            remedy = f"pass --class-depth {self._class_depth + 1}, or class_depth={self._class_depth + 1}"
+            if classes == 1:
+                remedy = f"name {root}/{name}"
+            deeper = "all pictures lie deeper than their class folders"
+            yield f"{root}: {deeper}; if {inner} are classes, {remedy}"
 
-    def scan(self, source: Source, class_depth: int) -> Scan:
+    def scan(self, source: Source, warnings: Iterable[str], *, allow_empty: bool) -> Scan:
         """The scan: all that was listed."""
-        target = "class" if class_depth else "none"
-        classes = sorted(set(self._class_of)) if target == "class" else []
+        target = "class" if self._class_depth else "none"
+        names = {*self._class_of, *(self.empty.values() if allow_empty else ())}
+        classes = sorted(names) if target == "class" else []
         label_of = {name: label for label, name in enumerate(classes)}
         labels = np.repeat([label_of.get(name, -1) for name in self._class_of], self.counts)
         samples = self._listed.samples(labels)
-        if class_depth != 1:  # the same files are other classes
-            self._digest.update(b"class depth %d" % class_depth)
+        if self._class_depth != 1:  # the same files are other classes
+            self._digest.update(b"class depth %d" % self._class_depth)
         return Scan(
             source=source,
             classes=tuple(classes),
@@ -483,26 +553,115 @@ class _Lister:
             ignored=tuple(self._ignored),
             scanned=len(samples) + len(self._ignored),
             digest=self._digest.hexdigest(),
-            warnings=self._warnings(source.root),
+            warnings=(*warnings, *self._warnings(len(classes))),
             target=target,
+            deeper=self._deeper if self._class_depth else 0,
         )
 
 
-def _split_folders(top: Entry, class_depth: int) -> list[tuple[str, str, Entry]]:
-    """(split, its path with a slash, its folder); one without a name for a tree without splits."""
-    shown = [entry for entry in _sorted_entries(top) if not entry.name.startswith(".")]
-    found = [entry for entry in shown if entry.is_dir() and not entry.is_loop]
-    names = {folder.name for folder in found}
-    if "train" not in names or not names <= set(SPLIT_FOLDERS):
-        return [("", "", top)]
-    # with class folders, a class that happens to be called train; without them, pictures beside the folders
-    if any(map(_holds_pictures, found if class_depth else [top])):
-        return [("", "", top)]
-    return [(folder.name, f"{folder.name}/", folder) for folder in found]
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """Where the splits of a tree are.
+
+    Attributes:
+        splits: name and folder of each; none for a tree without splits.
+        beside: what lies beside them.
+        warnings: one line each.
+    """
+
+    splits: tuple[tuple[str, Entry], ...] = ()
+    beside: tuple[Entry, ...] = ()
+    warnings: tuple[str, ...] = ()
 
 
-def _holds_pictures(folder: Entry) -> bool:
-    return any(_why_not_a_picture(entry) is None for entry in _sorted_entries(folder))
+def _find_layout(top: Entry, root: Location, class_depth: int) -> _Layout:
+    """The splits of a tree: folders named so that hold class folders, or, where there are none, pictures.
+
+    Raises:
+        SourceError: two folders are one split, such as val and valid.
+    """
+    entries = _sorted_entries(top)
+    folders = [entry for entry in entries if entry.is_dir() and _why_not_entered(entry) is None]
+    named = [folder for folder in folders if split_of(folder.name)]
+    filled = [folder for folder in named if _holds_picture(folder, class_depth)]
+    others = [folder for folder in folders if folder not in named]
+    if not filled or not _are_splits(top, named, filled, others, class_depth):
+        taken = filled or (named if not others else [])  # for what they may not be
+        if not taken or class_depth == 0 or not _holds_picture(top, 1):
+            return _Layout()
+        return _Layout(
+            warnings=(
+                f"{root}: folders named as splits are taken for classes: "
+                f"{some([repr(folder.name) for folder in taken])}; splits are {root}/train/CLASS/picture.jpg "
+                f"and alike, without other class folders beside them; pictures without labels need "
+                f"--class-depth 0, or class_depth=0",
+            )
+        )
+    # an empty folder is a split without a picture; one with loose pictures is none
+    splits: dict[str, Entry] = {}
+    for folder in named:
+        split = split_of(folder.name)
+        assert split is not None
+        if folder not in filled and _holds_picture(folder, 0):
+            continue
+        first = splits.setdefault(split, folder)
+        if first is not folder:
+            raise SourceError(
+                f"{root}: the folders {first.name!r} and {folder.name!r} are both the split {split!r}; merge "
+                f"them, or move one out of the tree"
+            )
+    beside = [entry for entry in entries if entry not in splits.values()]
+    return _Layout(tuple(splits.items()), tuple(beside))
+
+
+def _are_splits(
+    top: Entry, named: list[Entry], filled: list[Entry], others: list[Entry], class_depth: int
+) -> bool:
+    """Whether folders named as splits are that, or classes that happen to be called so.
+
+    A class holds its pictures itself, and may hold folders; a split holds class folders, and may hold a stray
+    picture. Two splits are enough; one must be alone, or lie beside loose pictures only.
+    """
+    if class_depth == 0:
+        pictures_beside = any(map(_is_loose, top.entries())) or any(_holds_picture(it, 0) for it in others)
+        return len(filled) > 1 or not pictures_beside
+    if not any(map(_holds_mostly_folders, filled)):
+        return False
+    if len(filled) > 1:
+        return True
+    if any(_holds_picture(folder, class_depth) for folder in others):
+        return False
+    loose_beside = any(_holds_picture(folder, 0) for folder in others)
+    is_train = split_of(filled[0].name) == "train" and _holds_mostly_folders(filled[0], least=2)
+    return len(named) > 1 or not loose_beside or is_train
+
+
+def _holds_mostly_folders(folder: Entry, least: int = 1) -> bool:
+    """Whether a folder holds more folders than pictures, and at least so many."""
+    entries = list(folder.entries())
+    folders = sum(entry.is_dir() and _why_not_entered(entry) is None for entry in entries)
+    return folders >= least and folders > sum(map(_is_loose, entries))
+
+
+def _holds_picture(folder: Entry, depth: int) -> bool:
+    """Whether a picture lies below `folder`, at least `depth` folders deep."""
+    waiting = [(folder, depth)]
+    while waiting:
+        folder, depth = waiting.pop()
+        for entry in folder.entries():
+            if depth <= 0 and _is_loose(entry):
+                return True
+            if entry.is_dir() and _why_not_entered(entry) is None:
+                waiting.append((entry, depth - 1))
+    return False
+
+
+def _is_loose(entry: Entry) -> bool:
+    return _why_not_a_picture(entry) is None
+
+
+def _joined(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
 
 
 def _sorted_entries(folder: Entry) -> list[Entry]:
@@ -510,13 +669,25 @@ def _sorted_entries(folder: Entry) -> list[Entry]:
     return sorted(folder.entries(), key=lambda entry: entry.name)
 
 
+def is_left_alone(folder: str) -> bool:
+    """Whether a folder of this name is hidden, or a system's own: it is neither class nor split."""
+    return folder.startswith(".") or folder in SYSTEM_FOLDERS
+
+
+def _why_not_entered(folder: Entry) -> str | None:
+    """Why what this folder holds is not looked at; None if it is."""
+    if is_left_alone(folder.name):
+        return "a hidden folder" if folder.name.startswith(".") else "a folder of the system"
+    return _LOOP if folder.is_loop else None
+
+
 def _why_not_a_picture(entry: Entry) -> str | None:
-    """Why this, in a class folder, is not a sample; None if it is one."""
+    """Why this is not a sample; None if it is one."""
     name, is_hidden = entry.name, entry.name.startswith(".")
     if not is_hidden and name[name.rfind(".") :].lower() in kinds.IMAGE_EXTENSIONS and entry.is_plain_file:
         return None  # as usual
     if entry.is_dir():
-        return "a folder inside a class folder"
+        return "a folder"
     if not entry.is_file():
         return "not a regular file"
     if is_hidden:

@@ -197,13 +197,15 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         rule = "make_dataset" if is_valid_file is None else "is_valid_file"
         for name, value in given.items():
             if value is not None:
-                raise SettingError(f"{name} {value!r}: {rule} lists the files of a tree; leave one of them out")
+                raise SettingError(
+                    f"{name} {value!r}: {rule} lists the files of a tree; leave one of them out"
+                )
         top = _split_folder(self.root, self._split, rule)
-        self.classes, self.class_to_idx = folder.find_classes(top)
-        self.classes, self.class_to_idx = self.find_classes(top)
         extensions = folder.IMG_EXTENSIONS if is_valid_file is None else None
         options = {"extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty}
         try:
+            self.classes, self.class_to_idx = folder.find_classes(top)
+            self.classes, self.class_to_idx = self.find_classes(top)
             self.samples = self.imgs = self.make_dataset(top, self.class_to_idx, **options)
         except FileNotFoundError as error:
             raise NothingFoundError(f"{top}: {error}") from error
@@ -398,21 +400,24 @@ def _split_folder(root: str | os.PathLike[str], split: str, rule: str) -> str:
         SettingError: it is not known which, or `root` is converted.
         NothingFoundError: there is no folder.
     """
+    here = os.fspath(root)
     try:
-        data = open_split(root, split, allow_empty=True)
-    except NothingFoundError:
+        data = open_split(root, split)
+    except NothingFoundError:  # of what we know as pictures
         if not os.path.isdir(root):
             raise
         names = [entry.name for entry in os.scandir(root) if entry.is_dir()]
-        if names and all(map(split_of, names)):  # of files that are no pictures, as far as we know
-            raise SettingError(f"{rule}: {root} has folders of splits; give that of {split} as root") from None
-        return os.fspath(root)
-    if data.kind != RAW:
-        raise _no_files(rule, root)
-    if not len(data):
-        return os.fspath(root)
-    first, above = data.path_at(0), f"{data.classes[data.labels[0]]}/"
-    return os.fspath(root) if first.startswith(above) else os.path.join(root, first.partition("/")[0])
+        if not names or not all(map(split_of, names)):
+            return here
+    else:
+        if data.kind != RAW:
+            raise _no_files(rule, root)
+        if len(data):
+            path, class_folder = data.path_at(0), f"{data.classes[data.labels[0]]}/"
+            return here if path.startswith(class_folder) else os.path.join(here, path.partition("/")[0])
+    raise SettingError(
+        f"{rule}: {root} has no pictures that tell the splits; give the folder of {split} as root"
+    )
 
 
 def _list_files(data: SplitData, root: str | os.PathLike[str]) -> tuple[str, list[tuple[str, int]]]:

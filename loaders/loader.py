@@ -114,9 +114,9 @@ class SplitDataset(Dataset[Any]):
         return sum(map(len, self._loader._parts))
 
     def __repr__(self) -> str:
-        loader = self._loader
+        kind, path, split = self._loader._kind, self._loader._path, self._loader.spec.split
         return (
-            f"<loaders.SplitDataset {loader._kind} {loader._path}: {loader.spec.split}, {len(self):,} samples, "
+            f"<loaders.SplitDataset {kind} {path}: {split}, {len(self):,} samples, "
             f"{len(self.classes):,} classes>"
         )
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, printable
-from precache.cli.convert import RAW
+from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, note, printable
+from precache.cli.convert import RAW, line_of_deeper
 from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError, SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
+from precache.sources.options import help_of
 from precache.storage.urls import Location
 
 _FIRST_CLASSES = 10
@@ -79,16 +80,26 @@ def verify_command(
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
+@click.option("--class-depth", type=int, help=help_of()["class_depth"].removeprefix("Tree: "))
 @click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
-def check_command(src: Location, list_file: Path | None, max_pixels: int, workers: int | None) -> None:
+def check_command(
+    src: Location, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
+) -> None:
     """Decode every picture of the tree SRC (default data/raw), and list the damaged ones.
 
     Loaders built with on_error="skip" leave out the pictures in the default list.
     """
     with ProgressBar("check", "image") as bar:
         report = precache.check(
-            src, list_file=list_file, max_pixels=max_pixels, workers=workers, on_progress=bar
+            src,
+            list_file=list_file,
+            class_depth=class_depth,
+            max_pixels=max_pixels,
+            workers=workers,
+            on_progress=bar,
         )
+    if report.deeper:
+        note(f"{src}: {line_of_deeper(report.deeper)}")
     every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
     if problems:

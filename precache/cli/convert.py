@@ -221,6 +221,8 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
     )
+    if result.deeper:
+        note(f"  {line_of_deeper(result.deeper)}")
     for line in lines_of_nodes(result.nodes):
         note(f"  {line}")
     for rejected in manifest.rejected[:10]:
@@ -229,6 +231,13 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
         listed = destination / REJECTED_NAME
         click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
+
+
+def line_of_deeper(count: int) -> str:
+    """What to say of pictures that lie in a folder of their class folder."""
+    if count == 1:
+        return "1 picture lies deeper than its class folder, and belongs to it"
+    return f"{count:,} pictures lie deeper than their class folders, and belong to them"
 
 
 def lines_of_nodes(nodes: dict[str, float]) -> list[str]:

@@ -30,17 +30,20 @@ class CheckReport:
         pictures: decoded, or tried.
         rejected: those that cannot be, in the order of the scan.
         list_file: where they are listed.
+        deeper: pictures that lie in a folder of their class folder.
     """
 
     pictures: int
     rejected: tuple[Rejected, ...]
     list_file: Path
+    deeper: int
 
 
 def check(
     source: str | os.PathLike[str] | Url,
     *,
     list_file: str | os.PathLike[str] | None = None,
+    class_depth: int | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     on_progress: Progress = unseen,
@@ -52,6 +55,7 @@ def check(
 
     Args:
         list_file: where to write the list; default `source` with `.rejected.csv`, where loaders look.
+        class_depth: how deep class folders lie, as of `precache convert`; default 1.
         max_pixels: a picture of more pixels counts as one that cannot be decoded.
         workers: processes; default one per CPU, 0 for the calling process.
         on_progress: called with (pictures done, pictures in all), a few times a second.
@@ -59,12 +63,14 @@ def check(
     Raises:
         SourceError: `source` is not an image tree, something of it cannot be read, or `list_file` exists and
             is not such a list.
-        SettingError: `list_file` lies in the tree or cannot be written.
+        SettingError: `list_file` lies in the tree or cannot be written; or `class_depth` is negative.
         WorkerError: a worker process died.
     """
     source = locate(source)
     workers = engines.worker_count(workers)
     check_range("max_pixels", max_pixels, 1)
+    depth = 1 if class_depth is None else class_depth
+    check_range("class_depth", depth, 0)
     if is_converted(source):
         command = shell_command("precache verify", source)
         raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
@@ -73,9 +79,9 @@ def check(
             raise SettingError(
                 f"{source}: is a URL, where no list can be written; name a local file with --list"
             )
-        scan = ObjectTree(source).scan()
+        scan = ObjectTree(source, depth).scan()
     else:
-        scan = scan_tree(source)
+        scan = scan_tree(source, depth)
     for warning in scan.warnings:
         warn(warning)
     target = default_list(scan.root) if list_file is None else Path(list_file)
@@ -91,7 +97,7 @@ def check(
         raise SettingError(
             f"{target}: cannot be written ({error.strerror}); choose another with --list"
         ) from error
-    return CheckReport(len(scan.samples), rejected, target)
+    return CheckReport(len(scan.samples), rejected, target, scan.deeper)
 
 
 @dataclass(frozen=True, slots=True)

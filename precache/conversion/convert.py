@@ -104,6 +104,7 @@ class Conversion:
         published: whether this call finished the dataset; False if it was already finished.
         elapsed_s: wall time of this call.
         nodes: with the engine `ray`, pictures per second of each node that had some, by its name.
+        deeper: pictures of a source tree that lie in a folder of their class folder.
     """
 
     manifest: Manifest
@@ -111,6 +112,7 @@ class Conversion:
     published: bool
     elapsed_s: float
     nodes: dict[str, float] = field(default_factory=dict)
+    deeper: int = 0
 
 
 @tells(nothing_lost)
@@ -204,7 +206,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     for gap in gaps(scan, manifest) if converted is not None else ():
         warn(f"{destination}: {gap}")
     elapsed_s = time.perf_counter() - start_s
-    return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes)
+    return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes, scan.deeper)
 
 
 def _scanned(

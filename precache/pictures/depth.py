@@ -33,17 +33,29 @@ _warned = mmap.mmap(-1, 1)
 
 
 def grey_of_16_bits(image: Image.Image) -> Grey16 | None:
-    """The upright picture, where it is of mode I or I;16; None for other modes.
+    """The upright picture, what is transparent in white, where it is of mode I or I;16; None for other modes.
 
     Raises:
         ValueError: its values are not within 0 to 65,535.
     """
     if image.mode != "I" and not image.mode.startswith("I;16"):
         return None
-    grey = np.asarray(ImageOps.exif_transpose(image))
+    upright = ImageOps.exif_transpose(image)
+    grey, shown = np.asarray(upright), shown_pixels(upright)
     if grey.min() < 0 or grey.max() >= 1 << _FULL_BITS:
         raise ValueError(f"mode {image.mode} has values that are not within 0 to 65,535")
+    if shown is not None:
+        grey = np.where(shown, grey, (1 << _FULL_BITS) - 1)
     return grey.astype(np.uint16)[..., None]
+
+
+def shown_pixels(image: Image.Image) -> npt.NDArray[np.bool_] | None:
+    """bool [height, width]: where an image of mode I or I;16 is not of its transparent value, if it has one.
+
+    PNG's tRNS chunk (11.3.2.1) names that value, which Pillow leaves for its reader to apply.
+    """
+    value = image.info.get("transparency")
+    return np.asarray(image) != value if isinstance(value, int) else None
 
 
 def grey_from_8_bits(image: Image.Image) -> Grey16:

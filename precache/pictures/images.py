@@ -179,7 +179,7 @@ def upright_shape(data: bytes, path: str) -> tuple[int, int]:
         with pillow.opened(data, path, MAX_PIXELS, None) as image:
             if image.format == "ICO":  # whose directory says what its pictures may not be
                 image.load()
-            width, height = image.size
+            width, height = pillow.stored_size(image)
             sideways = image.getexif().get(jpeg.EXIF_ORIENTATION, 1) in _SIDEWAYS
             return (width, height) if sideways else (height, width)
 

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
@@ -19,7 +20,8 @@ from precache.pictures.turns import Turn
 _EXIF_ORIENTATION = 0x0112
 _ANY_SIZE = 1 << 63
 _BAND_PIXELS = 1 << 22  # that are blended at a time
-_TIFF_TILE = (322, 323)  # TileWidth, TileLength
+_TIFF_SIZE, _TIFF_TILE = (256, 257), (322, 323)  # ImageWidth, ImageLength; TileWidth, TileLength
+_FEW_BITS_OF_GREY = (b"\2\0", b"\4\0")  # bit depth and colour type of a PNG (11.2.1)
 _PNG = b"\x89PNG\r\n\x1a\n"
 _Pixels = tuple[int, int]  # width and height
 
@@ -56,7 +58,18 @@ def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterat
             check_pixels(*size, max_pixels)
             if turn is not None:
                 turn.wait(size[0] * size[1])
+        if image.format == "PNG" and "transparency" in image.info and data[24:26] in _FEW_BITS_OF_GREY:
+            most = (1 << data[24]) - 1  # Pillow scales pixels to 0-255, but not the value that is transparent
+            image.info["transparency"] = (image.info["transparency"] & most) * 255 // most
         yield image
+
+
+def stored_size(image: Image.Image) -> _Pixels:
+    """Width and height of an opened picture as its file has them; Pillow's `size` of a TIFF is upright."""
+    if image.format == "TIFF":
+        tags = image.tag_v2  # type: ignore[attr-defined]  # a TiffImageFile has them
+        return tags[_TIFF_SIZE[0]], tags[_TIFF_SIZE[1]]
+    return image.size
 
 
 def _open(data: bytes, path: str) -> Image.Image:
@@ -88,7 +101,12 @@ def upright(
     if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
         turned = ImageOps.exif_transpose(image)
     if turned.mode in ("I", "F") or turned.mode.startswith("I;16"):
-        return Image.fromarray(depth.grey_to_8_bits(turned, image, data, path))
+        grey = Image.fromarray(depth.grey_to_8_bits(turned, image, data, path))
+        shown = depth.shown_pixels(turned)
+        if shown is None:
+            return grey
+        opacity = Image.fromarray(shown.astype(np.uint8) * 255)
+        return _without_transparency(Image.merge("LA", (grey, opacity)), background)
     if depth.is_deep_colour(image, data):
         depth.warn_if_dark(depth.brightest_colour(image), path, "scale them")
     return _without_transparency(turned, background)

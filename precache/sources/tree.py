@@ -528,11 +528,12 @@ class _Lister:
         if self._twice:
             twice = "class folders that are the same folder, so pictures count twice"
             yield f"{root}: {twice}: {some(self._twice)}"
-        if self._subfolders and self._deeper == len(self._listed):  # none lies directly in its class folder
+        # none lies directly in its class folder
+        if self._class_depth and self._subfolders and self._deeper == len(self._listed):
             name, inner = next(iter(self._subfolders.items()))
             remedy = f"pass --class-depth {self._class_depth + 1}, or class_depth={self._class_depth + 1}"
             if classes == 1:
-                remedy = f"name {root}/{name}"
+                remedy = f"name {root}/{name} instead"
             deeper = "all pictures lie deeper than their class folders"
             yield f"{root}: {deeper}; if {inner} are classes, {remedy}"
 
@@ -586,32 +587,29 @@ def _find_layout(top: Entry, root: Location, class_depth: int) -> _Layout:
     filled = [folder for folder in named if _holds_picture(folder, class_depth)]
     others = [folder for folder in folders if folder not in named]
     if not filled or not _are_splits(top, named, filled, others, class_depth):
-        taken = filled or (named if not others else [])  # for what they may not be
+        taken = filled or (named if not others else [])  # that the user may have meant as splits
         if not taken or class_depth == 0 or not _holds_picture(top, 1):
             return _Layout()
-        return _Layout(
-            warnings=(
-                f"{root}: folders named as splits are taken for classes: "
-                f"{some([repr(folder.name) for folder in taken])}; splits are {root}/train/CLASS/picture.jpg "
-                f"and alike, without other class folders beside them; pictures without labels need "
-                f"--class-depth 0, or class_depth=0",
-            )
-        )
-    # an empty folder is a split without a picture; one with loose pictures is none
+        names = some([repr(folder.name) for folder in taken])
+        remedy = f"for splits put other class folders out of {root}"
+        if not filled:
+            remedy = "for splits of pictures without labels pass --class-depth 0, or class_depth=0"
+        warning = f"{root}: folders named as splits are taken for classes: {names}; {remedy}"
+        return _Layout(warnings=(warning,))
     splits: dict[str, Entry] = {}
-    for folder in named:
-        split = split_of(folder.name)
-        assert split is not None
-        if folder not in filled and _holds_picture(folder, 0):
-            continue
+    for folder in filled:
+        split = str(split_of(folder.name))
         first = splits.setdefault(split, folder)
         if first is not folder:
             raise SourceError(
                 f"{root}: the folders {first.name!r} and {folder.name!r} are both the split {split!r}; merge "
                 f"them, or move one out of the tree"
             )
-    beside = [entry for entry in entries if entry not in splits.values()]
-    return _Layout(tuple(splits.items()), tuple(beside))
+    for folder in named:
+        if not _holds_picture(folder, 0):  # a split without a picture; one with loose pictures is none
+            splits.setdefault(str(split_of(folder.name)), folder)
+    in_order = sorted(splits.items(), key=lambda it: it[1].name)
+    return _Layout(tuple(in_order), tuple(entry for entry in entries if entry not in splits.values()))
 
 
 def _are_splits(

@@ -195,12 +195,31 @@ def test_a_picture_that_is_left_out_keeps_the_tree(
         assert len(ids_of(loader)) == IMAGES - 1
 
 
+def test_the_shards_of_a_split_by_shares_take_the_place_of_its_pictures(tree: Path, folder: Path) -> None:
+    """Classes two folders deep; the recipe gets the splits, or has them."""
+    deep = tree.parent / "deep"
+    deep.mkdir()
+    tree.rename(deep / "all")
+    splits = "train=0.7,val=0.3"
+    of_val = {"split": "val", "class_depth": 2, **SETTINGS}
+    with build_loader(deep, splits=splits, **of_val) as loader:
+        expected = [said(loader) for _ in range(2)]
+    with build_loader(deep, splits=splits, precache=folder, recipe=RECIPE, **of_val) as loader:
+        assert said(loader) == expected[0]
+        wait_for(folder)
+        recipe = small_recipe("shards", splits=splits)
+        with build_loader(deep, precache=folder, recipe=recipe, **of_val) as finished:
+            shutil.rmtree(deep)
+            assert said(loader) == expected[1]
+            assert said(finished) == expected[0]
+
+
 def test_shards_of_another_recipe_or_folder_never_take_its_place(
     tree: Path, converted: dict[str, Path], shaped: dict[str, Path], folder: Path
 ) -> None:
-    splits = Recipe(format="shards", splits="train=0.5,val=0.5")
+    grey = Recipe(format="shards", channels="grey")
     with pytest.raises(SettingError, match="precache convert"):
-        build_loader(tree, precache=folder, recipe=splits)
+        build_loader(tree, precache=folder, recipe=grey)
     for other in (converted["dali"], shaped["grey-shards"]):
         with pytest.raises(DatasetError, match=f"{other}: .*give its recipe"):
             build_loader(tree, precache=other)

@@ -1,0 +1,109 @@
+"""Raw trees: classes as ImageFolder finds them, splits as `precache convert` makes them."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torchvision.datasets import ImageFolder
+
+import loaders
+import precache
+from loaders.dataset import open_split
+from precache import Recipe, SettingError
+from tests.building import build_loader
+from tests.conftest import small_recipe
+from tests.loader_contract import ids_of, pairs_of
+from tests.precache.sources.archives import JPEG, files_of, make_zip, put, scan_of
+
+PARTS = ("a", "a-b", "a.b", "a b", "A", "b", "\u00fc", "u\u0308", "1", "10", "x.png")
+"""Names of folders; some sort before the slash, so that what a folder holds is not all together."""
+FOLDERS = st.tuples(st.sampled_from(PARTS), st.lists(st.sampled_from((*PARTS, "train", "val")), max_size=3))
+NAMES = st.sampled_from(("1.jpg", "10.JPG", "2.jpeg", "a.png", "Z.webp", "a-b.jpg", "notes.txt"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(FOLDERS, NAMES), max_size=25))
+def test_a_tree_holds_what_imagefolder_finds_in_its_order(found: list[tuple[Any, str]]) -> None:
+    """Samples, labels and classes; and so does an archive of it."""
+    names = ["first/in/1.jpg", "last/1.jpg", *("/".join((top, *inner, name)) for (top, inner), name in found)]
+    files = {name: b"text" if name.endswith(".txt") else JPEG for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        root = put(Path(folder) / "tree", files)
+        theirs = ImageFolder(root, allow_empty=True)
+        expected = [(path, theirs.classes[label]) for path, label in theirs.samples]
+        for allow_empty in (False, True):
+            ours = open_split(root, "train", allow_empty=allow_empty)
+            labels = [ours.classes[label] for label in ours.labels[:].tolist()]
+            assert list(zip(ours.files, labels, strict=True)) == expected
+            filled = {name for _, name in expected}
+            assert list(ours.classes) == [name for name in theirs.classes if allow_empty or name in filled]
+        archived = scan_of(make_zip(root.parent / "tree.zip", files_of(root)))
+        assert [f"{root}/{ref.path}" for ref in archived.samples] == [path for path, _ in expected]
+
+
+def served(path: Path, **settings: Any) -> list[tuple[int, int]]:
+    """(id, label) of each sample, by a loader and, which must be the same, by `ImageDataset`."""
+    with build_loader(path, batch_size=16, size=32, workers=0, **settings) as loader:
+        pairs = sorted(pairs_of(loader))
+    dataset = loaders.ImageDataset(path, **settings)
+    assert sorted(zip(dataset.ids.tolist(), dataset.targets, strict=True)) == pairs
+    return pairs
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_splits_of_a_tree_are_those_of_its_conversion(seed: int, raw_tree: Path, tmp_path: Path) -> None:
+    """By shares and the seed of a recipe, not that of the loader; and by a list file."""
+    recipe = small_recipe("shards", splits="train=0.6,val=0.3,test=0.1", seed=seed)
+    precache.convert(raw_tree, tmp_path / "shares", recipe, workers=0)
+    of_seed = {"recipe": recipe} if seed else {}
+    names = {ref.path: ("train", "val")[ref.id % 2] for ref in scan_of(raw_tree).samples if ref.id % 5}
+    listed = tmp_path / "list.csv"
+    listed.write_text("".join(f"{path},{split}\n" for path, split in names.items()))
+    precache.convert(raw_tree, tmp_path / "listed", small_recipe("shards"), split_list=listed, workers=0)
+    for split in ("train", "val", "test"):
+        of_shares = served(raw_tree, split=split, splits=recipe.splits, **of_seed)
+        assert of_shares == served(tmp_path / "shares", split=split)
+        with build_loader(raw_tree, split=split, splits=recipe.splits, **of_seed, seed=9, size=32) as loader:
+            assert sorted(ids_of(loader)) == [number for number, _ in of_shares]
+    for split in ("train", "val"):
+        of_list = served(raw_tree, split=split, splits=listed)
+        assert of_list == served(tmp_path / "listed", split=split)
+    with pytest.raises(SettingError, match="precache"):
+        loaders.build(raw_tree, splits=listed, precache=tmp_path / "out")
+
+
+def test_other_splits_than_there_are_are_refused(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    folders = put(
+        tmp_path / "tree", {f"{split}/{name}/1.jpg": JPEG for split in ("Train", "dev") for name in "ab"}
+    )
+    shares = "train=0.9,val=0.1"
+    wrong: list[tuple[Path, dict[str, Any], str]] = [
+        (folders, {"splits": shares}, "test|val, train|train, val"),
+        (folders, {"split": "test"}, "train, val"),
+        (raw_tree, {"splits": shares, "split": "test"}, "train, val"),
+        (raw_tree, {"splits": "train=0.9"}, "train=0.9"),
+        (raw_tree, {"splits": 0.9}, "0.9"),
+        (raw_tree, {"splits": "no list"}, "no list"),
+        (raw_tree, {"splits": shares, "recipe": Recipe(format="shards", splits="train=0.5,val=0.5")}, shares),
+        (converted["shards"], {"splits": shares}, shares),
+        (converted["shards"], {"class_depth": 1}, "class_depth"),
+    ]
+    for path, given_settings, named in wrong:
+        for build in (loaders.build, loaders.ImageDataset):
+            with pytest.raises(SettingError, match=named):
+                build(path, **given_settings)
+
+
+def test_class_folders_lie_as_deep_as_is_said(raw_tree: Path, tmp_path: Path) -> None:
+    files = {f"animals/{name}": content for name, content in files_of(raw_tree).items()}
+    tree = put(tmp_path / "tree", files)
+    plain = loaders.ImageDataset(raw_tree)
+    for depth, classes in ((0, []), (1, ["animals"]), (2, [f"animals/{name}" for name in plain.classes])):
+        labels = [number for _, number in served(tree, class_depth=depth)]
+        assert labels == (plain.targets if depth == 2 else [depth - 1] * len(plain))
+        assert loaders.ImageDataset(tree, class_depth=depth).classes == classes

@@ -434,6 +434,11 @@ def open_split(
         if isinstance(error.__cause__, OSError):  # who knows what is there
             raise
         if not path.exists():
+            if is_converted(path.parent):
+                raise NothingFoundError(
+                    f"{path}: does not exist; {path.parent} is a converted dataset: give that, and "
+                    f"split={path.name!r}"
+                ) from error
             raise NothingFoundError(
                 f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
                 f"convert' made of one{did_you_mean(path) or '; check the path'}"

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -35,7 +35,8 @@ from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
 _LOOK_SAMPLES = 512
-Picture = Image.Image | torch.Tensor
+Picture: TypeAlias = Image.Image | torch.Tensor
+T = TypeVar("T")
 
 
 class UnreadablePictureError(ImageError, UnidentifiedImageError):
@@ -52,7 +53,7 @@ def load_tensor(path: str) -> torch.Tensor:
     return torch.from_numpy(_load(path, images.decode_pixels)).permute(2, 0, 1)
 
 
-def _load(path: str, decode: Callable[[bytes, str], Any]) -> Any:
+def _load(path: str, decode: Callable[[bytes, str], T]) -> T:
     """What `decode` makes of a file; errors are also those of ImageFolder, which scripts catch."""
     try:
         return decode(images.read_bytes(path), path)
@@ -92,7 +93,7 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             folder, whose pictures are stored decoded.
         is_valid_file: says of the path of each file of a tree whether it is a sample; default: pictures are.
             The tree is then listed as ImageFolder does it, and ids are numbers of these samples.
-        allow_empty: a class folder of a tree may be without pictures.
+        allow_empty: class folders of a tree without pictures are classes; `precache convert` leaves them out.
         split: as of `loaders.build`.
         decode: `"pil"` or `"tensor"`.
         precache, recipe: as of `loaders.build`; each process that reads looks every 512 samples whether the
@@ -152,12 +153,17 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         self._split, self._decode, self._kind = split, decode, RAW
         self.loader: Callable[..., Any] = _LOADERS[decode] if loader is None else loader
         if is_valid_file is not None or type(self).make_dataset is not folder.make_dataset:
-            given = {"precache": precache, "splits": splits, "class_depth": class_depth}
+            given: dict[str, object] = {"precache": precache, "splits": splits, "class_depth": class_depth}
             self._list_as_image_folder(is_valid_file, allow_empty, given)
             return
         chooses = type(self).find_classes is not ImageDataset.find_classes
-        of_tree = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
-        data = open_split(self.root, split, **of_tree, allow_empty=allow_empty or chooses)
+        of_tree: dict[str, Any] = {
+            "splits": splits,
+            "split_seed": recipe.seed,
+            "class_depth": class_depth,
+            "allow_empty": allow_empty or chooses,
+        }
+        data = open_split(root if isinstance(root, Url) else self.root, split, **of_tree)
         self._kind = data.kind
         self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}

@@ -3,7 +3,8 @@
     PrecacheError                 one line: the path or value, what was expected, the remedy
     ├── SettingError              a value that a caller or a flag gave (also a ValueError)
     ├── SourceError               a raw image tree: missing, empty, without class folders
-    ├── ImageError                one picture that cannot be decoded
+    ├── ImageError                one picture that cannot be decoded (where an ImageDataset reads it from a
+    │                             tree, also Pillow's UnidentifiedImageError, which ImageFolder raises)
     ├── DatasetError              a converted folder: no manifest, wrong format, damaged file
     │   ├── SampleError           one sample of it that is not as it was written (also an ImageError)
     │   └── NothingFoundError     no data at a path, or none in it (also a SourceError, a FileNotFoundError

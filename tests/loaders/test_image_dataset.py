@@ -346,6 +346,16 @@ def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
     assert ImageDataset(tmp_path, split="val").targets == [1]
 
 
+@EACH_FORMAT
+def test_a_folder_of_a_split_in_a_converted_one_is_answered_with_it(
+    kind: str, converted: dict[str, Path]
+) -> None:
+    """Scripts join root and split; `allow_empty` changes nothing of what is stored."""
+    with pytest.raises(FileNotFoundError, match=f"{converted[kind]} .*split='train'"):
+        ImageDataset(converted[kind] / "train")
+    assert len(ImageDataset(converted[kind], None, None, None, None, True)) == IMAGES
+
+
 @pytest.mark.parametrize("decode", ["pil", "tensor"])
 def test_a_file_that_is_gone_or_broken_is_an_error_as_of_image_folder(decode: str, tmp_path: Path) -> None:
     """Scripts leave such samples out by what is raised; and it still names the file."""

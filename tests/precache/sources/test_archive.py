@@ -36,6 +36,21 @@ def test_folders_that_hold_everything_are_no_classes(make: Any, suffix: str, tmp
         assert {ignored.path for ignored in scan.ignored} == {"README", "__MACOSX"}
 
 
+@MAKERS
+def test_an_outermost_folder_that_is_a_class_or_a_split_is_kept(
+    make: Any, suffix: str, tmp_path: Path
+) -> None:
+    for names, classes, split in (
+        ("cat/1 cat/2 cat/2023/3", ("cat",), ""),
+        ("set/cover set/cat/1 set/dog/2", ("cat", "dog"), ""),
+        ("Training/cat/1 Training/dog/2", ("cat", "dog"), "train"),
+        ("@eaDir/x set/train/cat/1 set/valid/cat/2", ("cat",), "train val"),
+    ):
+        scan = scan_of(make(tmp_path / f"x.{suffix}", {f"{name}.jpg": JPEG for name in names.split()}))
+        assert scan.classes == classes
+        assert " ".join(scan.samples.split_names) == split
+
+
 def zip_with_links(path: Path, files: Files, links: list[tarfile.TarInfo]) -> Path:
     with zipfile.ZipFile(make_zip(path, files), "a") as archive:
         for member in links:

@@ -390,8 +390,20 @@ def check_line(error: Exception, place: Location) -> None:
     assert str(place) in str(error)
 
 
-PARTS = ("a", "b c", "\u00fc \u540d", "latin\udcef", "n" * 120, "tab\t'\"", ".hidden", "astral\U0001f600")
-SAFE_PARTS = ("a", "b c", "\u00fc \u540d", "n" * 120, ".hidden", "astral\U0001f600")
+PARTS = (
+    "a",
+    "a-b",
+    "A",
+    "@eaDir",
+    "b c",
+    "\u00fc \u540d",
+    "latin\udcef",
+    "n" * 120,
+    "tab\t'\"",
+    ".hidden",
+    "astral\U0001f600",
+)
+SAFE_PARTS = ("a", "a-b", "A", "@eaDir", "b c", "\u00fc \u540d", "n" * 120, ".hidden", "astral\U0001f600")
 ENDINGS = (".jpg", ".JPG", ".jpeg", ".png", ".txt", ".psd", ".svg", "", ".b.gif", ".sgi")
 STARTS = (JPEG, b"\x89PNG\r\n\x1a\n", b"", b"text", b"\x01\xda\x00\x01", b"8BPS")
 
@@ -400,7 +412,7 @@ def any_files(rng: np.random.Generator, parts: tuple[str, ...]) -> Files:
     """Files with strange names and contents, in class folders, in folders inside these, and beside them."""
     files = {"class/1.jpg": JPEG, "other/2.jpg": JPEG}
     for number in range(60):
-        folders = [str(rng.choice(parts)) for _ in range(int(rng.choice([0, 1, 1, 1, 1, 2])))]
+        folders = [str(rng.choice(parts)) for _ in range(int(rng.choice([0, 1, 1, 1, 2, 2, 3])))]
         name = f"{rng.choice(parts)}{number}{rng.choice(ENDINGS)}"
         files["/".join([*folders, name])] = STARTS[rng.integers(len(STARTS))] * int(rng.integers(1, 4))
     return files

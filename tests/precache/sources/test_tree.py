@@ -19,47 +19,121 @@ def lay(root: Path, *names: str) -> Path:
 
 
 NO_PICTURES = {
-    "056.dog/greg/vision309/x.jpg": "a folder inside a class folder",
     "198.spider/RENAME2": "neither an image extension nor an image signature",
     "198.spider/._198_0001.jpg": "a hidden file",
     "198.spider/drawing.svg": "SVG: a drawing",
+    "198.spider/.ipynb_checkpoints/tmp-checkpoint.jpg": "a hidden folder",
+    "056.dog/greg/@eaDir/x.jpg/SYNOPHOTO_THUMB_M.jpg": "a folder of the system",
+    "lost+found/x.jpg": "a folder of the system",
+    "__MACOSX/056.dog/x.jpg": "a folder of the system",
     "notes.txt": "a file beside the class folders",
+    "cover.jpg": "a file beside the class folders",
     ".git/x.jpg": "a hidden folder",
 }
 
 
 def test_what_is_not_a_picture_is_ignored_for_a_reason(tmp_path: Path) -> None:
     """Caltech-256 holds 056.dog/greg/ and 198.spider/RENAME2, Caltech-101 a JPEG named tmp."""
-    lay(tmp_path, "056.dog/056_0001.jpg", "198.spider/tmp")
+    pictures = ["056.dog/056_0001.jpg", "056.dog/greg/vision309/x.jpg", "198.spider/tmp"]
+    lay(tmp_path, *pictures)
+    (tmp_path / "empty/folder").mkdir(parents=True)
     put(tmp_path, dict.fromkeys(NO_PICTURES, b"#!/bin/sh\nmv a b\n"))
     scan = scan_tree(tmp_path)
-    assert [s.path for s in scan.samples] == ["056.dog/056_0001.jpg", "198.spider/tmp"]
-    assert scan.scanned == len(scan.samples) + len(scan.ignored)
+    assert [s.path for s in scan.samples] == pictures
+    assert scan.scanned == len(scan.samples) + len(scan.ignored) == len(pictures) + len(NO_PICTURES)
     for name, reason in NO_PICTURES.items():
         found = [ignored.reason for ignored in scan.ignored if name.startswith(ignored.path)]
         assert [why for why in found if why.startswith(reason)], name
 
 
-TREES: list[tuple[str, int, str]] = [
-    ("train/b/1 train/c/2 val/a/3", 1, "train/b/1:b:train train/c/2:c:train val/a/3:a:val"),
-    ("train/b/1 val/a/3 val/x", 1, "val/x:val:"),  # a class that happens to be called so
-    ("test/1 train/2 val/3", 0, "test/1::test train/2::train val/3::val"),
-    ("1 train/2", 0, "1::"),
-    ("a/b/2 a/b/1 d/e/1 a/stray above d/e/f/1 a/.b/1", 2, "a/b/1:a/b: a/b/2:a/b: d/e/1:d/e:"),
+TREES: list[tuple[str, int, str, str]] = [
+    ("train/b/1 train/c/2 val/a/3", 1, "train/b/1:b:train train/c/2:c:train val/a/3:a:val", ""),
+    ("train/b/1 val/a/3 val/x", 1, "train/b/1:b:train val/a/3:a:val", "val/x"),
+    ("train/b/1 train/c/2 train/x", 1, "train/b/1:b:train train/c/2:c:train", "train/x"),
+    ("train/b/1 test/3 test/4 x", 1, "train/b/1:b:train", "test/3 test/4 x"),
+    ("train/b/1 train/c/2 some/3", 1, "train/b/1:b:train train/c/2:c:train", "some/3"),
+    ("train/b/1 val/b/2 more/b/3", 1, "train/b/1:b:train val/b/2:b:val", "more/b/3"),
+    ("Train/b/1 VALID/b/2", 1, "Train/b/1:b:train VALID/b/2:b:val", ""),
+    ("Testing/b/1 Training/b/2", 1, "Testing/b/1:b:test Training/b/2:b:train", ""),
+    (
+        "dev/b/1 evaluation/b/2 train_set/b/3",
+        1,
+        "dev/b/1:b:val evaluation/b/2:b:test train_set/b/3:b:train",
+        "",
+    ),
+    ("train/n1/images/1 val/n1/images/2", 1, "train/n1/images/1:n1:train val/n1/images/2:n1:val", ""),
+    ("__MACOSX/train/b/1 lost+found/2 train/b/3", 1, "train/b/3:b:train", ""),
+    # classes that happen to be called so
+    (
+        "bus/1 train/2 train/3 train/old/4",
+        1,
+        "bus/1:bus: train/2:train: train/3:train: train/old/4:train:",
+        "",
+    ),
+    ("bus/a/1 train/a/2", 1, "bus/a/1:bus: train/a/2:train:", ""),
+    ("test/1 train/2", 1, "test/1:test: train/2:train:", ""),
+    ("test/1 train/2 val/3", 0, "test/1::test train/2::train val/3::val", ""),
+    ("1 train/2", 0, "1:: train/2::", ""),
+    ("a/b/1 a/b-c/2 a/3", 0, "a/3:: a/b/1:: a/b-c/2::", ""),
+    (
+        "a/b/2 a/b/1 d/e/1 a/x above d/e/f/1 a/.b/1",
+        2,
+        "a/b/1:a/b: a/b/2:a/b: d/e/1:d/e: d/e/f/1:d/e:",
+        "a/x above",
+    ),
+    ("a-b/c/1 a/c/2", 2, "a-b/c/1:a-b/c: a/c/2:a/c:", ""),
+    ("train/a/b/1 test/a/b/2", 2, "test/a/b/2:a/b:test train/a/b/1:a/b:train", ""),
 ]
 
 
-@pytest.mark.parametrize(("names", "depth", "found"), TREES)
+@pytest.mark.parametrize(("names", "depth", "found", "left_out"), TREES)
 def test_folders_are_classes_as_deep_as_is_said_and_splits_above_them(
-    names: str, depth: int, found: str, tmp_path: Path
+    names: str, depth: int, found: str, left_out: str, tmp_path: Path
 ) -> None:
-    """Path, class and split of each picture."""
+    """Path, class and split of each picture; the others are ignored, and named."""
     lay(tmp_path, *(f"{name}.jpg" for name in names.split()))
-    (tmp_path / "test").exists() or (tmp_path / "test").symlink_to(".")  # leads in a circle
+    (tmp_path / "link").symlink_to(".")  # leads in a circle
     scan = scan_tree(tmp_path, depth)
     classes = (*scan.classes, "")  # the last one of what has none
     said = [f"{s.path.removesuffix('.jpg')}:{classes[s.label]}:{s.split}" for s in scan.samples]
     assert " ".join(said) == found
+    ignored = {it.path for it in scan.ignored if it.path.endswith(".jpg")}
+    assert ignored == {f"{name}.jpg" for name in left_out.split()}
+    warned = "\n".join(scan.warnings)
+    assert all(repr(path) in warned for path in ignored)
+
+
+def test_two_folders_of_one_split_are_refused_unless_one_is_empty(tmp_path: Path) -> None:
+    lay(tmp_path, "train/a/1.jpg", "val/a/2.jpg")
+    (tmp_path / "valid").mkdir()
+    assert scan_tree(tmp_path).samples.split_names == ("train", "val")
+    lay(tmp_path, "valid/a/3.jpg")
+    with pytest.raises(SourceError, match=f"^{tmp_path}: .*'val' and 'valid'"):
+        scan_tree(tmp_path)
+
+
+ADVICE = [
+    ("birds/heron/1 birds/owl/2 pets/dog/3", 1, "--class-depth 2"),
+    ("photos/heron/1 photos/owl/2", 1, "photos/photos instead"),
+    ("n1/images/1 n2/images/2", 1, ""),  # such class folders would be no better
+    ("heron/1 heron/2023/2 heron/2024/3", 1, ""),
+    ("bus/a/1 train/a/2", 1, "'train'"),
+    ("test/1 train/2", 1, "--class-depth 0"),
+    ("a/b/1", 3, "--class-depth 2"),
+    ("1", 1, "--class-depth 0"),
+]
+
+
+@pytest.mark.parametrize(("names", "depth", "advice"), ADVICE)
+def test_another_depth_is_advised_where_it_helps(names: str, depth: int, advice: str, tmp_path: Path) -> None:
+    """In a warning, or in the error where there is nothing."""
+    root = lay(tmp_path / "photos", *(f"{name}.jpg" for name in names.split()))
+    try:
+        said = list(scan_tree(root, depth).warnings)
+    except SourceError as error:
+        said = [str(error)]
+    assert len(said) == bool(advice)
+    assert all(advice in line for line in said)
 
 
 def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> None:
@@ -79,6 +153,15 @@ def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> N
     assert "'a', 'c', 'd'" in said
 
 
+def test_links_that_lead_in_a_circle_by_two_class_folders_end(tmp_path: Path) -> None:
+    lay(tmp_path, "a/1.jpg", "b/2.jpg")
+    (tmp_path / "a/to-b").symlink_to("../b")
+    (tmp_path / "b/to-a").symlink_to("../a")
+    scan = scan_tree(tmp_path)
+    assert [s.path for s in scan.samples] == ["a/1.jpg", "a/to-b/2.jpg", "b/2.jpg", "b/to-a/1.jpg"]
+    assert {i.path for i in scan.ignored} == {"a/to-b/to-a", "b/to-a/to-b"}
+
+
 def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,7 +172,7 @@ def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
     empty, missed = scan_tree(tmp_path).warnings
     assert empty.startswith(f"{tmp_path}: class folders without a picture: 'b', 'c0\\x1b', 'c1\\x1b' and 8 ")
     assert missed.startswith(f"{tmp_path}: 3 files ")
-    assert "'a/y.jxl', 'b/x.jxl', 'beside.jpg'" in missed
+    assert all(repr(name) in missed for name in ("a/y.jxl", "b/x.jxl", "beside.jpg"))
     for command in ("check .", f"convert . {tmp_path}.out --format shards --size 8 --max-rejects 1"):
         caplog.clear()
         run_here("precache", *command.split(), "--workers", 0, cwd=tmp_path)

@@ -125,7 +125,8 @@ def fetch(
         with atomic_folder(destination) as folder:
             with _open_tar(dataset, archive) as tar:
                 _unpack(tar, dataset.folder, folder, archive)
-            images = len(scan_tree(folder).samples)
+            scan = scan_tree(folder)
+            images = len(scan.samples) - scan.deeper  # the count that is published is of class folders alone
             if images != dataset.images:
                 raise DownloadError(
                     f"{archive}: expected {dataset.images:,} pictures in it, got {images:,}; "

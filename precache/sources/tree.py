@@ -636,7 +636,7 @@ def _are_splits(
 
 def _holds_mostly_folders(folder: Entry, least: int = 1) -> bool:
     """Whether a folder holds more folders than pictures, and at least so many."""
-    entries = list(folder.entries())
+    entries: list[Entry] = list(folder.entries())
     folders = sum(entry.is_dir() and _why_not_entered(entry) is None for entry in entries)
     return folders >= least and folders > sum(map(_is_loose, entries))
 

@@ -443,7 +443,7 @@ def open_split(
                 f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
                 f"convert' made of one{did_you_mean(path) or '; check the path'}"
             ) from error
-        if path.is_dir():
+        if isinstance(error, NothingFoundError):
             raise NothingFoundError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
                 f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"

@@ -23,12 +23,13 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from loaders import ImageDataset
 from precache import Recipe, convert
-from precache.errors import PrecacheError, SampleError, SettingError
+from precache.errors import PrecacheError, SampleError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.pictures import images
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
+from tests.precache.sources.listed import SAMPLES, TARGETS, listed
 
 EACH_FORMAT = pytest.mark.parametrize("kind", FORMATS)
 PLACES = ["tree", *FORMATS]
@@ -344,6 +345,9 @@ def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
     for file in ("train/cat/1.png", "train/dog/1.png", "val/dog/1.png"):
         draw(tmp_path / file, 1)
     assert ImageDataset(tmp_path, split="val").targets == [1]
+    draw(tmp_path / "valid/dog/1.png", 1)
+    with pytest.raises(SourceError, match=f"{tmp_path}: .*'val'.*'valid'"):
+        ImageDataset(tmp_path)
 
 
 @EACH_FORMAT
@@ -445,6 +449,21 @@ def test_samples_are_those_that_a_loader_serves(
         tensor.zero_()  # the caller's own
     assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{tensors.root}/")]
     assert torch.equal(tensors[3][0], batch.images[order[3]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_labels_of_every_kind_are_those_of_a_batch(target: str, tmp_path: Path) -> None:
+    """Also once `samples` has been asked for, which has them as they were given."""
+    convert(listed(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
+    with build_loader(tmp_path / "out", workers=1, batch_size=SAMPLES) as loader:
+        (batch,) = loader
+    labels = dict(zip(batch.ids.tolist(), batch.labels, strict=True))
+    dataset = ImageDataset(tmp_path / "out")
+    for _ in range(2):
+        for id, (_, label) in zip(dataset.ids.tolist(), dataset, strict=True):
+            ours = torch.as_tensor(label)
+            assert (ours.dtype, ours.tolist()) == (labels[id].dtype, labels[id].tolist())
+        assert [label for _, label in dataset.samples] == dataset.targets
 
 
 def test_a_raw_tree_gives_each_picture_in_full_size_and_upright(raw_tree: Path) -> None:

@@ -16,6 +16,7 @@ from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.read.integrity import SampleCheck
 from loaders.settings import OF_IMAGES, check_given, refuse
+from precache.dataset.converted import is_converted
 from precache.errors import (
     DatasetError,
     ImageError,
@@ -86,7 +87,8 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
     of the path in `samples[i]`, and the label there; `find_classes` and `make_dataset` may be overridden.
 
     Args:
-        root: as `path` of `loaders.build`; one.
+        root: as `path` of `loaders.build`, one; or that of a split: `data/shards/val` of the folder
+            `data/shards`, as scripts join it for a tree.
         transform: of the picture.
         target_transform: of the label.
         loader: makes a picture of a tree of its path; default: what `decode` says. None is for a converted
@@ -163,8 +165,8 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             "class_depth": class_depth,
             "allow_empty": allow_empty or chooses,
         }
-        data = open_split(root if isinstance(root, Url) else self.root, split, **of_tree)
-        self._kind = data.kind
+        data = self._open(root if isinstance(root, Url) else self.root, of_tree)
+        split, self._kind = self._split, data.kind
         self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
         if chooses:
@@ -187,6 +189,23 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             self._data = data = data.select(np.argsort(data.ids[:]))
             self.loader = StoredPictures(data, decode)
         self.ids = data.ids if data.ids.in_pieces else data.ids.values
+
+    def _open(self, root: str | os.PathLike[str] | Url, of_tree: dict[str, Any]) -> SplitData:
+        """The split; of a converted folder its path may name it, `data/shards/val`, as in the tree."""
+        try:
+            return open_split(root, self._split, **of_tree)
+        except NothingFoundError:
+            above, name = os.path.split(os.path.normpath(self.root))
+            if self._split != "train" or not is_converted(Path(above)):
+                raise
+            try:
+                data = open_split(above, name, **of_tree)
+            except SettingError:  # it has no such split
+                data = None
+            if data is None:
+                raise
+            self._split = name
+            return data
 
     def _list_as_image_folder(
         self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool, given: dict[str, object]

@@ -350,14 +350,22 @@ def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
         ImageDataset(tmp_path)
 
 
-@EACH_FORMAT
-def test_a_folder_of_a_split_in_a_converted_one_is_answered_with_it(
-    kind: str, converted: dict[str, Path]
-) -> None:
-    """Scripts join root and split; `allow_empty` changes nothing of what is stored."""
-    with pytest.raises(FileNotFoundError, match=f"{converted[kind]} .*split='train'"):
-        ImageDataset(converted[kind] / "train")
-    assert len(ImageDataset(converted[kind], None, None, None, None, True)) == IMAGES
+def test_a_script_joins_root_and_split_of_what_is_read(tmp_path: Path) -> None:
+    """As the usual scripts do: `os.path.join(args.data, "train")`, over a converted folder, too."""
+    for number in range(9):
+        draw(tmp_path / f"tree/{'train' if number % 3 else 'val'}/{'ab'[number % 2]}/{number}.png", number)
+    for root in convert_to_all(tmp_path / "tree", tmp_path).values():
+        for split in ("train", "val"):
+            theirs = ImageFolder(tmp_path / "tree" / split)
+            ours = ImageDataset(os.path.join(root, split, ""), allow_empty=True)
+            assert [(number_of(picture), label) for picture, label in ours] == [
+                (number_of(picture), label) for picture, label in theirs
+            ]
+        for name in ("test", "train/val", "trian"):
+            with pytest.raises(FileNotFoundError, match=str(root / name)):
+                ImageDataset(root / name)
+    with pytest.raises(FileNotFoundError, match="split='train'"):
+        build_loader(root / "train")
 
 
 @pytest.mark.parametrize("decode", ["pil", "tensor"])

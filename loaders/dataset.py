@@ -28,6 +28,7 @@ from precache.dataset.shard_table import ShardTable
 from precache.errors import (
     DatasetError,
     ImageError,
+    NothingFoundError,
     SettingError,
     SourceError,
     did_you_mean,
@@ -41,6 +42,7 @@ from precache.pictures.reading import steadily
 from precache.pictures.sizes import Size, sides, written
 from precache.plan import split_rows
 from precache.recipe import DEFAULT_SPLITS, Recipe, flag_of
+from precache.reporting import some
 from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
@@ -320,11 +322,6 @@ class SplitData:
                 return self.path_at(start + int(rows[0]))
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
 
-    def with_remedy(self, error: ImageError, what: str) -> ImageError:
-        """`error`, of a picture of this raw tree, with `what` to do and the command that lists all."""
-        command = shell_command("precache check", self.path)
-        return ImageError(error.path, f"{error.reason}; {what}; to list all such pictures, run: {command}")
-
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
         if self.index is None or (targets := self.index.targets) is None:
@@ -390,6 +387,12 @@ class SplitData:
         return WINDOW_SHARDS
 
 
+def reason_with_remedy(error: ImageError, root: Location | str, what: str) -> str:
+    """Why a picture of the raw tree at `root` cannot be read, what to do, and the command that lists all."""
+    command = shell_command("precache check", root)
+    return f"{error.reason}; {what}; to list all such pictures, run: {command}"
+
+
 def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
     """What to serve of these splits if `size` was asked for; None: what `loaders.build` says, the least."""
     if size is not None:
@@ -405,7 +408,7 @@ def open_split(
     splits: str | os.PathLike[str] | None = None,
     split_seed: int = 0,
     class_depth: int | None = None,
-    allow_empty: bool = False,
+    allow_empty: bool | None = None,
     skip_rejected: bool = False,
     cache: Cache | None = None,
 ) -> SplitData:
@@ -416,13 +419,15 @@ def open_split(
         splits: shares of a raw tree's splits, or a list file, as of `precache convert --splits`.
         split_seed: `Recipe.seed` of such a conversion; it draws the splits.
         class_depth: how deep the class folders of a raw tree lie, see `scan_tree`; default 1.
-        allow_empty: keep class folders of a raw tree without a picture as classes.
+        allow_empty: keep class folders of a raw tree without a picture as classes; False: raise of them;
+            None: leave them out, with a warning.
         skip_rejected: leave out what the tree's list of `precache check`, if it has one, says of the files as
             they are now; a converted folder holds none of them anyway.
         cache: where files of a URL are kept.
 
     Raises:
-        SourceError, DatasetError: there is neither at `path`, or a list is not one.
+        NothingFoundError: there is neither at `path`; or a class without a picture, see `allow_empty`.
+        SourceError, DatasetError: what is there cannot be read, or a list is not one.
         SettingError: it has no such split; or it is converted, and a setting is for raw trees.
     """
     path = locate(path)
@@ -431,23 +436,36 @@ def open_split(
         _check_of_raw_trees(dataset, splits=splits, class_depth=class_depth)
         return _converted(dataset, split)
     try:
-        scan = scan_tree(path, 1 if class_depth is None else class_depth, allow_empty=allow_empty)
+        scan = scan_tree(path, 1 if class_depth is None else class_depth, allow_empty=allow_empty is not None)
     except SourceError as error:
         if isinstance(error.__cause__, OSError):  # who knows what is there
             raise
         if not path.exists():
-            raise DatasetError(
+            if is_converted(path.parent):
+                raise NothingFoundError(
+                    f"{path}: does not exist; {path.parent} is a converted dataset: give that, and "
+                    f"split={path.name!r}"
+                ) from error
+            raise NothingFoundError(
                 f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
                 f"convert' made of one{did_you_mean(path) or '; check the path'}"
             ) from error
-        if path.is_dir():
-            raise DatasetError(
+        if isinstance(error, NothingFoundError):
+            raise NothingFoundError(
                 f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
                 f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"
             ) from error
         raise
     for warning in scan.warnings:
         _LOGGER.warning("%s", printable(warning))
+    if allow_empty is False:
+        filled = set(np.unique(scan.samples.labels).tolist())
+        empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
+        if empty:
+            raise NothingFoundError(
+                f"{path}: class folders without a picture: {some(empty)}; remove them, or give "
+                f"allow_empty=True"
+            )
     return _raw(scan, split, splits, split_seed, skip_rejected=skip_rejected)
 
 

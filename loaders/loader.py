@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSample
 
 from loaders.batch import Batch, Request
 from loaders.converting import Converting
-from loaders.dataset import RAW, SplitData, served_size
+from loaders.dataset import RAW, SplitData, reason_with_remedy, served_size
 from loaders.deliver import Ending, Prefetch, of_dead_worker
 from loaders.mixture import Mixture
 from loaders.order import Order
@@ -112,6 +112,13 @@ class SplitDataset(Dataset[Any]):
 
     def __len__(self) -> int:
         return sum(map(len, self._loader._parts))
+
+    def __repr__(self) -> str:
+        kind, path, split = self._loader._kind, self._loader._path, self._loader.spec.split
+        return (
+            f"<loaders.SplitDataset {kind} {path}: {split}, {len(self):,} samples, "
+            f"{len(self.classes):,} classes>"
+        )
 
     def __getitem__(self, position: Any) -> Any:
         raise SettingError(
@@ -419,12 +426,15 @@ class Loader(IterableDataset[Batch]):
             f"build it in the process that uses it"
         )
 
+    @property
+    def _kind(self) -> str:
+        return self._parts[0].kind if len(self._parts) == 1 else "mixture"
+
     def __repr__(self) -> str:
         spec = self.spec
         rank = f", rank {spec.rank} of {spec.world_size}" if spec.world_size > 1 else ""
-        kind = self._parts[0].kind if len(self._parts) == 1 else "mixture"
         return (
-            f"<loaders.Loader {kind} {self._path}: {spec.split}, {self.samples:,} samples, "
+            f"<loaders.Loader {self._kind} {self._path}: {spec.split}, {self.samples:,} samples, "
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
@@ -512,7 +522,7 @@ class Loader(IterableDataset[Batch]):
         """`error`; of a picture of a raw tree with `what` to do about it."""
         for part in self._parts:
             if part.kind == RAW and error.path.startswith(f"{part.path}/"):
-                return part.with_remedy(error, what)
+                return ImageError(error.path, reason_with_remedy(error, part.path, what))
         return error
 
     def _midway(self) -> list["weakref.ref[Iteration]"]:

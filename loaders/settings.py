@@ -390,8 +390,8 @@ OF_BUILD = {
 # As above, for `ImageDataset`.
 OF_IMAGES = {
     "download": OF_BUILD["download"],
-    "loader": "give decode: 'pil' or 'tensor'",
-    "root": OF_BUILD["root"],
+    "extensions": "give is_valid_file",
+    "path": "give root",
     "train": OF_BUILD["train"],
     "transforms": "give transform and target_transform",
 }

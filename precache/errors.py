@@ -3,9 +3,12 @@
     PrecacheError                 one line: the path or value, what was expected, the remedy
     ├── SettingError              a value that a caller or a flag gave (also a ValueError)
     ├── SourceError               a raw image tree: missing, empty, without class folders
-    ├── ImageError                one picture that cannot be decoded
+    ├── ImageError                one picture that cannot be decoded (where an ImageDataset reads it from a
+    │                             tree, also Pillow's UnidentifiedImageError, which ImageFolder raises)
     ├── DatasetError              a converted folder: no manifest, wrong format, damaged file
-    │   └── SampleError           one sample of it that is not as it was written (also an ImageError)
+    │   ├── SampleError           one sample of it that is not as it was written (also an ImageError)
+    │   └── NothingFoundError     no data at a path, or none in it (also a SourceError, a FileNotFoundError
+    │                             and a RuntimeError, which torchvision's ImageFolder raises or has raised)
     ├── StorageError              an object storage that does not answer, refuses, or lacks an object
     ├── DownloadError             a public dataset that could not be fetched
     ├── WorkerError               a worker process or thread that died
@@ -72,6 +75,10 @@ class SampleError(DatasetError, ImageError):
         path: the shard's file, the sample's id and the path of its source.
         reason: what is wrong with it, and the remedy.
     """
+
+
+class NothingFoundError(DatasetError, SourceError, FileNotFoundError, RuntimeError):
+    """No data at a path: it does not exist, or has no class folders with pictures, or a class has none."""
 
 
 class StorageError(PrecacheError):

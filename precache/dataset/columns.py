@@ -392,6 +392,8 @@ def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
     positions = positions.astype(np.int64, copy=False)
     if len(positions) and (positions.min() < -count or positions.max() >= count):
         raise IndexError(f"positions from {positions.min()} to {positions.max()} of {count:,} samples")
+    if not len(positions) or positions.min() >= 0:
+        return positions  # itself: of columns in pieces, all that are chosen alike share it
     return np.where(positions < 0, positions + count, positions)
 
 

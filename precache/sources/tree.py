@@ -42,7 +42,7 @@ from typing import TypeAlias
 import numpy as np
 import xxhash
 
-from precache.errors import SourceError, check_range, did_you_mean
+from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.reporting import counted, some
@@ -339,8 +339,9 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty
 
     Raises:
         SettingError: `class_depth` is negative.
-        SourceError: `root` is missing, is not a folder, or has no class folder with a picture; or
-            something of it cannot be read: then its `__cause__` is an OSError.
+        NothingFoundError: `root` has no class folder with a picture.
+        SourceError: `root` is missing, is not a folder, or has two folders of one split; or something of it
+            cannot be read: then its `__cause__` is an OSError.
     """
     class_depth = check_range("class_depth", class_depth, 0)
     root = Path(root)
@@ -374,7 +375,7 @@ def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: b
     for entry in layout.beside:
         lister.leave_out(entry, "in no class folder of a split" if class_depth else "in no folder of a split")
     if not lister.counts and not (allow_empty and lister.empty):
-        raise SourceError(_nothing_found(top, source.root, class_depth))
+        raise NothingFoundError(_nothing_found(top, source.root, class_depth))
     return lister.scan(source, layout.warnings, allow_empty=allow_empty)
 
 

@@ -113,14 +113,19 @@ def test_a_function_returns_what_size_it_likes_of_the_tree_and_of_its_shards(
 
 def test_an_image_dataset_changes_over_in_the_workers_of_a_dataloader(tree: Path, folder: Path) -> None:
     dataset = loaders.ImageDataset(tree, decode="tensor", precache=folder, recipe=RECIPE)
+    dataset[0]  # so that workers are forked of a process that has looked
     labels = dataset.targets
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
     assert [label for _, label in loader] == labels
     wait_for(folder)
     empty(tree)
-    stored = [(picture, label) for picture, label in loader]
-    assert [label for _, label in stored] == labels
-    assert {min(picture.shape[1:]) for picture, _ in stored} == {48}
+    for chosen in (slice(None), slice(None, 3, -1)):  # as they are, and as a script chooses them
+        dataset.samples = dataset.samples[chosen]
+        stored = [(picture, label) for picture, label in loader]
+        assert [label for _, label in stored] == labels[chosen]
+        assert {min(picture.shape[1:]) for picture, _ in stored} == {48}
+    folder_alone = loaders.ImageDataset(folder, decode="tensor")
+    assert all(torch.equal(ours, folder_alone[-1 - place][0]) for place, (ours, _) in enumerate(stored))
 
 
 PROGRAM = """

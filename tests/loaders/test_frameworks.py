@@ -43,6 +43,7 @@ def test_a_loader_has_what_a_dataloader_has(loader: Any, path: Path) -> None:
     """Also a sampler, which says what comes."""
     assert len(loader.dataset) == len(loader.sampler) == IMAGES
     assert list(loader.dataset.class_to_idx) == list(loader.classes)
+    assert f" {path}: train, {IMAGES} samples" in repr(loader.dataset)
     assert (loader.batch_size, loader.drop_last, len(loader.batch_sampler)) == (16, False, len(loader))
     loader.sampler.set_epoch(2)
     positions = list(loader.sampler)

@@ -168,6 +168,11 @@ def test_what_two_million_samples_cost_is_less_than_a_byte_each_and_a_few_number
     with pytest.raises(DatasetError):
         SampleCheck(data, "first-read").compare(int(positions[0]), b"not what was written")
     most = tracemalloc.get_traced_memory()[1]
+    before = tracemalloc.get_traced_memory()[0]
+    dataset = ImageDataset(tmp_path)  # in the order of the ids, 8 bytes each
+    by_index = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
+    assert dataset.ids[-1] == samples - 1
+    assert by_index < 8.5 * samples + (17 << 20)  # and rows that each process keeps, of any dataset
     assert opened < (3 << 19) + 300 * shards  # and rows of 64 of them
     assert most - opened < samples / 7

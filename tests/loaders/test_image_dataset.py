@@ -1,8 +1,13 @@
 """`loaders.ImageDataset` is ImageFolder to the code that uses it, over every format."""
 
+import copy
+import inspect
 import os
 import pickle
+import random
 import shutil
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,34 +16,115 @@ import psutil
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 from torchvision import transforms
-from torchvision.datasets import ImageFolder
+from torchvision.datasets import ImageFolder, VisionDataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from loaders import ImageDataset
-from precache.errors import PrecacheError, SampleError
+from precache import Recipe, convert
+from precache.errors import PrecacheError, SampleError, SettingError, SourceError
 from precache.formats import FORMATS
 from precache.pictures import images
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
+from tests.precache.sources.listed import SAMPLES, TARGETS, listed
 
 EACH_FORMAT = pytest.mark.parametrize("kind", FORMATS)
+PLACES = ["tree", *FORMATS]
+"""What an ImageDataset of the same pictures is opened on."""
+NAMES = ("10", "9", "Zebra", "ant eater", "ante", "été", "b/inner", "b")
 
 
-def test_it_is_image_folder_to_who_uses_it(tmp_path: Path) -> None:
-    """Of pictures that ImageFolder sees as we do: it knows no EXIF, and files by their endings alone."""
+def number_of(picture: Any) -> int:
+    """Which of the pictures of `draw` it is, after any JPEG."""
+    red, green, _ = np.asarray(picture, np.float64).reshape(-1, 3).mean(axis=0)
+    return round(red / 16) + 16 * round(green / 16)
+
+
+def draw(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (20, 24), (number % 16 * 16, number // 16 * 16, 90)).save(path)
+
+
+def make_tree(root: Path, seed: int) -> Path:
+    """A tree that ImageFolder sees as we do: no EXIF, and its endings; classes sort in no natural order."""
+    chosen = random.Random(seed)
+    inner = ("", "deep/", "deep-er/", "deep/er/")
+    files = [
+        f"{name}/{chosen.choice(inner)}{chosen.choice('aBZ_~')}{number}.{ending}"
+        for name in NAMES
+        for number, ending in enumerate(chosen.choices(("png", "jpg", "PNG", "jpeg", "bmp"), k=5))
+    ]
+    chosen.shuffle(files)
+    for number, file in enumerate(files):
+        draw(root / file, number)
+    (root / "b/notes.txt").write_text("no picture")
+    return root
+
+
+def convert_to_all(tree: Path, folder: Path) -> dict[str, Path]:
+    """The tree, and what it becomes in each format, in several shards."""
+    places = {"tree": tree}
+    for kind in FORMATS:
+        places[kind] = folder / kind
+        convert(tree, places[kind], Recipe(format=kind, size=24, shard_bytes=9 * 24 * 24 * 3), workers=0)
+    return places
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    root = tmp_path_factory.mktemp("image dataset")
+    return convert_to_all(make_tree(root / "tree", seed=0), root)
+
+
+def relative(dataset: Any, tree: Path) -> list[tuple[str, Any]]:
+    """(path in the tree, label) of `samples`."""
+    paths = [os.path.relpath(path, tree) if os.path.isabs(path) else path for path, _ in dataset.samples]
+    return [(path, label) for path, (_, label) in zip(paths, dataset.samples, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_format_has_the_order_of_image_folder(seed: int, tmp_path: Path) -> None:
+    """So that saved indices and a seeded `random_split` choose the same pictures of each."""
+    tree = make_tree(tmp_path / "tree", seed)
+    theirs = ImageFolder(tree)
+    numbers = [number_of(picture) for picture, _ in theirs]
+    part, _ = random_split(theirs, [0.7, 0.3], torch.Generator().manual_seed(seed))
+    for place in convert_to_all(tree, tmp_path).values():
+        ours = ImageDataset(place)
+        assert relative(ours, tree) == relative(theirs, tree)
+        for name in ("classes", "class_to_idx", "targets"):
+            assert getattr(ours, name) == getattr(theirs, name), name
+        assert ours.ids.tolist() == list(range(len(theirs)))
+        assert [number_of(picture) for picture, _ in ours] == numbers
+        assert [label for _, label in ours] == theirs.targets
+        halves = random_split(ours, [0.7, 0.3], torch.Generator().manual_seed(seed))
+        assert list(halves[0].indices) == list(part.indices)
+        assert [number_of(halves[0][i][0]) for i in range(9)] == [number_of(part[i][0]) for i in range(9)]
+
+
+def test_a_tree_is_to_who_uses_it_what_image_folder_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in range(12):
         folder = tmp_path / f"class {number % 3}"
         folder.mkdir(exist_ok=True)
         pixels = np.random.default_rng(number).integers(0, 256, (30 + number, 40, 3), np.uint8)
         Image.fromarray(pixels).save(folder / f"{number}.{'png' if number % 2 else 'jpg'}")
-    settings: dict[str, Any] = {"transform": transforms.Resize(20), "target_transform": lambda y: 2 - y}
-    theirs, ours = ImageFolder(str(tmp_path), **settings), ImageDataset(tmp_path, **settings)
-    for name in ("classes", "class_to_idx", "targets", "samples", "imgs", "root"):
-        assert getattr(ours, name) == getattr(theirs, name), name
-    assert len(ours) == len(theirs) == 12
+    functions = (transforms.Resize(20), lambda label: 2 - label)
+    monkeypatch.chdir(tmp_path.parent)
+    name = tmp_path.name
+    for root in (tmp_path, str(tmp_path), f"{tmp_path}//", name, f"./{name}", f"{name}/../{name}/"):
+        theirs, ours = ImageFolder(root, *functions), ImageDataset(root, *functions)
+        for attribute in ("classes", "class_to_idx", "targets", "samples", "imgs", "root"):
+            assert getattr(ours, attribute) == getattr(theirs, attribute), attribute
+        assert len(ours) == len(theirs) == 12
+    assert ours.imgs is ours.samples
+    assert isinstance(ours, VisionDataset)
+    assert str(ours.transforms) == str(theirs.transforms)
+    assert str(theirs).splitlines()[1:3] == str(ours).splitlines()[1:3]
     for (picture, label), (expected, expected_label) in zip(ours, theirs, strict=True):
         assert (label, type(label)) == (expected_label, int)
         assert isinstance(picture, Image.Image)
@@ -46,27 +132,346 @@ def test_it_is_image_folder_to_who_uses_it(tmp_path: Path) -> None:
         assert picture.tobytes() == expected.tobytes()
 
 
-@EACH_FORMAT
+def test_its_parameters_are_those_of_image_folder() -> None:
+    """By position, too; ours are by keyword."""
+    ours, theirs = (
+        [
+            name
+            for name, one in inspect.signature(kind).parameters.items()
+            if one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        for kind in (ImageDataset, ImageFolder)
+    )
+    assert ours == theirs
+
+
+def cut(kind: Any, root: Path, **settings: Any) -> Any:
+    dataset = kind(root, **settings)
+    dataset.samples = dataset.samples[7:12]
+    return dataset
+
+
+def label_anew(kind: Any, root: Path, **settings: Any) -> Any:
+    """Every attribute, as many scripts do it."""
+    dataset = kind(root, **settings)
+    dataset.samples = [(path, 7 - label) for path, label in dataset.samples if label > 2]
+    dataset.imgs, dataset.targets = dataset.samples, [label for _, label in dataset.samples]
+    dataset.classes = dataset.classes[::-1][:5]
+    dataset.class_to_idx = {name: label for label, name in enumerate(dataset.classes)}
+    return dataset
+
+
+def change_in_place(kind: Any, root: Path, **settings: Any) -> Any:
+    dataset = kind(root, **settings)
+    random.Random(3).shuffle(dataset.samples)
+    dataset.samples[4] = (dataset.samples[5][0], 3)
+    del dataset.samples[9:]
+    return dataset
+
+
+def set_targets(kind: Any, root: Path, **settings: Any) -> Any:
+    """Of which ImageFolder's `__getitem__` takes no notice."""
+    dataset = kind(root, **settings)
+    dataset.targets = [0] * len(dataset)
+    return dataset
+
+
+def find_two_classes(kind: Any, root: Path, **settings: Any) -> Any:
+    class Two(kind):  # type: ignore[misc]
+        def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
+            names, _ = super().find_classes(directory)
+            chosen = [name for name in names if "e" in name][::-1]
+            return chosen, {name: label for label, name in enumerate(chosen)}
+
+    return Two(root, **settings)
+
+
+def give_paths(kind: Any, root: Path, **settings: Any) -> Any:
+    class WithLoader(kind):  # type: ignore[misc]
+        def __getitem__(self, index: int) -> tuple[Any, Any]:
+            path, label = self.samples[index]
+            return self.loader(path), label + len(os.path.basename(path))
+
+    return WithLoader(root, **settings)
+
+
+def skip_init(kind: Any, root: Path, **settings: Any) -> Any:
+    """A class that takes over what another one found."""
+    whole = kind(root, **settings)
+
+    class Part(kind):  # type: ignore[misc]
+        def __init__(self) -> None:
+            self.samples = whole.samples[::3]
+            self.loader, self.transform, self.target_transform = whole.loader, None, lambda label: -label
+
+    return Part()
+
+
+def set_transforms(kind: Any, root: Path, **settings: Any) -> Any:
+    dataset = copy.copy(kind(root, lambda picture: picture.crop((0, 0, 0, 0)), **settings))
+    dataset.transform, dataset.target_transform = (lambda picture: picture.rotate(90)), str
+    return dataset
+
+
+CHANGES: list[Callable[..., Any]] = [
+    cut, label_anew, change_in_place, set_targets, find_two_classes, give_paths, skip_init, set_transforms
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_what_a_script_changes_counts_as_for_image_folder(
+    change: Callable[..., Any], places: dict[str, Path]
+) -> None:
+    theirs = change(ImageFolder, places["tree"])
+    expected = [(number_of(picture), label) for picture, label in theirs]
+    for kind in PLACES:
+        ours = change(ImageDataset, places[kind])
+        assert (kind, len(ours)) == (kind, len(theirs))
+        assert [(number_of(picture), label) for picture, label in ours] == expected
+        for name in {"classes", "class_to_idx", "targets"} & vars(theirs).keys():
+            assert getattr(ours, name) == getattr(theirs, name), name
+    if change is not skip_init:  # which is of no module
+        again = copy.deepcopy(ours)
+        assert [(number_of(picture), label) for picture, label in again] == expected
+
+
+def test_make_dataset_of_a_subclass_lists_a_tree_and_is_refused_elsewhere(places: dict[str, Path]) -> None:
+    def make(directory: str, class_to_idx: dict[str, int], **rest: Any) -> list[tuple[str, int]]:
+        assert {"extensions", "is_valid_file"} <= rest.keys()
+        return [
+            (os.path.join(directory, "Zebra", name), 5)
+            for name in sorted(os.listdir(f"{directory}/Zebra"))[:2]
+        ]
+
+    theirs, ours = (
+        type("Own", (kind,), {"make_dataset": staticmethod(make)}) for kind in (ImageFolder, ImageDataset)
+    )
+    assert ours(places["tree"]).samples == theirs(places["tree"]).samples != []
+    for kind in FORMATS:
+        with pytest.raises(SettingError, match=r"^make_dataset .*Subset"):
+            ours(places[kind])
+
+
+def test_a_loader_and_a_rule_of_the_caller_read_a_tree_and_nothing_else(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
+    """Hidden files and those that are no pictures are the rule's to choose, as by ImageFolder."""
+    tree = Path(shutil.copytree(places["tree"], tmp_path / "tree"))
+    for name in NAMES:
+        (tree / name / ".hidden.npy").write_bytes(name.encode())
+    rules: list[dict[str, Any]] = [
+        {"loader": lambda path: path.upper()},
+        {
+            "is_valid_file": lambda path: path.endswith(("0.PNG", "1.png", "1.PNG", "2.jpg")),
+            "allow_empty": True,
+        },
+        {"loader": lambda path: Path(path).read_bytes(), "is_valid_file": lambda path: path.endswith(".npy")},
+    ]
+    for rule in rules:
+        theirs, ours = ImageFolder(tree, **rule), ImageDataset(tree, **rule)
+        assert ours.samples == theirs.samples != []
+        assert [(str(one), label) for one, label in ours if "loader" in rule] == [
+            (str(one), label) for one, label in theirs if "loader" in rule
+        ]
+    for name in ("loader", "is_valid_file"):
+        for kind in FORMATS:
+            with pytest.raises(SettingError, match=f"^{name} .*{places[kind]}"):
+                ImageDataset(places[kind], **{name: str.isalpha})
+        with pytest.raises(SettingError, match=f"^({name}|precache) "):
+            ImageDataset(tree, **{name: str.isalpha}, precache=tmp_path / "out")
+
+
+def test_a_rule_of_the_caller_lists_the_split_that_is_asked_for(tmp_path: Path) -> None:
+    for number, split in enumerate(("train", "val")):
+        for name in ("cat", "dog"):
+            draw(tmp_path / split / name / "1.png", number)
+            (tmp_path / split / name / "2.raw").write_bytes(b"2")
+    theirs = ImageFolder(tmp_path / "val", loader=str, is_valid_file=lambda path: "2" in Path(path).name)
+    ours = ImageDataset(tmp_path, None, None, str, lambda path: "2" in Path(path).name, split="val")
+    assert (ours.samples, ours.classes, list(ours)) == (theirs.samples, theirs.classes, list(theirs))
+    for picture in tmp_path.rglob("*.png"):
+        picture.unlink()
+    with pytest.raises(SettingError, match=f"^is_valid_file: {tmp_path} .*val"):
+        ImageDataset(tmp_path, is_valid_file=lambda path: "2" in path, split="val")
+
+
+def of_nothing(root: Path) -> None: ...
+
+
+def of_an_empty_folder(root: Path) -> None:
+    root.mkdir()
+
+
+def of_no_class(root: Path) -> None:
+    draw(root / "1.png", 1)
+
+
+def of_no_picture(root: Path) -> None:
+    (root / "cat").mkdir(parents=True)
+    (root / "cat/1.txt").write_text("no picture")
+
+
+def of_a_class_without_one(root: Path) -> None:
+    draw(root / "cat/1.png", 1)
+    (root / "dog/inner").mkdir(parents=True)
+
+
+MISSING = [of_nothing, of_an_empty_folder, of_no_class, of_no_picture, of_a_class_without_one]
+
+
+@pytest.mark.parametrize("rule", [None, lambda path: path.endswith(".png")], ids=["pictures", "rule"])
+@pytest.mark.parametrize("make", MISSING, ids=lambda make: make.__name__)
+def test_where_nothing_is_the_errors_are_those_of_image_folder(
+    make: Callable[[Path], None], rule: Any, tmp_path: Path
+) -> None:
+    """FileNotFoundError, and RuntimeError as of older ones; also ours, and with the path."""
+    root = tmp_path / "photos"
+    make(root)
+    with pytest.raises(FileNotFoundError):
+        ImageFolder(root, is_valid_file=rule)
+    for error in (FileNotFoundError, RuntimeError, PrecacheError):
+        with pytest.raises(error, match=f"^{root}[:/]"):
+            ImageDataset(root, is_valid_file=rule)
+    if make in (of_no_picture, of_a_class_without_one):
+        theirs, ours = (
+            kind(root, is_valid_file=rule, allow_empty=True) for kind in (ImageFolder, ImageDataset)
+        )
+        assert (ours.classes, ours.samples) == (theirs.classes, theirs.samples)
+        assert len(ours) == len(theirs)
+
+
+def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
+    """Labels are those of the whole tree, whatever a split has of them."""
+    for file in ("train/cat/1.png", "train/dog/1.png", "val/dog/1.png"):
+        draw(tmp_path / file, 1)
+    assert ImageDataset(tmp_path, split="val").targets == [1]
+    draw(tmp_path / "valid/dog/1.png", 1)
+    with pytest.raises(SourceError, match=f"{tmp_path}: .*'val'.*'valid'"):
+        ImageDataset(tmp_path)
+
+
+def test_a_script_joins_root_and_split_of_what_is_read(tmp_path: Path) -> None:
+    """As the usual scripts do: `os.path.join(args.data, "train")`, over a converted folder, too."""
+    for number in range(9):
+        draw(tmp_path / f"tree/{'train' if number % 3 else 'val'}/{'ab'[number % 2]}/{number}.png", number)
+    for root in convert_to_all(tmp_path / "tree", tmp_path).values():
+        for split in ("train", "val"):
+            theirs = ImageFolder(tmp_path / "tree" / split)
+            ours = ImageDataset(os.path.join(root, split, ""), allow_empty=True)
+            assert [(number_of(picture), label) for picture, label in ours] == [
+                (number_of(picture), label) for picture, label in theirs
+            ]
+        for name in ("test", "train/val", "trian"):
+            with pytest.raises(FileNotFoundError, match=str(root / name)):
+                ImageDataset(root / name)
+    with pytest.raises(FileNotFoundError, match="split='train'"):
+        build_loader(root / "train")
+
+
+@pytest.mark.parametrize("decode", ["pil", "tensor"])
+def test_a_file_that_is_gone_or_broken_is_an_error_as_of_image_folder(decode: str, tmp_path: Path) -> None:
+    """Scripts leave such samples out by what is raised; and it still names the file."""
+    for number in range(3):
+        draw(tmp_path / f"cat/{number}.png", number)
+    datasets = [ImageFolder(tmp_path), ImageDataset(tmp_path, decode=decode)]
+    (tmp_path / "cat/0.png").unlink()
+    (tmp_path / "cat/1.png").write_bytes(b"no picture")
+    for dataset in datasets:
+        for index, error in ((0, FileNotFoundError), (1, Image.UnidentifiedImageError)):
+            with pytest.raises(
+                error, match=str(tmp_path / f"cat/{index}.png") if dataset is datasets[1] else None
+            ):
+                dataset[index]
+            if dataset is datasets[1]:
+                with pytest.raises(error, match=f"cat/{index}.png"):
+                    list(DataLoader(Subset(dataset, [index]), batch_size=None, num_workers=1))
+                with pytest.raises(PrecacheError):
+                    pickle.loads(pickle.dumps(dataset))[index]
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_indices_and_samplers_are_those_of_a_list(kind: str, places: dict[str, Path]) -> None:
+    dataset = ImageDataset(places[kind])
+    last = len(dataset) - 1
+    for index in (last, -1, np.int64(last), np.uint8(last), torch.tensor(last)):
+        assert number_of(dataset[index][0]) == number_of(dataset[last][0])
+    for index in (last + 1, -last - 2):
+        with pytest.raises(IndexError, match=f"{places[kind]}: sample {index} "):
+            dataset[index]
+    for value in (1.0, "1", slice(2), None):
+        with pytest.raises(TypeError):
+            dataset[value]  # type: ignore[index]
+    counts = Counter(dataset.targets)
+    sampler = WeightedRandomSampler([1 / counts[label] for label in dataset.targets], 20)
+    loader: DataLoader[Any] = DataLoader(
+        ConcatDataset([Subset(dataset, [3, 1]), dataset]), sampler=sampler, batch_size=None
+    )
+    assert len(list(loader)) == 20
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_picture_of_a_path_that_is_not_there_is_refused(kind: str, places: dict[str, Path]) -> None:
+    dataset = ImageDataset(places[kind])
+    dataset.samples.append(("nowhere/1.png", 3))
+    with pytest.raises(FileNotFoundError, match=r"nowhere/1\.png"):
+        dataset[-1]
+
+
+def test_names_of_other_datasets_are_refused_with_ours(raw_tree: Path) -> None:
+    for name, ours in {
+        "path": "root",
+        "train": "split",
+        "transforms": "transform",
+        "extensions": "is_valid",
+    }.items():
+        with pytest.raises(SettingError, match=f"^{name} .*{ours}"):
+            ImageDataset(raw_tree, **{name: "x"})
+    with pytest.raises(TypeError, match=r"'transfrom'.* transform"):
+        ImageDataset(raw_tree, transfrom=None)
+
+
+STORED = [*FORMATS, *(f"grey-{kind}" for kind in FORMATS)]
+
+
+@pytest.mark.parametrize("kind", STORED)
 def test_samples_are_those_that_a_loader_serves(
-    kind: str, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    kind: str, converted: dict[str, Path], shaped: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the system gives what is asked for in pieces, as a network's file system may."""
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda file, count, start: pread(file, min(count, 999), start))
-    pictures, tensors = (ImageDataset(converted[kind], decode=decode) for decode in ("pil", "tensor"))
-    with build_loader(converted[kind], shuffle=False, workers=1, batch_size=IMAGES) as loader:
+    path = {**converted, **shaped}[kind]
+    pictures, tensors = (ImageDataset(path, decode=decode) for decode in ("pil", "tensor"))
+    with build_loader(path, shuffle=False, workers=1, batch_size=IMAGES) as loader:
         (batch,) = loader
-        paths = [loader.path_of(i) for i in batch.ids]
-    assert (tensors.ids == batch.ids.numpy()).all()
-    assert tensors.targets == batch.labels.tolist() == [label for _, label in pictures]
+        order = batch.ids.argsort()
+        paths = [loader.path_of(i) for i in batch.ids[order]]
+    assert (tensors.ids == batch.ids[order].numpy()).all()
+    assert tensors.targets == batch.labels[order].tolist() == [label for _, label in pictures]
     assert tensors.samples == list(zip(paths, tensors.targets, strict=True))
-    for served, (picture, _), (tensor, _) in zip(batch.images, pictures, tensors, strict=True):
-        assert (tensor.shape, tensor.dtype) == ((3, STORED_SIZE, STORED_SIZE), torch.uint8)
+    channels = batch.images.shape[1]
+    for served, (picture, _), (tensor, _) in zip(batch.images[order], pictures, tensors, strict=True):
+        assert (tensor.shape, tensor.dtype) == ((channels, STORED_SIZE, STORED_SIZE), torch.uint8)
         assert torch.equal(tensor, served)
         assert torch.equal(pil_to_tensor(picture), tensor)
         tensor.zero_()  # the caller's own
     assert not [file for file in psutil.Process().open_files() if file.path.startswith(f"{tensors.root}/")]
-    assert torch.equal(tensors[3][0], batch.images[3])
+    assert torch.equal(tensors[3][0], batch.images[order[3]])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_labels_of_every_kind_are_those_of_a_batch(target: str, tmp_path: Path) -> None:
+    """Also once `samples` has been asked for, which has them as they were given."""
+    convert(listed(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
+    with build_loader(tmp_path / "out", workers=1, batch_size=SAMPLES) as loader:
+        (batch,) = loader
+    labels = dict(zip(batch.ids.tolist(), batch.labels, strict=True))
+    dataset = ImageDataset(tmp_path / "out")
+    for _ in range(2):
+        for id, (_, label) in zip(dataset.ids.tolist(), dataset, strict=True):
+            ours = torch.as_tensor(label)
+            assert (ours.dtype, ours.tolist()) == (labels[id].dtype, labels[id].tolist())
+        assert [label for _, label in dataset.samples] == dataset.targets
 
 
 def test_a_raw_tree_gives_each_picture_in_full_size_and_upright(raw_tree: Path) -> None:
@@ -84,13 +489,16 @@ def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: 
     for dataset in each:
         dataset[0]  # of which workers inherit what was opened
     each += [pickle.loads(pickle.dumps(dataset)) for dataset in each]
+    each += [
+        cut(ImageDataset, path, transform=transforms.Resize((8, 8)), decode="tensor") for path in folders
+    ]
     loader: DataLoader[Any] = DataLoader(
         ConcatDataset(each), batch_size=8, num_workers=2, multiprocessing_context=method
     )
     served = [
         label for pictures, labels in loader for label in labels.tolist() if pictures.shape[2:] == (8, 8)
     ]
-    assert served == [label for dataset in each for label in dataset.targets]
+    assert served == [label for dataset in each for _, label in dataset.samples]
 
 
 @EACH_FORMAT

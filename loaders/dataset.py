@@ -158,6 +158,7 @@ class SplitData:
         boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], as `ids`: height and width of each stored picture; None where all are of `size`.
+        modified_ns: int64 [n], when the pictures of a raw tree had last been written; else None.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
             otherwise. `shard_samples` counts what is served of each shard.
         remote: fetches the shards of a dataset at a URL; else None.
@@ -179,6 +180,7 @@ class SplitData:
     channels: int = 3
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
     shapes: Column | None = None
+    modified_ns: Positions | None = None
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
@@ -284,6 +286,7 @@ class SplitData:
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
             index=None if self.index is None else self.index.select(positions),
             shapes=None if self.shapes is None else self.shapes.at(positions),
+            modified_ns=None if self.modified_ns is None else self.modified_ns[positions],
             digest=known.hexdigest(),
             part_of=(self.whole, self.in_whole(positions)),
         )
@@ -475,6 +478,7 @@ def _raw(scan: Scan, split: str, *, skip_rejected: bool) -> SplitData:
         classes=scan.classes,
         size=DEFAULT_SIZE,
         digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
+        modified_ns=samples.modified_ns[rows],
     )
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
     return data.select(np.delete(np.arange(len(rows)), rejected)) if len(rejected) else data

@@ -25,7 +25,14 @@ from loaders.batch import Batch, Request
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.transfer import Pipeline
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
-from precache.errors import DatasetError, PrecacheError, SettingError, printable, shell_command
+from precache.errors import (
+    DatasetError,
+    PrecacheError,
+    SettingError,
+    check_open_files,
+    printable,
+    shell_command,
+)
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import changed_pictures
 from precache.sources.tree import scan_tree
@@ -88,14 +95,21 @@ class Conversion:
         starts = self.finished() is None and not is_converted(self.folder)
         if starts and int(os.environ.get("LOCAL_RANK", rank)) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._said,
-            )
-            self._end = weakref.finalize(self, _end, self._process)
+            try:
+                self._start(words)
+            except OSError as error:
+                check_open_files(error, error.filename)
+                raise
+
+    def _start(self, words: list[str]) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+        )
+        self._end = weakref.finalize(self, _end, self._process)
 
     def close(self) -> None:
         """End the process; what it has written stays, and is gone on from the next time."""

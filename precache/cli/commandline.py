@@ -31,7 +31,14 @@ import click
 
 from precache.cli import terminal
 from precache.cli.terminal import Guarded, ProgressBar, guarded
-from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
+from precache.errors import (
+    MissingDependencyError,
+    OpenFilesError,
+    PrecacheError,
+    SettingError,
+    check_open_files,
+    printable,
+)
 from precache.packages import OF_EXTRAS, check_pillow, install_extra
 from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
@@ -217,11 +224,25 @@ def _run(group: click.Command, program: str, arguments: list[str]) -> int:
 
 
 def _one_line(error: Exception) -> str:
+    if (of_files := _too_many_files(error)) is not None:
+        return str(of_files)
     if isinstance(error, (PrecacheError, click.ClickException)):
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
     return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
+
+
+def _too_many_files(error: BaseException | None) -> OpenFilesError | None:
+    """What `error` is, or comes from, where too many files are open; None elsewhere."""
+    while error is not None:
+        if isinstance(error, OSError):
+            try:
+                check_open_files(error, error.filename)
+            except OpenFilesError as of_files:
+                return of_files
+        error = error.__cause__
+    return None
 
 
 def _checked_output(program: str, code: int, stdout: Guarded) -> int:

@@ -136,7 +136,7 @@ def test_a_shard_that_shrinks_is_named(converted: dict[str, Path], tmp_path: Pat
     dataset, path = open_dataset(converted["shards"]), tmp_path / "x"
     path.write_bytes(dataset.shard_path(dataset.manifest.shards[0]).read_bytes())
     with ShardFile(path) as shard:
-        os.truncate(path, DATA_START + shard.picture(0).nbytes + 100)
+        os.truncate(path, DATA_START + shard.read_picture(0).nbytes + 100)
         shard.read_picture(0)
         with pytest.raises(DatasetError, match=f"{path}: breaks off"):
             shard.read_picture(1)

@@ -108,8 +108,10 @@ def _said_by_worker(text: str) -> str:
     return text
 
 
-def check_open_files(error: OSError, path: object = None) -> None:
-    """Raise OpenFilesError if `error`, of opening `path`, a pipe or such, is that too many files are open."""
+def open_files_error(error: BaseException | None, path: object = None) -> OpenFilesError | None:
+    """What to raise instead of `error`, of opening `path`, a pipe or such, where too many files are open."""
+    if not isinstance(error, OSError):
+        return None
     about = f"{path}: cannot be opened" if path else "a pipe cannot be opened"
     if error.errno == errno.EMFILE and sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -117,14 +119,21 @@ def check_open_files(error: OSError, path: object = None) -> None:
         remedy = f"run 'ulimit -n {most}' before it"
         if most <= soft:
             remedy = "raise the hard limit ('ulimit -Hn'), and then 'ulimit -n'"
-        raise OpenFilesError(
+        return OpenFilesError(
             f"{about}, for all the {soft:,} files are open that this process may have; {remedy}"
-        ) from error
+        )
     if error.errno == errno.ENFILE:
-        raise OpenFilesError(
-            f"{about}, for too many files are open on this machine; end other programs, or "
-            f"raise its limit ('sysctl fs.file-max')"
-        ) from error
+        return OpenFilesError(
+            f"{about}, for too many files are open on this machine; end other programs, or raise its limit "
+            f"('sysctl fs.file-max')"
+        )
+    return None
+
+
+def check_open_files(error: OSError, path: object = None) -> None:
+    """Raise `open_files_error`, if there is one."""
+    if (instead := open_files_error(error, path)) is not None:
+        raise instead from error
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -23,7 +23,7 @@ from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, OpenFilesError, shell_command
 from precache.formats.shards import DATA_START, ShardFile
 from precache.pictures.jpeg import Pixels
-from precache.storage import open_regular
+from precache.storage import check_can_open, open_regular
 from precache.storage.locks import lock
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
@@ -114,7 +114,7 @@ def _map(shard: ShardFile) -> Pixels:
         file = f"/dev/fd/{shard.descriptor}"
         return torch.from_file(file, shared=False, size=shard.bytes, dtype=torch.uint8).numpy()
     except RuntimeError as error:
-        open_regular(shard.path).close()  # says so where too many files are open
+        check_can_open(shard.path)
         raise DatasetError(
             f"{shard.path}: cannot be mapped ({error}); free memory, or raise the number of maps that a "
             f"process may have ('sysctl vm.max_map_count')"

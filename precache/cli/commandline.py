@@ -36,7 +36,7 @@ from precache.errors import (
     OpenFilesError,
     PrecacheError,
     SettingError,
-    check_open_files,
+    open_files_error,
     printable,
 )
 from precache.packages import OF_EXTRAS, check_pillow, install_extra
@@ -236,11 +236,8 @@ def _one_line(error: Exception) -> str:
 def _too_many_files(error: BaseException | None) -> OpenFilesError | None:
     """What `error` is, or comes from, where too many files are open; None elsewhere."""
     while error is not None:
-        if isinstance(error, OSError):
-            try:
-                check_open_files(error, error.filename)
-            except OpenFilesError as of_files:
-                return of_files
+        if (found := open_files_error(error, getattr(error, "filename", None))) is not None:
+            return found
         error = error.__cause__
     return None
 

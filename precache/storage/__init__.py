@@ -141,6 +141,14 @@ def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
     raise OSError(errno.EINVAL, "is not a regular file with one name", os.fspath(path))
 
 
+def check_can_open(path: str | os.PathLike[str]) -> None:
+    """Raise OpenFilesError, about `path`, if no file can be opened now: a library failed without saying why."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        check_open_files(error, os.fspath(path))
+
+
 def _open(path: str | os.PathLike[str], flags: int) -> int:
     try:
         return os.open(path, flags, 0o666)

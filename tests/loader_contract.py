@@ -19,6 +19,7 @@ import torch
 from loaders import Loader
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import PrecacheError, SettingError
+from precache.errors import DatasetError
 from precache.pictures import images
 from precache.pictures.jpeg import psnr
 from precache.pictures.sizes import Size, sides
@@ -207,3 +208,34 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def check_another_dataset_in_its_place_is_never_served(
+    build: Build, replace: Callable[[], object], path: Path, *, stays: bool, serves: bool
+) -> None:
+    """After the first epoch `replace` does something to the folder at `path`, which a loader has open.
+
+    Each epoch serves the dataset as it was, or an error names the folder.
+
+    Args:
+        stays: its files are there all the time, so that each epoch is served.
+        serves: they are there in the end, so that the last one is.
+    """
+
+    def serve() -> dict[int, tuple[int, bytes]]:
+        return {
+            int(i): (int(label), image.cpu().numpy().tobytes())
+            for batch in loader
+            for i, label, image in zip(batch.ids, batch.labels, batch.images, strict=True)
+        }
+
+    with build() as loader:
+        before = serve()
+        replace()
+        for epoch in range(3):
+            try:
+                assert serve() == before
+            except DatasetError as error:
+                assert not stays, error
+                assert not serves or epoch < 2, error
+                assert str(path) in str(error)

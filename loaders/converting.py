@@ -183,7 +183,7 @@ class Conversion:
             )
 
     def _changed(self, dataset: ConvertedDataset) -> str:
-        """A picture of the split that is not what was converted, although its size is; empty if there is none.
+        """A picture of the split that is not what was converted, although its size is; or nothing.
 
         Looked at as `precache convert` does: one that was last written at another time is read and compared.
         """

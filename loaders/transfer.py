@@ -293,8 +293,9 @@ class Fields:
         """uint8 [n, height, width], and why those that are not what was written are not: number -> error."""
         out = torch.empty((len(positions), self._rows, self._columns), dtype=torch.uint8)
         shards, rows = self._data.locate(positions)
-        asked = list(zip(*(c.tolist() for c in (positions, shards, rows, boxes, mirrored)), strict=True))
-        places, damaged = out.numpy(), {}
+        columns = (column.tolist() for column in (positions, shards, rows, boxes, mirrored))
+        asked: list[Any] = list(zip(*columns, strict=True))
+        places, damaged = out.numpy(), dict[int, ImageError]()
 
         def read(number: int) -> ImageError | None:
             return self._read_mask(*asked[number], places[number])

@@ -91,7 +91,7 @@ class WorkerError(PrecacheError):
 
 
 class OpenFilesError(PrecacheError):
-    """A file cannot be opened because too many others are open; nothing is wrong with the one that it names."""
+    """A file cannot be opened because too many others are open; the one that it names is not at fault."""
 
 
 class MissingDependencyError(PrecacheError, ImportError):

@@ -137,8 +137,8 @@ def _libc() -> Any:
 def _read_ahead(shard: ShardFile) -> None:
     """Read those parts of the file that are not in the system's cache, sequentially.
 
-    Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows are copied
-    in half the time.
+    Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows are
+    copied in half the time.
     """
     chunk = bytearray(_CHUNK_BYTES)
     for start in range(0, shard.bytes, _PROBED_BYTES):

@@ -41,8 +41,8 @@ T = TypeVar("T")
 class OpenedFolder:
     """The folder of a dataset, which refuses what another dataset has put there since this one was opened.
 
-    `convert --overwrite` puts a folder in the place of another. Whoever writes files writes the manifest last.
-    So as long as the manifest is the file that it was, all others are; if it is another one, what it says of
+    `convert --overwrite` puts a folder in the place of another, and all others write the manifest last. So as
+    long as the manifest is the file that it was, all others are; if it is another one, what it says of
     the shards tells whether the dataset was updated, which leaves all shards as they are, or replaced.
 
     Several threads may use it, and it can be sent to other processes.
@@ -85,11 +85,13 @@ class OpenedFolder:
                 self._manifest_file = manifest_file
                 return
         what = "moved or removed" if manifest_file is None else "replaced by another"
-        raise DatasetError(f"{self.path}: this dataset was {what} while it was read; open it again, and start anew")
+        raise DatasetError(
+            f"{self.path}: this dataset was {what} while it was read; open it again, and start anew"
+        )
 
 
 def _manifest_file(folder: Path) -> tuple[int, ...] | None:
-    """What tells the file of the manifest from others at its place, on every machine; None: it is not there."""
+    """What tells the manifest's file from others at its place, on every machine; None: it is not there."""
     try:
         status = os.stat(folder / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError):

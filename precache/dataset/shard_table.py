@@ -151,7 +151,7 @@ class ShardTable(Sequence[ShardEntry]):
         return replace(self, **columns)
 
     def begins_with(self, other: "ShardTable") -> bool:
-        """Whether its first shards are those of `other`, with the same bytes: it is the same, or an update."""
+        """Whether its first shards are those of `other`, byte for byte: it is the same, or an update."""
         count = len(other)
         ours, theirs = (np.array(table.split_names)[table.splits] for table in (self, other))
         columns = [(getattr(self, name), getattr(other, name)) for name in _COLUMNS if name != "splits"]

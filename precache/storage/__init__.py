@@ -142,7 +142,7 @@ def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 
 def check_can_open(path: str | os.PathLike[str]) -> None:
-    """Raise OpenFilesError, about `path`, if no file can be opened now: a library failed without saying why."""
+    """Raise OpenFilesError, about `path`, if no file can be opened now; for libraries that do not say so."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:

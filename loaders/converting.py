@@ -25,10 +25,19 @@ from loaders.batch import Batch, Request
 from loaders.dataset import RAW, SplitData, open_split
 from loaders.settings import read_launcher
 from loaders.transfer import Pipeline
-from precache.dataset.converted import is_converted, open_dataset
-from precache.errors import DatasetError, PrecacheError, SettingError, printable
+from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
+from precache.errors import (
+    DatasetError,
+    PrecacheError,
+    SettingError,
+    check_open_files,
+    printable,
+    shell_command,
+)
 from precache.recipe import DEFAULT_SPLITS, Recipe
+from precache.sources.base import changed_pictures
 from precache.sources.splits import is_list_file
+from precache.sources.tree import scan_tree
 from precache.storage.urls import is_url
 
 # ends with the process that started it, whose end of the pipe is then closed
@@ -106,18 +115,28 @@ class Conversion:
         self.folder, self._data, self._split, self._recipe = Path(folder), data, split, recipe
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
-        if self.finished() is None and read_launcher("LOCAL_RANK", rank, least=0) == 0:
+        self._stored: SplitData | None = None
+        self._class_depth = class_depth
+        starts = self.finished() is None and not is_converted(self.folder)
+        if starts and read_launcher("LOCAL_RANK", rank, least=0) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
             if class_depth is not None:
                 words += ["--class-depth", str(class_depth)]
-            self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *words],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=self._said,
-            )
-            self._end = weakref.finalize(self, _end, self._process)
+            try:
+                self._start(words)
+            except OSError as error:
+                check_open_files(error, error.filename)
+                raise
+
+    def _start(self, words: list[str]) -> None:
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the process runs)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, *words],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._said,
+        )
+        self._end = weakref.finalize(self, _end, self._process)
 
     def close(self) -> None:
         """End the process; what it has written stays, and is gone on from the next time."""
@@ -125,12 +144,14 @@ class Conversion:
             self._end()
 
     def finished(self) -> SplitData | None:
-        """What was converted, its samples in the order of the tree; None: it is not finished.
+        """What was converted, its samples in the order of the tree; None: it is not finished, or out of date.
 
         Raises:
             DatasetError: the folder holds what was converted from something else, or less.
             PrecacheError: the process has failed; said once, since another run may finish.
         """
+        if self._stored is not None:
+            return self._stored
         if not is_converted(self.folder):
             process = self._process  # several threads may look
             if process is None or not process.poll():
@@ -141,18 +162,24 @@ class Conversion:
             raise PrecacheError(
                 f"{self.folder} is not converted: {lines[-1].removeprefix('precache: error: ')}"
             )
-        manifest = open_dataset(self.folder).manifest
-        digest = hashlib.sha256(f"raw {manifest.source_digest}".encode()).hexdigest()
-        if manifest.updates or digest != self._data.whole.digest:
-            raise DatasetError(
-                f"{self.folder}: holds something else than shards of {self._data.path} as it is now; name "
-                f"another folder, or build on this one alone"
-            )
+        dataset = open_dataset(self.folder)
+        manifest = dataset.manifest
+        # what an update adds has ids behind all others: not those of the tree
+        self._check_source("" if manifest.updates else manifest.source_digest)
         if manifest.recipe != self._recipe:
             raise DatasetError(
                 f"{self.folder}: was converted by '{manifest.recipe.to_flags()}', asked for is "
                 f"'{self._recipe.to_flags()}'; give its recipe, or name another folder"
             )
+        if changed := self._changed(dataset):
+            self._given_up = True
+            again = shell_command("precache convert", self._data.path, self.folder)
+            _LOGGER.warning(
+                "%s: is out of date, for pictures changed since it was converted (first: %s); they are read "
+                "from the tree; to convert them again, run: %s %s --overwrite",
+                *(printable(str(self.folder)), printable(changed), again, self._recipe.to_flags()),
+            )
+            return None
         stored = open_split(self.folder, self._split)
         stored_ids, ids = stored.ids[:], self._data.ids[:]  # those of a tree ascend
         rows = np.argsort(stored_ids)
@@ -162,7 +189,8 @@ class Conversion:
                 f"{self.folder}: lacks {lacking:,} pictures of {self._data.path}, which cannot be decoded; "
                 f"run 'precache check' on it, and build with on_error='skip'"
             )
-        return replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
+        self._stored = replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
+        return self._stored
 
     def found(self) -> SplitData | None:
         """As `finished`, but what it would raise is said once: training goes on."""
@@ -172,6 +200,28 @@ class Conversion:
             self._given_up = isinstance(error, DatasetError)
             _LOGGER.warning("%s; reading goes on from %s", error, printable(str(self._data.path)))
             return None
+
+    def _check_source(self, digest: str) -> None:
+        """DatasetError unless `digest`, of a scan, is that of the tree that is read."""
+        if hashlib.sha256(f"raw {digest}".encode()).hexdigest() != self._data.whole.digest:
+            raise DatasetError(
+                f"{self.folder}: holds something else than shards of {self._data.path} as it is now; name "
+                f"another folder, or build on this one alone"
+            )
+
+    def _changed(self, dataset: ConvertedDataset) -> str:
+        """A picture of the split that is not what was converted, although its size is; or nothing.
+
+        Looked at as `precache convert` does: one that was last written at another time is read and compared.
+        """
+        data, state = self._data, dataset.read_source_state()
+        ids = data.ids[:]  # of a tree: rows of its scan
+        assert data.modified_ns is not None
+        if np.array_equal(data.modified_ns, state.modified_ns[ids]):
+            return ""
+        scan = scan_tree(str(data.path), 1 if self._class_depth is None else self._class_depth)
+        self._check_source(scan.digest)
+        return next(changed_pictures(scan, ids, state.modified_ns[ids], state.checksums[ids]), "")
 
     def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not
         return {**self.__dict__, "_process": None, "_said": None, "_end": None}

@@ -5,7 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from io import FileIO
 from operator import le
@@ -20,7 +20,7 @@ from loaders.deliver import stop_check
 from loaders.order import WINDOW_SHARDS
 from loaders.settings import count_local_ranks
 from precache.dataset.columns import Column, from_zero
-from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
+from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
 from precache.dataset.files import FileEntry, check_file
 from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
@@ -164,9 +164,11 @@ class SplitData:
         boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], as `ids`: height and width of each stored picture; None where all are of `size`.
+        modified_ns: int64 [n], when the pictures of a raw tree had last been written; else None.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
             otherwise. `shard_samples` counts what is served of each shard.
         remote: fetches the shards of a dataset at a URL; else None.
+        folder: of a converted dataset, as it was opened; None for a raw tree and at a URL.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
@@ -185,11 +187,13 @@ class SplitData:
     channels: int = 3
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
     shapes: Column | None = None
+    modified_ns: Positions | None = None
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
     part_of: "tuple[SplitData, Positions | None] | None" = field(default=None, repr=False, compare=False)
     remote: RemoteShards | None = field(default=None, repr=False, compare=False)
+    folder: OpenedFolder | None = field(default=None, repr=False, compare=False)
     shard_starts: Positions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -210,9 +214,15 @@ class SplitData:
 
         Raises:
             StorageError: one cannot be fetched.
+            DatasetError: what was read there is of another dataset, which took the place of this one.
         """
-        with nullcontext() if self.remote is None else self.remote.hold(number, with_index=with_index):
-            yield Path(self.files[number])
+        if self.remote is not None:
+            with self.remote.hold(number, with_index=with_index):
+                yield Path(self.files[number])
+        else:
+            assert self.folder is not None
+            with self.folder.unchanged():
+                yield Path(self.files[number])
 
     def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
         """What `reader` makes of shard `number`, see `held`; damaged in the cache, it is fetched again.
@@ -290,6 +300,7 @@ class SplitData:
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
             index=None if self.index is None else self.index.select(positions),
             shapes=None if self.shapes is None else self.shapes.at(positions),
+            modified_ns=None if self.modified_ns is None else self.modified_ns[positions],
             digest=known.hexdigest(),
             part_of=(self.whole, self.in_whole(positions)),
         )
@@ -512,6 +523,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
         remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
+        folder=dataset.folder,
     )
     return data.select(np.flatnonzero(index.served)) if "removed" in index.columns else data
 
@@ -548,6 +560,7 @@ def _raw(
         classes=scan.classes,
         size=DEFAULT_SIZE,
         digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
+        modified_ns=samples.modified_ns[rows],
     )
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
     if splits is None and not len(rejected):

@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from precache.errors import SettingError, WorkerError
+from precache.errors import SettingError, WorkerError, open_files_error
 
 T = TypeVar("T")
 
@@ -316,7 +316,7 @@ def _produce(
             del result  # or it would be held until the next one is there
             time.sleep(min(_NAP_S, _NAP_SHARE * waited_s))
     except BaseException as caught:
-        error = caught
+        error = open_files_error(caught, getattr(caught, "filename", None)) or caught
     finally:
         close = getattr(source, "close", None)
         if close is not None:

@@ -68,7 +68,7 @@ _IMAGENET: dict[int, Scales] = {
 """By channels."""
 STORED = {1: torch.uint8, 2: torch.uint16}
 """Bytes of a value -> dtype of pictures that are stored."""
-_OPEN_FILES = 128  # of masks
+_OPEN_FILES = 32  # of masks: a process may have 1,024 by default, on macOS 256
 
 
 class Pipeline:
@@ -317,18 +317,33 @@ class Fields:
         """uint8 [n, height, width], and why those that are not what was written are not: number -> error."""
         out = torch.empty((len(positions), self._rows, self._columns), dtype=torch.uint8)
         shards, rows = self._data.locate(positions)
-        wanted = np.unique(shards).tolist()
+        columns = (column.tolist() for column in (positions, shards, rows, boxes, mirrored))
+        asked: list[Any] = list(zip(*columns, strict=True))
+        places, damaged = out.numpy(), dict[int, ImageError]()
+
+        def read(number: int) -> ImageError | None:
+            return self._read_mask(*asked[number], out=places[number])
+
+        wanted = np.unique(shards)
+        for start in range(0, len(wanted), _OPEN_FILES):
+            opened = wanted[start : start + _OPEN_FILES]
+            self._open_masks(opened.tolist())
+            numbers = np.flatnonzero(np.isin(shards, opened)).tolist()
+            errors = zip(numbers, self._pool.map(read, numbers), strict=True)
+            damaged |= {number: error for number, error in errors if error is not None}
+        return out, dict(sorted(damaged.items()))
+
+    def _open_masks(self, wanted: list[int]) -> None:
+        """Open those shards, and close the ones that were used least recently where there are too many."""
+        for shard in wanted:
+            if shard in self._mask_files:
+                self._mask_files.move_to_end(shard)
         for shard in wanted:
             if shard not in self._mask_files:
+                if len(self._mask_files) == _OPEN_FILES:
+                    self._mask_files.popitem(last=False)[1].close()
                 opener = FORMATS[self._data.kind].open_masks
                 self._mask_files[shard] = self._data.read(shard, opener, with_index=True)
-            self._mask_files.move_to_end(shard)
-        while len(self._mask_files) > max(_OPEN_FILES, len(wanted)):
-            self._mask_files.popitem(last=False)[1].close()
-        asked = (positions, shards, rows, boxes, mirrored)
-        each = zip(*(column.tolist() for column in asked), out.numpy(), strict=True)
-        found = enumerate(self._pool.map(lambda one: self._read_mask(*one), each))
-        return out, {number: error for number, error in found if error is not None}
 
     def _read_mask(
         self, position: int, shard: int, row: int, crop: list[float], mirrored: bool, out: Pixels

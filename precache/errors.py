@@ -12,13 +12,16 @@
     ├── StorageError              an object storage that does not answer, refuses, or lacks an object
     ├── DownloadError             a public dataset that could not be fetched
     ├── WorkerError               a worker process or thread that died
+    ├── OpenFilesError            as many files are open as may be ('ulimit -n')
     └── MissingDependencyError    a package that a backend needs (also an ImportError)
 
 Catch `PrecacheError` for all of them. The commands print it on one line and exit with 2.
 """
 
+import errno
 import os
 import shlex
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
@@ -27,6 +30,10 @@ from operator import index
 from pathlib import Path
 from typing import SupportsIndex
 
+if sys.platform != "win32":
+    import resource  # not when there is no file left for it
+
+_MOST_FILES = 65_536
 _MOST_COMPARED = 1_000  # names in a folder; of 20,000, to compare them takes a second
 
 
@@ -93,6 +100,10 @@ class WorkerError(PrecacheError):
     """A worker died without an exception of its own."""
 
 
+class OpenFilesError(PrecacheError):
+    """A file cannot be opened because too many others are open; the one that it names is not at fault."""
+
+
 class MissingDependencyError(PrecacheError, ImportError):
     """An optional package is not installed; the message holds the install command."""
 
@@ -105,6 +116,34 @@ def _said_by_worker(text: str) -> str:
     if text.startswith("Caught ") and "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2]
     return text
+
+
+def open_files_error(error: BaseException | None, path: object = None) -> OpenFilesError | None:
+    """What to raise instead of `error`, of opening `path`, a pipe or such, where too many files are open."""
+    if not isinstance(error, OSError):
+        return None
+    about = f"{path}: cannot be opened" if path else "a pipe cannot be opened"
+    if error.errno == errno.EMFILE and sys.platform != "win32":
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+        remedy = f"run 'ulimit -n {most}' before it"
+        if most <= soft:
+            remedy = "raise the hard limit ('ulimit -Hn'), and then 'ulimit -n'"
+        return OpenFilesError(
+            f"{about}, for all the {soft:,} files are open that this process may have; {remedy}"
+        )
+    if error.errno == errno.ENFILE:
+        return OpenFilesError(
+            f"{about}, for too many files are open on this machine; end other programs, or raise its limit "
+            f"('sysctl fs.file-max')"
+        )
+    return None
+
+
+def check_open_files(error: OSError, path: object = None) -> None:
+    """Raise `open_files_error`, if there is one."""
+    if (instead := open_files_error(error, path)) is not None:
+        raise instead from error
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -19,6 +19,7 @@ import torch
 from loaders import Batch, Loader, RandomAugmentation
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache import PrecacheError, SettingError
+from precache.errors import DatasetError
 from precache.pictures import images
 from precache.pictures.jpeg import psnr
 from precache.pictures.sizes import Size, sides
@@ -250,3 +251,37 @@ def _command(process: psutil.Process) -> str:
         return " ".join(process.cmdline())
     except psutil.Error:
         return ""
+
+
+def check_another_dataset_in_its_place_is_never_served(
+    build: Build, replace: Callable[[], object], path: Path, *, stays: bool, serves: bool
+) -> None:
+    """After the first epoch `replace` does something to the folder at `path`, which a loader has open.
+
+    Each epoch serves the dataset as it was, or an error names the folder.
+
+    Args:
+        stays: its files are there all the time, so that each epoch is served.
+        serves: they are there in the end, so that the last one is.
+    """
+
+    def serve() -> dict[int, tuple[int, bytes]]:
+        return {
+            int(i): (int(label), image.cpu().numpy().tobytes())
+            for batch in loader
+            for i, label, image in zip(batch.ids, batch.labels, batch.images, strict=True)
+        }
+
+    with build() as loader:
+        before = serve()
+        replace()
+        errors: list[DatasetError | None] = []
+        for _ in range(3):
+            try:
+                assert serve() == before
+                errors.append(None)
+            except DatasetError as error:
+                errors.append(error)
+    assert all(error is None or str(path) in str(error) for error in errors), errors
+    assert not stays or errors == [None] * 3
+    assert not serves or errors[-1] is None

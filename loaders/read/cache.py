@@ -271,19 +271,13 @@ def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]
     """Of the memory of all who would keep the same pixels, to the last bit."""
     tree: tuple[object, ...] = ()
     if data.kind == RAW:  # its digest goes by names and sizes: another picture may lie there meanwhile
-        tree = (os.path.realpath(str(data.path)), *_look_at_files(data, _written_ns, spec.threads))
+        assert data.modified_ns is not None
+        tree = (os.path.realpath(str(data.path)), data.modified_ns.tobytes())
     identity = (
         *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()
-
-
-def _written_ns(path: str) -> int:
-    try:
-        return os.stat(path).st_mtime_ns
-    except OSError:  # who reads it says why
-        return 0
 
 
 def _look_at_files(data: SplitData, look: Callable[[str], Any], threads: int) -> list[Any]:

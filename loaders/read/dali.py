@@ -31,6 +31,7 @@ from loaders.settings import LoaderSpec
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
 from precache.pictures.sizes import sides
+from precache.storage import check_can_open
 
 _QUEUE_BATCHES = 2
 _Asked: TypeAlias = tuple[Request, list[Encoded], dict[int, ImageError]]
@@ -129,7 +130,11 @@ class DaliReader:
                 decoded, each = fn.decoders.image(encoded, **how), len(box)
                 parts = [self._part(decoded, boxes[view * each :][:each]) for view in range(views)]
                 pipeline.set_outputs(*(parts or [decoded]))
-        pipeline.build()
+        try:
+            pipeline.build()
+        except RuntimeError:
+            check_can_open(str(self._data.path))
+            raise
         _pipelines.add(pipeline)
         return pipeline
 

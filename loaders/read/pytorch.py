@@ -25,7 +25,7 @@ from loaders.deliver import begin_exit_with, of_dead_worker
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, SharedBuffers
 from loaders.settings import LoaderSpec
-from precache.errors import SourceError
+from precache.errors import OpenFilesError, SourceError, check_open_files
 
 _AHEAD_PER_WORKER = 2
 _END_S = 2.0  # for what ends at once, or never
@@ -64,10 +64,12 @@ class ProcessesReader:
         self._sampler.requests = requests
         try:
             for buffer, batch in self._start():
-                if isinstance(batch, SourceError):
+                if isinstance(batch, SourceError | OpenFilesError):
                     raise batch
                 yield self._received(buffer, batch)
         except (RuntimeError, EOFError, OSError) as error:
+            if isinstance(error, OSError):
+                check_open_files(error, error.filename)
             # the latter two: it died between announcing a batch and handing over its memory
             if (death := of_dead_worker(error)) is not None:
                 raise death from error
@@ -169,7 +171,7 @@ class _RawTree(Dataset[Any]):
     def __getitems__(self, asked: tuple[Request, int | None]) -> tuple[int | None, Any]:
         """The number of the buffer that was given, and a DecodedBatch; its images lie there if it is whole.
 
-        A SourceError instead of a batch: raising it here would fold in a traceback.
+        A SourceError or OpenFilesError instead of a batch: raising it here would fold in a traceback.
         """
         request, buffer = asked
         memory = None if buffer is None else self._memory[buffer]
@@ -177,7 +179,7 @@ class _RawTree(Dataset[Any]):
         try:
             pictures = [decoding.read(self._data.files[position]) for position in request.positions.tolist()]
             batch = filler.fill(decoding.to_fill(request, pictures))
-        except SourceError as error:  # it says nothing about the picture: not left out
+        except (SourceError, OpenFilesError) as error:  # it says nothing about the picture: not left out
             return buffer, error
         if memory is None or batch.refused:
             return buffer, batch

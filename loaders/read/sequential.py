@@ -146,7 +146,13 @@ class FetchAhead:
             StorageError: it cannot be fetched.
         """
         coming = self._coming.pop(number, None)
-        with self._data.held(number) if coming is None else coming.result():
+        if coming is not None:
+            with coming.result():
+                yield
+        elif self._data.remote is not None:
+            with self._data.held(number):
+                yield
+        else:
             yield
 
     def _fetch(self, remote: RemoteShards, number: int) -> ExitStack:

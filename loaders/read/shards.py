@@ -1,11 +1,17 @@
 """Backend `shards`: decoded pixels, copied by threads out of mapped files straight into each batch."""
 
+import ctypes
+import mmap
+import os
+import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
-from functools import partial
+from contextlib import ExitStack, suppress
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
@@ -14,14 +20,141 @@ from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
 from loaders.settings import LoaderSpec
-from precache.errors import DatasetError, shell_command
-from precache.formats.shards import ShardFile
+from precache.errors import DatasetError, OpenFilesError, shell_command
+from precache.formats.shards import DATA_START, ShardFile
 from precache.pictures.jpeg import Pixels
+from precache.storage import check_can_open, open_regular
 from precache.storage.locks import lock
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _BATCHES_AHEAD = 2  # whose shards at a URL are fetched
-_OPEN_FILES = 256  # of two descriptors each: a process may have 1,024 by default, and others want some
+_OPEN_SHARDS = 256  # maps, of which Linux gives a process 65,530
+_OPEN_OF_URL = 32  # each keeps its file open: a process may have 1,024 by default, on macOS 256
+_CHUNK_BYTES = 128 * 1024
+_PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
+_MADV_POPULATE_READ = 22  # which `mmap` does not name: https://man7.org/linux/man-pages/man2/madvise.2.html
+
+
+class MappedShard:
+    """Shows pixels of a shard where the system caches them, without copying them, to any number of threads.
+
+    The file need not stay open. Where it was truncated in place meanwhile, or its disk fails, touching pixels
+    ends the process (SIGBUS): our writers replace files and never truncate one.
+
+    Args:
+        shard: of which no more than its map is needed.
+        ahead: read all of it that the system has not cached, and map that at once.
+        locked: what is closed with the map, and keeps the file in the cache of a URL until then.
+    """
+
+    def __init__(self, shard: ShardFile, *, ahead: bool, locked: ShardFile | None) -> None:
+        self._locked = locked
+        self._path, self._shapes, self._starts = shard.path, shard.shapes, shard.starts
+        self._pixel_bytes = shard.channels * shard.dtype.itemsize
+        if ahead:
+            _read_ahead(shard)
+        self._mapped = _map(shard)
+        self._of_one_size: Pixels | None = None  # all pictures
+        if len(self._shapes) and (self._shapes == self._shapes[0]).all():
+            shape = (len(self._shapes), *self._shapes[0].tolist(), self._pixel_bytes)
+            pixels = self._mapped[DATA_START:]
+            self._of_one_size = pixels[: int(np.prod(shape))].reshape(shape)
+        if ahead and sys.platform == "linux" and _is_cached(shard.descriptor, shard.bytes // 2):
+            _advise(self._mapped, 0, shard.bytes, _MADV_POPULATE_READ)  # not page by page as it is touched
+
+    def picture(self, row: int) -> Pixels:
+        """Uint8 [height, width, bytes of a pixel] of the picture in `row`: valid as long as it is held.
+
+        Nobody may write to it; it could be, since torch warns of arrays that cannot.
+        """
+        if self._of_one_size is not None:
+            picture: Pixels = self._of_one_size[row]
+            return picture
+        start, picture_bytes = self._place(row)
+        height, width = self._shapes[row].tolist()
+        return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
+
+    def is_cached(self, row: int) -> bool:
+        """Whether the middle of the picture in `row` is in the system's cache."""
+        start, picture_bytes = self._place(row)
+        with suppress(OSError, OpenFilesError), open_regular(self._path) as file:
+            return _is_cached(file.fileno(), start + picture_bytes // 2)
+        return False
+
+    def will_need(self, row: int) -> None:
+        """Ask the system to fetch the picture in `row` from the disk, without waiting for it."""
+        if hasattr(mmap, "MADV_WILLNEED"):
+            _advise(self._mapped, *self._place(row), mmap.MADV_WILLNEED)
+
+    def close(self, *, drop_cached: bool = False) -> None:
+        """Unmap the file; idempotent. Pictures that are held stay.
+
+        Args:
+            drop_cached: ask the system to drop it from its cache, too; it keeps what is held.
+        """
+        self._mapped, self._of_one_size = self._mapped[:0].copy(), None
+        if drop_cached and hasattr(os, "posix_fadvise"):
+            with suppress(OSError, OpenFilesError), open_regular(self._path) as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if self._locked is not None:
+            self._locked.close()
+
+    def _place(self, row: int) -> tuple[int, int]:
+        """Where the picture in `row` begins, and how many bytes it has."""
+        height, width = self._shapes[row].tolist()
+        return int(self._starts[row]), height * width * self._pixel_bytes
+
+
+def _map(shard: ShardFile) -> Pixels:
+    """Uint8 of the whole file; writable, and what is written stays in this process.
+
+    By torch, since a map of Python's keeps a descriptor (its `trackfd` came with 3.13).
+    """
+    try:
+        file = f"/dev/fd/{shard.descriptor}"
+        return torch.from_file(file, shared=False, size=shard.bytes, dtype=torch.uint8).numpy()
+    except RuntimeError as error:
+        check_can_open(shard.path)
+        raise DatasetError(
+            f"{shard.path}: cannot be mapped ({error}); free memory, or raise the number of maps that a "
+            f"process may have ('sysctl vm.max_map_count')"
+        ) from error
+
+
+def _advise(mapped: Pixels, start: int, count: int, advice: int) -> None:
+    """Call madvise for `count` bytes from `start` on; an error is one of a system that does without."""
+    begin = start - start % mmap.PAGESIZE
+    address = ctypes.c_void_p(mapped.ctypes.data + begin)
+    # of ctypes, which lets other threads run
+    _libc().madvise(address, ctypes.c_size_t(start + count - begin), advice)
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+def _read_ahead(shard: ShardFile) -> None:
+    """Read those parts of the file that are not in the system's cache, sequentially.
+
+    Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows are
+    copied in half the time.
+    """
+    chunk = bytearray(_CHUNK_BYTES)
+    for start in range(0, shard.bytes, _PROBED_BYTES):
+        stop = min(start + _PROBED_BYTES, shard.bytes)
+        # not its ends: opening the file brought in those of the file
+        if not _is_cached(shard.descriptor, (start + stop) // 2):
+            for place in range(start, stop, _CHUNK_BYTES):
+                shard.read_some(memoryview(chunk), place)
+
+
+def _is_cached(descriptor: int, start: int) -> bool:
+    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
+    try:
+        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
+    except (AttributeError, OSError):  # no such call, or it would wait
+        return False
 
 
 class ShardsReader:
@@ -37,6 +170,7 @@ class ShardsReader:
         most_bytes = spec.reading.memory_bytes
         exceeds = most_bytes is not None and int(data.shard_bytes.sum()) > most_bytes
         self._bounded = self._sequential and exceeds
+        self._kept = _OPEN_SHARDS if data.remote is None else _OPEN_OF_URL
         self._check = SampleCheck(data, spec.reading.check)
         self._unasked = 0 if self._sequential else len(data)
 
@@ -45,12 +179,12 @@ class ShardsReader:
         with ExitStack() as at_end:  # of the filling, too: until then it reads from the files
             shards = look_ahead(
                 *(self._data, requests, self._window_shards, self._open, self._close, at_end),
-                kept=0 if self._sequential else _OPEN_FILES,
+                kept=0 if self._sequential else self._kept,
                 most_samples=_BATCHES_AHEAD * self._batch_size,
             )
             yield from self._filler.fill_each(self._pictures(*asked) for asked in shards)
 
-    def _pictures(self, request: Request, opened: Mapping[int, ShardFile]) -> Pictures:
+    def _pictures(self, request: Request, opened: Mapping[int, MappedShard]) -> Pictures:
         indexes, samples = self._data.locate(request.positions)
         files = [opened[index] for index in indexes.tolist()]
         rows = samples.tolist()
@@ -66,7 +200,7 @@ class ShardsReader:
         """End the threads."""
         self._filler.close()
 
-    def _ask_for(self, files: list[ShardFile], samples: list[int]) -> None:
+    def _ask_for(self, files: list[MappedShard], samples: list[int]) -> None:
         """Have the disk fetch all pictures of a batch at a time; each thread alone would wait for one.
 
         Until as many were read as there are: then they are in the system's cache, where it is large enough.
@@ -79,22 +213,16 @@ class ShardsReader:
             for file, sample in asked:
                 file.will_need(sample)
 
-    def _open(self, index: int) -> ShardFile:
-        file = self._data.read(index, partial(self._open_file, index))
-        if self._sequential:
-            file.read_ahead()
-            file.map_cached()
-        return file
+    def _open(self, index: int) -> MappedShard:
+        return self._data.read(index, partial(self._map_file, index))
 
-    def _close(self, file: ShardFile) -> None:
-        file.close(drop_cached=self._bounded)
+    def _close(self, shard: MappedShard) -> None:
+        shard.close(drop_cached=self._bounded)
 
-    def _open_file(self, index: int, path: Path) -> ShardFile:
+    def _map_file(self, index: int, path: Path) -> MappedShard:
         self._check.open_file(index)
-        file = ShardFile(path)
-        if self._data.remote is not None:
-            lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
-        try:
+        with ExitStack() as opened:
+            file = opened.enter_context(ShardFile(path))
             check_index(self._data, index, file.ids, file.labels)
             whole = self._data.whole
             shapes = whole.shapes_at(whole.shard_positions(index))
@@ -105,7 +233,9 @@ class ShardsReader:
                     f"{path}: holds pictures of other sizes or channels than manifest and index say; "
                     f"run: {shell_command('precache verify', self._data.path)}"
                 )
-        except DatasetError:
-            file.close()
-            raise
-        return file
+            if self._data.remote is None:
+                return MappedShard(file, ahead=self._sequential, locked=None)
+            lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
+            mapped = MappedShard(file, ahead=self._sequential, locked=file)
+            opened.pop_all()
+            return mapped

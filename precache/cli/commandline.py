@@ -31,7 +31,14 @@ import click
 
 from precache.cli import terminal
 from precache.cli.terminal import Guarded, ProgressBar, guarded
-from precache.errors import MissingDependencyError, PrecacheError, SettingError, printable
+from precache.errors import (
+    MissingDependencyError,
+    OpenFilesError,
+    PrecacheError,
+    SettingError,
+    open_files_error,
+    printable,
+)
 from precache.packages import check_package, check_pillow
 from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
@@ -225,11 +232,22 @@ def _with_remedy(error: Exception, program: str) -> Exception:
 
 
 def _one_line(error: Exception) -> str:
+    if (of_files := _too_many_files(error)) is not None:
+        return str(of_files)
     if isinstance(error, (PrecacheError, click.ClickException)):
         return str(error)
     if isinstance(error, OSError):
         return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
     return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
+
+
+def _too_many_files(error: BaseException | None) -> OpenFilesError | None:
+    """What `error` is, or comes from, where too many files are open; None elsewhere."""
+    while error is not None:
+        if (found := open_files_error(error, getattr(error, "filename", None))) is not None:
+            return found
+        error = error.__cause__
+    return None
 
 
 def _checked_output(program: str, code: int, stdout: Guarded) -> int:

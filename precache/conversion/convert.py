@@ -75,11 +75,7 @@ from precache.dataset.index import (
 from precache.dataset.manifest import Manifest, Update, write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
-from precache.errors import (
-    DatasetError,
-    SettingError,
-    check_share,
-)
+from precache.errors import DatasetError, SettingError, check_open_files, check_share
 from precache.formats import FORMATS
 from precache.pictures import images
 from precache.pictures.kinds import made_by
@@ -238,6 +234,7 @@ def _tells_of_faults(place: Location, how_much_is_kept: Callable[[], str] | None
     except OSError as error:
         if engines.is_of_caller(error):
             raise
+        check_open_files(error, error.filename)
         remedy = "make room or fix permissions"
         remedy = (
             f" {how_much_is_kept()}; {remedy} first"

@@ -34,7 +34,14 @@ from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.index import VALUE, SampleIndex
 from precache.dataset.manifest import Manifest
 from precache.dataset.shard_table import ShardEntry
-from precache.errors import DatasetError, SettingError, check_choice, check_range, shell_command
+from precache.errors import (
+    DatasetError,
+    SettingError,
+    check_choice,
+    check_open_files,
+    check_range,
+    shell_command,
+)
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
@@ -128,6 +135,7 @@ def export(
                 os.sync()  # one call, where a sync for each file would take minutes
         fsync_folder(tree.parent)
     except OSError as error:
+        check_open_files(error, error.filename)
         raise DatasetError(
             f"{error.filename or tree}: cannot be written ({error.strerror or error}); nothing is kept: make "
             f"room or fix permissions, then export again"

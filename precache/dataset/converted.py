@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from precache.dataset.files import FileEntry, in_folder
+from precache.dataset.files import FileEntry, Held, in_folder
 from precache.dataset.index import (
     IndexFile,
     IndexFileError,
@@ -21,8 +21,8 @@ from precache.dataset.index import (
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from precache.dataset.shard_table import ShardEntry
-from precache.errors import DatasetError, did_you_mean, shell_command
+from precache.dataset.shard_table import ShardEntry, ShardTable
+from precache.errors import DatasetError, PrecacheError, did_you_mean, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
@@ -38,6 +38,69 @@ _TRIES = 3  # of what comes damaged from a storage
 T = TypeVar("T")
 
 
+class OpenedFolder:
+    """The folder of a dataset, which refuses what another dataset has put there since this one was opened.
+
+    `convert --overwrite` puts a folder in the place of another, and all others write the manifest last. So as
+    long as the manifest is the file that it was, all others are; if it is another one, what it says of
+    the shards tells whether the dataset was updated, which leaves all shards as they are, or replaced.
+
+    Several threads may use it, and it can be sent to other processes.
+
+    Attributes:
+        path: of the folder.
+    """
+
+    def __init__(self, path: Path, manifest_file: tuple[int, ...] | None, shards: ShardTable) -> None:
+        self.path = path
+        self._manifest_file, self._shards = manifest_file, shards
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """What is read of the folder in the block is of the dataset that was opened.
+
+        Raises:
+            DatasetError: it is of another one, or the dataset is gone.
+        """
+        try:
+            yield
+        except (PrecacheError, OSError, ValueError):
+            self._check()  # that it was replaced is why
+            raise
+        self._check()  # afterwards, or it might be replaced between
+
+    @contextmanager
+    def held(self, file: FileEntry) -> Iterator[Path]:
+        """A `Held` of its files; raises as `unchanged`."""
+        with self.unchanged():
+            yield self.path / file.name
+
+    def _check(self) -> None:
+        manifest_file = _manifest_file(self.path)
+        if manifest_file == self._manifest_file:
+            return
+        with suppress(DatasetError):
+            now = open_dataset(self.path)
+            if now.manifest.shards.begins_with(self._shards):
+                self._manifest_file = manifest_file
+                return
+        what = "moved or removed" if manifest_file is None else "replaced by another"
+        raise DatasetError(
+            f"{self.path}: this dataset was {what} while it was read; open it again, and start anew"
+        )
+
+
+def _manifest_file(folder: Path) -> tuple[int, ...] | None:
+    """What tells the manifest's file from others at its place, on every machine; None: it is not there."""
+    try:
+        status = os.stat(folder / MANIFEST_NAME)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise DatasetError(_why_not_converted(folder, error)) from error
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 @dataclass(frozen=True, slots=True)
 class ConvertedDataset:
     """A folder that holds a manifest and the files that it names.
@@ -46,12 +109,14 @@ class ConvertedDataset:
         path: where its files lie; of a dataset at a URL where they lie once they are fetched.
         digest: SHA-256 (hex) that identifies the dataset: of its manifest, without the times of its source.
         mirror: fetches the files of a dataset at a URL; None where they lie in the folder `path`.
+        folder: that folder, as it was opened; None at a URL.
     """
 
     path: Path
     manifest: Manifest
     digest: str
     mirror: "CachedFiles | None" = None
+    folder: OpenedFolder | None = None
 
     @property
     def place(self) -> Location:
@@ -64,11 +129,11 @@ class ConvertedDataset:
 
         Raises:
             StorageError: one cannot be fetched.
+            DatasetError: another dataset lies in the folder meanwhile.
         """
         with ExitStack() as stack:
-            if self.mirror is not None:
-                for file in files:
-                    stack.enter_context(self.mirror.held(file))
+            for file in files:
+                stack.enter_context(self._held(file))
             yield
 
     def shard_path(self, shard: ShardEntry) -> Path:
@@ -143,6 +208,13 @@ class ConvertedDataset:
         """Sizes, times and checksums of all pictures of the source, in scan order."""
         return self._read(read_source_state)
 
+    @property
+    def _held(self) -> Held:
+        if self.mirror is not None:
+            return self.mirror.held
+        assert self.folder is not None
+        return self.folder.held
+
     def _rows(self, file: IndexFile) -> ShardRows:
         shards = self.manifest.shards
         assert shards.checksums is not None
@@ -150,7 +222,7 @@ class ConvertedDataset:
 
     def _read(self, read: Callable[[IndexFile], T]) -> T:
         """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""
-        held, entry = in_folder(self.path) if self.mirror is None else self.mirror.held, self.manifest.index
+        held, entry = self._held, self.manifest.index
         try:
             with held(entry):
                 return read(IndexFile(held, entry))
@@ -183,8 +255,11 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     """
     place = locate(path)
     if isinstance(place, Path):
-        parsed = parse_manifest(_read_manifest(place), place / MANIFEST_NAME, in_folder(place))
-        return ConvertedDataset(place, *parsed)
+        manifest_file = _manifest_file(place)  # before it is read: if it is replaced meanwhile, that is seen
+        raw = _read_manifest(place)
+        manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, in_folder(place))
+        folder = OpenedFolder(place, manifest_file, manifest.shards)
+        return ConvertedDataset(place, manifest, digest, folder=folder)
     from precache.storage.shard_cache import Cache, CachedFiles
 
     tries = _TRIES

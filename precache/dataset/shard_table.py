@@ -144,6 +144,15 @@ class ShardTable(Sequence[ShardEntry]):
         columns: dict[str, Any] = {n: c if c is None else c[chosen] for n, c in known.items()}
         return replace(self, **columns)
 
+    def begins_with(self, other: "ShardTable") -> bool:
+        """Whether its first shards are those of `other`, byte for byte: it is the same, or an update."""
+        count = len(other)
+        ours, theirs = (np.array(table.split_names)[table.splits] for table in (self, other))
+        columns = [(getattr(self, name), getattr(other, name)) for name in _COLUMNS if name != "splits"]
+        return self.suffixes == other.suffixes and all(
+            np.array_equal(new[:count], old) for new, old in ((ours, theirs), *columns)
+        )
+
     def arrays(self) -> dict[str, Array]:
         """The columns of the index, but for the checksums."""
         arrays = {f"{SHARD}{name}": getattr(self, name) for name in _COLUMNS}

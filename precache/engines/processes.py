@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from precache.errors import SettingError, WorkerError, check_range
+from precache.errors import SettingError, WorkerError, check_open_files, check_range
 from precache.reporting import Progress
 
 Task = TypeVar("Task")
@@ -367,6 +367,7 @@ class Worker:
                 self._process.start()
         except OSError as error:
             self.connection.close()
+            check_open_files(error, error.filename)
             raise WorkerError(
                 f"no worker process can be started ({error.strerror or error}); run the same command again "
                 f"with fewer --workers; 0 needs none"

@@ -26,15 +26,11 @@ Pixels start on a page boundary, as direct reads and mappings want it.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
 
-import ctypes
 import json
 import math
-import mmap
 import os
 import struct
-import sys
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -51,9 +47,6 @@ from precache.storage.output import OutputFile, write_beside
 Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
 DATA_START = 4096
-_CHUNK_BYTES = 128 * 1024
-_MADV_POPULATE_READ = 22  # which `mmap` does not name: https://man7.org/linux/man-pages/man2/madvise.2.html
-_PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
 _DTYPES = {1: "U8", 2: "U16"}
 _TENSORS = (("labels", "I64", 8), ("ids", "I64", 8))
 _MASKS = ("masks", "U8", 1)
@@ -116,11 +109,8 @@ def find_samples(path: Path) -> Places:
 class ShardFile:
     """An open shard; several threads may read it at a time.
 
-    `picture` shows pixels where the system caches them, without copying them. Where the file was truncated in
-    place meanwhile, or its disk fails, touching them ends the process (SIGBUS): our writers replace files and
-    never truncate one. `read_picture` raises there.
-
     Attributes:
+        bytes: size of the file.
         channels: of all pictures.
         dtype: of their values.
         shapes: int64 [n, 2], height and width of each picture in pixels.
@@ -139,7 +129,7 @@ class ShardFile:
         self.path = path
         self._file = open_shard(path)
         try:
-            file_bytes = os.fstat(self._file.fileno()).st_size
+            self.bytes = file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
             images_shape, count, self.channels, self.dtype, masks_bytes = _read_header(
@@ -161,26 +151,9 @@ class ShardFile:
             self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
                 raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
-            self._mapped = _map(path, self.descriptor, file_bytes)
-            self._of_one_size: Pixels | None = None  # all pictures
-            if len(images_shape) > 1:
-                shape = (*images_shape[:3], self._pixel_bytes)
-                self._of_one_size = self._mapped[DATA_START:images_end].reshape(shape)
         except DatasetError:
             self._file.close()
             raise
-
-    def picture(self, sample: int) -> Pixels:
-        """Uint8 [height, width, bytes of a pixel] of picture `sample`, mapped: valid as long as it is held.
-
-        Nobody may write to it; it could be, since torch warns of arrays that cannot.
-        """
-        if self._of_one_size is not None:
-            picture: Pixels = self._of_one_size[sample]
-            return picture
-        start, picture_bytes = self._place(sample)
-        height, width = self.shapes[sample].tolist()
-        return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
 
     def read_picture(self, sample: int) -> npt.NDArray[Any]:
         """A copy of picture `sample`, [height, width, channels] of `dtype`.
@@ -203,59 +176,8 @@ class ShardFile:
         """Descriptor of the open file."""
         return self._file.fileno()
 
-    def read_ahead(self) -> None:
-        """Read those parts of the file that are not in the system's cache, sequentially.
-
-        Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows
-        are copied in half the time.
-        """
-        chunk = memoryview(bytearray(_CHUNK_BYTES))
-        file_bytes = os.fstat(self.descriptor).st_size
-        for start in range(0, file_bytes, _PROBED_BYTES):
-            stop = min(start + _PROBED_BYTES, file_bytes)
-            # not its ends: opening the file brought in those of the file
-            if not self._is_cached((start + stop) // 2):
-                for place in range(start, stop, _CHUNK_BYTES):
-                    self._read_some(chunk, place)
-
-    def is_cached(self, sample: int) -> bool:
-        """Whether the middle of picture `sample` is in the system's cache."""
-        start, picture_bytes = self._place(sample)
-        return self._is_cached(start + picture_bytes // 2)
-
-    def _is_cached(self, start: int) -> bool:
-        """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
-        try:
-            return os.preadv(self.descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
-        except (AttributeError, OSError):  # no such call, or it would wait
-            return False
-
-    def will_need(self, sample: int) -> None:
-        """Ask the system to fetch picture `sample` from the disk, without waiting for it."""
-        if hasattr(os, "posix_fadvise"):
-            with suppress(OSError):  # reading it will show what is wrong
-                os.posix_fadvise(self.descriptor, *self._place(sample), os.POSIX_FADV_WILLNEED)
-
-    def map_cached(self) -> None:
-        """Map what is cached of the file at once, instead of page by page as it is touched; Linux 5.14 on.
-
-        Where its middle is not cached, nothing: the disk is not asked for what nobody needs yet.
-        """
-        content = self._mapped  # held: another thread may close the file meanwhile
-        if sys.platform == "linux" and len(content) and self._is_cached(len(content) // 2):
-            address, count = content.ctypes.data, content.nbytes
-            # of ctypes, which lets other threads run; an error is one of a system that does without
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(address), ctypes.c_size_t(count), _MADV_POPULATE_READ)
-
-    def close(self, *, drop_cached: bool = False) -> None:
-        """Close the file; idempotent. Pictures that are held stay.
-
-        Args:
-            drop_cached: ask the system to drop it from its cache, too; it keeps what is held.
-        """
-        self._mapped, self._of_one_size = self._mapped[:0].copy(), None
-        if drop_cached and hasattr(os, "posix_fadvise"):
-            os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    def close(self) -> None:
+        """Close the file; idempotent."""
         self._file.close()
 
     def __enter__(self) -> "ShardFile":
@@ -271,9 +193,9 @@ class ShardFile:
 
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
-        done = self._read_some(out, start)
+        done = self.read_some(out, start)
         while done < len(out):  # a signal or the end of the file cut the read short
-            more = self._read_some(out[done:], start + done)
+            more = self.read_some(out[done:], start + done)
             if more == 0:
                 raise DatasetError(
                     f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
@@ -281,22 +203,18 @@ class ShardFile:
                 )
             done += more
 
-    def _read_some(self, out: memoryview, start: int) -> int:
-        """How many bytes from `start` on were read into `out`; 0 at the end of the file."""
+    def read_some(self, out: memoryview, start: int) -> int:
+        """How many bytes from `start` on were read into `out`; 0 at the end of the file.
+
+        Raises:
+            DatasetError: the file cannot be read.
+        """
         try:
             return os.preadv(self._file.fileno(), (out,), start)
         except OSError as error:
             raise DatasetError(
                 f"{self.path}: cannot be read ({error.strerror}); {remedy(self.path)}"
             ) from error
-
-
-def _map(path: Path, descriptor: int, file_bytes: int) -> Pixels:
-    """Uint8 of the whole file; writable, and what is written stays in this process."""
-    try:
-        return np.frombuffer(mmap.mmap(descriptor, file_bytes, access=mmap.ACCESS_COPY), np.uint8)
-    except (OSError, ValueError) as error:  # the latter: an empty file
-        raise DatasetError(f"{path}: cannot be mapped ({error}); {remedy(path)}") from error
 
 
 def picture_starts(shapes: Shapes, pixel_bytes: int) -> Shapes:

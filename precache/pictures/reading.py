@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from precache.errors import ImageError, SourceError
+from precache.errors import ImageError, OpenFilesError, SourceError, check_open_files
 from precache.storage import open_regular, read_descriptor, read_descriptor_at
 
 MAX_PIXELS = 100_000_000
@@ -28,8 +28,6 @@ _FINAL = frozenset(
 _REMEDIES = {
     errno.EACCES: "check its permissions",
     errno.EPERM: "check its permissions",
-    errno.EMFILE: "raise the limit of open files ('ulimit -n')",
-    errno.ENFILE: "raise the system's limit of open files",
     errno.ENOMEM: "use fewer --workers, or free some memory",
 }
 # No file needs more than four channels of 16 bits, besides what surrounds the pixels.
@@ -85,12 +83,20 @@ def status_of(path: str) -> tuple[int, int] | None:
 
 
 def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
-    """`act()`; an OSError is tried again within a second, then it is a SourceError that names `path`."""
+    """`act()`; an OSError is tried again within a second, then it is a SourceError that names `path`.
+
+    Raises:
+        OpenFilesError: too many files are open, and stay so for a second.
+    """
     for pause_s in (*_PAUSES_S, None):
         try:
             return act()
+        except OpenFilesError:
+            if pause_s is None:
+                raise
         except OSError as error:
             if error.errno in _FINAL or pause_s is None:
+                check_open_files(error, path)
                 raise _source_error(path, error) from error
         time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")

@@ -26,7 +26,7 @@ from precache.dataset.files import FileEntry, Held, check_file, first_problem, i
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.engines import is_of_caller, of_caller
-from precache.errors import DatasetError, shell_command
+from precache.errors import DatasetError, check_open_files, shell_command
 from precache.reporting import Progress, some, tells, unseen
 from precache.sharing.places import RemotePlace, open_place
 from precache.storage import (
@@ -182,6 +182,7 @@ def pull(
     except OSError as error:
         if is_of_caller(error):
             raise
+        check_open_files(error, error.filename)
         raise DatasetError(
             f"{error.filename or path}: cannot be written ({error.strerror or error}); what has arrived is "
             f"kept: make room or fix permissions, then run the same command again"

@@ -29,7 +29,7 @@ from typing import BinaryIO
 import google_crc32c
 import numpy as np
 
-from precache.errors import SettingError
+from precache.errors import SettingError, check_open_files
 
 TEMPORARY_SUFFIX = ".partial"
 _TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
@@ -46,6 +46,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
 
     Raises:
         OSError: it cannot be opened, or is something else.
+        OpenFilesError: too many files are open; so does all that opens files here.
     """
     flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     opened: list[int] = []
@@ -54,6 +55,9 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
         if not stat.S_ISREG(os.fstat(opened[0]).st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
         return next(map(FileIO, map(opened.pop, (0,))))
+    except OSError as error:
+        check_open_files(error, os.fspath(path))
+        raise
     finally:
         for descriptor in opened:
             os.close(descriptor)
@@ -114,7 +118,7 @@ def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
     Raises:
         FileExistsError: something has the name; be it a link to nowhere.
     """
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags, 0o666)
+    return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags)
 
 
 def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
@@ -129,12 +133,28 @@ def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
         OSError: there is none, or a link, or a file with several names, or something else.
     """
     flags |= os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = _open(path, flags)
     status = os.fstat(descriptor)
     if stat.S_ISREG(status.st_mode) and status.st_nlink < 2:
         return descriptor
     os.close(descriptor)
     raise OSError(errno.EINVAL, "is not a regular file with one name", os.fspath(path))
+
+
+def check_can_open(path: str | os.PathLike[str]) -> None:
+    """Raise OpenFilesError, about `path`, if no file can be opened now; for libraries that do not say so."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as error:
+        check_open_files(error, os.fspath(path))
+
+
+def _open(path: str | os.PathLike[str], flags: int) -> int:
+    try:
+        return os.open(path, flags, 0o666)
+    except OSError as error:
+        check_open_files(error, os.fspath(path))
+        raise
 
 
 @contextmanager
@@ -211,7 +231,7 @@ def fsync_folder(folder: Path) -> None:
     Windows opens none; some network and FUSE file systems sync none.
     """
     try:
-        descriptor = os.open(folder, os.O_RDONLY)
+        descriptor = _open(folder, os.O_RDONLY)
     except PermissionError:
         return
     try:

@@ -1,11 +1,12 @@
 """Converting while training: `precache=` of `loaders.build` and `loaders.ImageDataset`."""
 
+import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -223,6 +224,59 @@ def test_shards_of_another_recipe_or_folder_never_take_its_place(
     for other in (converted["dali"], shaped["grey-shards"]):
         with pytest.raises(DatasetError, match=f"{other}: .*give its recipe"):
             build_loader(tree, precache=other)
-    shutil.rmtree(next(tree.iterdir()))
-    with pytest.raises(DatasetError, match=f"{converted['shards']}: .*another folder"):
-        build(tree, converted["shards"])
+
+
+def replace_a_picture(tree: Path, folder: str = "*") -> None:
+    """By another one of the same size in bytes."""
+    small, large = sorted(tree.glob(f"{folder}/*.jpg"), key=lambda path: path.stat().st_size)[:2]
+    large.write_bytes(small.read_bytes().ljust(large.stat().st_size, b"\0"))
+
+
+def write_all_again(tree: Path) -> None:
+    for path in tree.glob("*/*"):
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def last_class(tree: Path) -> Path:
+    return sorted(path for path in tree.iterdir() if path.is_dir())[-1]
+
+
+CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "none": (lambda tree: None, "shards"),
+    "copied": (write_all_again, "shards"),
+    "replaced": (replace_a_picture, "tree"),
+    "replaced in the last class": (lambda tree: replace_a_picture(tree, last_class(tree).name), "tree"),
+    "copied and replaced": (lambda tree: (write_all_again(tree), replace_a_picture(tree)), "tree"),
+    "removed": (lambda tree: next(tree.glob("*/*.jpg")).unlink(), "error"),
+    "added": (lambda tree: shutil.copy(next(tree.glob("*/*.jpg")), last_class(tree) / "zz.jpg"), "error"),
+    "class renamed": (lambda tree: last_class(tree).rename(tree / "zz"), "error"),
+}
+"""What becomes of a tree after it was converted, and what is read then."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_shards_of_what_the_tree_was_are_not_read_in_its_place(
+    change: str, tree: Path, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    act, read = CHANGES[change]
+    precache.convert(tree, folder, RECIPE, workers=0)
+    act(tree)
+    if read == "error":
+        with pytest.raises(DatasetError, match=f"{folder}: .*another folder"):
+            build(tree, folder)
+        with pytest.raises(DatasetError, match=f"{folder}: .*another folder"):
+            loaders.ImageDataset(tree, precache=folder, recipe=RECIPE)
+        return
+    dataset = loaders.ImageDataset(tree, decode="tensor", precache=folder, recipe=RECIPE)
+    plain = loaders.ImageDataset(tree, decode="tensor")
+    same = all(torch.equal(dataset[row][0], plain[row][0]) for row in range(IMAGES))
+    assert same == (read == "tree")
+    with build(tree, folder) as loader, build_loader(tree if read == "tree" else folder, **SETTINGS) as due:
+        expected, served = pictures(due), pictures(loader)
+        assert all(torch.equal(expected[i], served[i]) for i in range(IMAGES))
+    assert len([line for line in caplog.messages if "--overwrite" in line]) == (2 if read == "tree" else 0)
+    caplog.clear()
+    others = [path.name for path in sorted(tree.iterdir()) if path.is_dir() and path != last_class(tree)]
+    build(tree, folder, classes=others).close()
+    in_them = read == "tree" and change != "replaced in the last class"
+    assert bool(caplog.messages) == in_them, "what is not served may change"

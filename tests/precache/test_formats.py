@@ -16,7 +16,6 @@ from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.shards import DATA_START, ShardFile
-from precache.storage import atomic_write
 from tests import format_contract as contract
 from tests.precache.sources.listed import FIELDS, SAMPLES, TARGETS, listed
 
@@ -111,32 +110,11 @@ def test_another_reader_sees_the_same(
 # What is particular to one format.
 
 
-def test_what_is_shown_of_a_shard_stays_when_another_takes_its_name(
-    converted: dict[str, Path], tmp_path: Path
-) -> None:
-    """It begins on a page and is shown where it lies; what is written there by mistake is in no file."""
-    dataset = open_dataset(converted["shards"])
-    path, whole = tmp_path / "x", dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
-    path.write_bytes(whole)
-    pictures = np.stack([sample.data for sample in FORMATS["shards"].read_shard(path)])
-    assert DATA_START % 4096 == 0
-    assert whole[DATA_START : DATA_START + pictures.nbytes] == pictures.tobytes()
-    with ShardFile(path) as shard:
-        shown, spoilt = shard.picture(0), shard.picture(3)
-        spoilt[:] = 0
-        assert path.read_bytes() == whole
-        with atomic_write(path) as file:
-            file.write(b"another")
-        assert np.array_equal(shown, pictures[0])
-    path.unlink()
-    assert np.array_equal(shown, pictures[0])
-
-
 def test_a_shard_that_shrinks_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
     dataset, path = open_dataset(converted["shards"]), tmp_path / "x"
     path.write_bytes(dataset.shard_path(dataset.manifest.shards[0]).read_bytes())
     with ShardFile(path) as shard:
-        os.truncate(path, DATA_START + shard.picture(0).nbytes + 100)
+        os.truncate(path, DATA_START + shard.read_picture(0).nbytes + 100)
         shard.read_picture(0)
         with pytest.raises(DatasetError, match=f"{path}: breaks off"):
             shard.read_picture(1)

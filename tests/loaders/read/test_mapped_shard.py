@@ -1,0 +1,39 @@
+"""What a mapped shard shows."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from loaders.read.shards import MappedShard
+from precache import open_dataset
+from precache.formats import FORMATS
+from precache.formats.shards import DATA_START, ShardFile
+from precache.storage import atomic_write
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("kind", ["shards", "keep-shards"])
+def test_what_is_shown_of_a_shard_stays_when_another_takes_its_name(
+    kind: str, ahead: bool, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
+) -> None:
+    """It begins on a page and is shown where it lies; what is written there by mistake is in no file."""
+    dataset = open_dataset({**converted, **shaped}[kind])
+    path, whole = tmp_path / "x", dataset.shard_path(dataset.manifest.shards[0]).read_bytes()
+    path.write_bytes(whole)
+    pictures = [sample.data for sample in FORMATS["shards"].read_shard(path)]
+    stored = b"".join(np.asarray(picture).tobytes() for picture in pictures)
+    assert DATA_START % 4096 == 0
+    assert whole[DATA_START : DATA_START + len(stored)] == stored
+    with ShardFile(path) as file:
+        shard = MappedShard(file, ahead=ahead, locked=None)
+    shown, spoilt = shard.picture(0), shard.picture(3)
+    shard.will_need(0)
+    spoilt[:] = 0
+    assert path.read_bytes() == whole
+    with atomic_write(path) as another:
+        another.write(b"another")
+    assert np.array_equal(shown, pictures[0])
+    shard.close(drop_cached=True)
+    path.unlink()
+    assert np.array_equal(shown, pictures[0])

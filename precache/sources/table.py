@@ -3,8 +3,9 @@
     path,species,fold,width
     photos/0001.jpg,heron,train,640
 
-    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as RFC 4180 has it
-    labels.jsonl              UTF-8, one object per line; its keys are the columns
+    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as RFC 4180 has it. If there is
+                              a space behind a comma of the header, none in front of a cell is part of it
+    labels.jsonl              UTF-8, one object per line; the keys of all of them are the columns
     labels.parquet            as pyarrow reads it
 
 Paths are relative to the folder of the table, or to the folder that --root names; they may be absolute, and
@@ -195,7 +196,7 @@ def _why_no_path(path: Any) -> str | None:
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of the columns of the table at `path`; of JSON lines, those of the first row.
+    """The names of the columns of the table at `path`.
 
     Raises:
         SourceError: it cannot be read, or is empty.
@@ -243,7 +244,14 @@ def _lines(path: Location, file: BinaryIO) -> Iterator[str]:
 
 def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     delimiter = _DELIMITERS[path.suffix.lower()]
-    reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
+    lines = _lines(path, file)
+    header = next(lines, "")
+    reader = csv.reader(
+        chain([header] if header else [], lines),
+        delimiter=delimiter,
+        skipinitialspace=f"{delimiter} " in header,
+        strict=True,
+    )
 
     def records() -> Iterator[tuple[int, list[str]]]:
         """(line that it begins in, cells) of each row."""
@@ -273,6 +281,7 @@ def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
             yield line, [cells[column] for column in wanted]
 
     _, names = next(records(), (0, []))
+    names = [name.strip() for name in names]
     if not names:
         raise SourceError(f"{path}: is empty; expected a first line with the names of its columns")
     return names, rows
@@ -280,6 +289,7 @@ def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
 
 def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
+        file.seek(0)
         for line, text in enumerate(_lines(path, file), 1):
             if text.isspace():
                 continue
@@ -295,16 +305,15 @@ def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
                 )
             yield line, value
 
-    found = objects()
-    first = next(found, None)
-    if first is None:
-        raise SourceError(f"{path}: is empty; expected one JSON object per line")
-
     def rows(columns: Sequence[str]) -> Iterator[Row]:
-        for line, value in chain([first], found):
+        for line, value in objects():
             yield line, [value.get(name) for name in columns]
 
-    return list(first[1]), rows
+    # read twice: any line may be the first one with a key
+    names = list(dict.fromkeys(name for _, value in objects() for name in value))
+    if not names:
+        raise SourceError(f"{path}: is empty; expected one JSON object per line")
+    return names, rows
 
 
 def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:

@@ -36,7 +36,8 @@ from tests.conftest import IMAGES
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_zip, put
 from tests.precache.sources.listed import FIELDS, TARGETS
-from tests.precache.sources.objects import Items, picture
+from tests.precache.sources.objects import Items
+from tests.precache.sources.objects import picture as grey
 from tests.precache.sources.tables import write_csv, write_jsonl
 from tests.stopping import KilledError, Stop, stopping
 
@@ -369,7 +370,7 @@ def test_an_update_may_keep_no_picture_or_one(target: str, tmp_path: Path) -> No
     for prefixes, anew in (("a" * 24, True), ("b" * 24, False), ("b" + "c" * 23, False)):
         names = [f"{prefix}{row}.bmp" for row, prefix in enumerate(prefixes)]
         for row, name in enumerate(names):
-            picture(row).save(tmp_path / name)
+            grey(row).save(tmp_path / name)
         write_jsonl(table, {"image": names, **labels, **FIELDS})
         assert follow(table, out, "shards", options, anew=anew)
         follow(table, afresh, "shards", options, anew=True)

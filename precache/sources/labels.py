@@ -478,7 +478,7 @@ class Labels:
         parts = [part for value in values for part in value] if first == "a list" else values
         if any(isinstance(part, float) and not part.is_integer() for part in parts):
             return "number"
-        if first == "a list":
+        if first == "a list" and all(map(_is_number, parts)):
             _check_not_multi_hot(values)
         return "classes" if first == "a list" else "class"
 

@@ -122,7 +122,7 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
 def _open_folder(path: Path, options: SourceOptions) -> Source:
     if is_converted(path):
         return open_converted(path, options)
-    if webdataset.holds_tars(path):
+    if webdataset.find_tars(path):
         options.only(TARS)
         return WebDatasetSource(path, path, options)
     return _open_tree(path, options)
@@ -152,14 +152,14 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
             f"{url}: holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg; "
             f"check the URL"
         )
-    if not all(map(_is_tar, first)):
+    if not webdataset.tars_among(info.name for info in first):
+        return _open_tree(url, options)
+    infos = {info.name: info for info in store.list()}
+    tars = webdataset.tars_among(infos)
+    if not tars:
         return _open_tree(url, options)
     options.only(TARS)
-    return WebDatasetSource(url, _fetched(url, [info for info in store.list() if _is_tar(info)]), options)
-
-
-def _is_tar(info: ObjectInfo) -> bool:
-    return "/" not in info.name and info.name.lower().endswith(".tar") and not info.name.startswith(".")
+    return WebDatasetSource(url, _fetched(url, [infos[name] for name in tars]), options)
 
 
 def _on_disk(place: Location) -> Path:
@@ -190,6 +190,7 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
     store = ObjectStore(url)
 
     def fetch(info: ObjectInfo) -> None:
+        (folder / info.name).parent.mkdir(exist_ok=True)
         with open(folder / info.name, "xb") as file:
             store.download(info.name, file.fileno(), info.bytes)
         os.utime(folder / info.name, ns=(info.modified_ns, info.modified_ns))

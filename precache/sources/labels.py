@@ -172,7 +172,7 @@ def _find_label(
 
 
 def typed(cells: Sequence[str]) -> Sequence[Any]:
-    """What the cells of a CSV column hold: integers, numbers or JSON lists, all of them; else text as it is.
+    """What the cells of a CSV column hold: integers, numbers or lists, all of them; else text as it is.
 
     Whole numbers that float64 cannot hold, among others that are not whole, are text: ids would become equal.
 
@@ -263,16 +263,20 @@ def _printed(cell: str) -> Any:
             if before in ("open", "comma"):
                 raise ValueError(_NO_LIST)
         elif kind == "text":
-            try:
-                values.append(ast.literal_eval(text))
-            except (SyntaxError, ValueError):  # a NUL in it, an escape of no character
-                raise ValueError(_NO_LIST) from None
+            values.append(_text(text))
         elif "=" not in text or len(opened) < 2:
             values.append(_word(text))
         before = kind
     if len(open_lists) != 1 or len(whole) != 1:
         raise ValueError(_NO_LIST)
     return whole[0]
+
+
+def _text(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):  # a NUL in it, an escape of no character
+        raise ValueError(_NO_LIST) from None
 
 
 def _word(text: str) -> Any:

@@ -22,6 +22,7 @@ prefixes: s3://BUCKET/photos/heron/1.jpg. What is a sample, its id and the diges
 import errno
 import hashlib
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -43,11 +44,21 @@ from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.retries import ObjectNotFoundError
 from precache.storage.urls import Location, Url
 
-SPLIT_FOLDERS = ("train", "val", "valid", "validation", "test")
+SPLIT_FOLDERS = {
+    "train": "train", "training": "train",
+    "val": "val", "valid": "val", "validation": "val", "dev": "val",
+    "test": "test", "testing": "test", "eval": "test", "evaluation": "test",
+}  # fmt: skip
+"""Names of folders, in lower case, and the split that each is; those of Hugging Face's `imagefolder`."""
 _MISSED_SHARE = 0.01  # of files that look like pictures: if more are left out, there is a warning
 
 _LOOP = "a link to a folder that it lies in"
 _NO_PICTURES = "a folder without pictures"
+
+
+def split_of(folder: str) -> str | None:
+    """The split that a folder of this name is: `train` for Training and train_set; None: of none."""
+    return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower()))
 
 
 class Node:

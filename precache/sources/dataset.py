@@ -27,7 +27,6 @@ one that is passed brings what is needed.
 import hashlib
 import os
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -45,7 +44,7 @@ from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import check_bytes, read_picture, status_of, steadily
 from precache.recipe import SPLIT_NAME
 from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
-from precache.sources.labels import Columns, Rows
+from precache.sources.labels import Columns, Rows, unique_names
 from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
 
 PREFIX = "hf:"
@@ -486,13 +485,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
     if not isinstance(found, list | tuple) or not found:
         return None
     names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in found]
-    return _unique_names(names)
-
-
-def _unique_names(names: Sequence[str]) -> tuple[str, ...]:
-    """`names`, those that are there twice followed by their index: ImageNet has two cranes."""
-    times = Counter(names)
-    return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
+    return unique_names(names)
 
 
 def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
@@ -579,4 +572,4 @@ def _is_image(feature: Any) -> bool:
 def _feature_names(feature: Any) -> tuple[str, ...] | None:
     """The class names of a ClassLabel, or of a list of them."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
-    return _unique_names(list(map(str, names))) if names else None
+    return unique_names(list(map(str, names))) if names else None

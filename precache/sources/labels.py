@@ -14,17 +14,20 @@ import json
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.sources.base import IgnoredPath, SampleList, Scan, Source, digest_of
+from precache.reporting import counted
+from precache.sources.base import IgnoredPath, SampleList, Samples, Scan, Source, digest_of
 from precache.sources.options import SourceOptions
 
 IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
@@ -200,6 +203,12 @@ def typed(cells: Sequence[str]) -> Sequence[Any]:
     return values
 
 
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """`names`, those that are there twice followed by their index: ImageNet has two cranes."""
+    times = Counter(names)
+    return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
+
+
 def _fits_float(cell: str) -> bool:
     return _WHOLE.fullmatch(cell) is None or int(float(cell)) == int(cell)
 
@@ -344,18 +353,28 @@ class Rows(SampleList):
         """The scan of `source`, which has these rows.
 
         Args:
-            classes: names that whole numbers among the labels are indices of.
+            classes: names that whole numbers among the labels are indices of; -1 and None then say that a
+                sample has no label, as in test splits of Hugging Face, and it is left out, with a warning.
 
         Raises:
             SourceError: a value does not fit the others; names its row.
         """
         label, warnings = self._columns.label, list(warnings)
-        labelled = Labelled.with_nothing(len(self))
+        labels, labelled = self.labels, Labelled.with_nothing(len(self))
+        rows = np.arange(len(self))  # that are samples
+        if label is not None and classes is not None and options.target in (None, "class"):
+            rows = np.flatnonzero(~self.labels.are_missing())
+            if not len(rows):
+                rows = np.arange(len(self))
+                if options.target is None:
+                    warnings.append(f"{source.root}: pictures get no labels, for all are -1")
+                    label = None
+            labels = self.labels.select(rows)
         if label is not None:
             try:
-                labelled = self.labels.labelled(options, cells=self.text_labels, classes=classes)
+                labelled = labels.labelled(options, cells=self.text_labels, classes=classes)
             except ValueOfRowError as error:
-                raise self.error(error.row, label, error.reason) from error
+                raise self.error(int(rows[error.row]), label, error.reason) from error
         fields = {}
         for name in list(self.values):
             try:
@@ -366,7 +385,16 @@ class Rows(SampleList):
                     raise problem from error
                 warnings.append(f"{source.root}: a field is left out, {problem}")
         warnings += (f"{source.root}: the labels in {label!r} {note}" for note in labelled.notes)
-        samples = self.samples(labelled.labels, labelled.targets, fields)
+        samples = self.samples(np.full(len(self), -1), None, fields)
+        if len(rows) < len(samples):
+            missing = np.setdiff1d(np.arange(len(samples)), rows)
+            ignored = (*ignored, *(IgnoredPath(samples[row].path, "has no label") for row in missing))
+            samples, splits = _split_off(samples, rows)
+            count = f"{counted(len(missing), 'sample')} of {len(self):,} without a label (-1)"
+            whole = f", with the whole of split {', '.join(splits)}" if splits else ""
+            remedy = "--target none takes all samples, without labels"
+            warnings.append(f"{source.root}: left out: {count}{whole}; {remedy}")
+        samples.labels, samples.targets = labelled.labels, labelled.targets
         return Scan(
             source=source,
             classes=labelled.classes,
@@ -384,6 +412,14 @@ class Rows(SampleList):
             if value is None:
                 raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
         return Column.of(typed(values) if self.text_fields else values)
+
+
+def _split_off(samples: Samples, rows: Ints) -> tuple[Samples, list[str]]:
+    """The samples at `rows`, and the splits that have none of them and are no splits any more."""
+    numbers, splits = np.unique(samples.splits[rows], return_inverse=True)
+    names = [samples.split_names[number] for number in numbers]
+    gone = [name for name in samples.split_names if name not in names]
+    return samples.select(rows, splits.astype(np.int64), names), gone
 
 
 class Labels:
@@ -406,6 +442,20 @@ class Labels:
             self._values.append(value)
             self._rows.append(len(self._codes))
         self._codes.append(code)
+
+    def are_missing(self) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether the label of each row is -1, or there is none, where all are whole numbers."""
+        codes = np.frombuffer(self._codes, np.int64)
+        if not all(isinstance(value, int) or value == "" for value in self._values):
+            return np.zeros(len(codes), np.bool_)
+        return np.array([value in (-1, "") for value in self._values], np.bool_)[codes]
+
+    def select(self, rows: Ints) -> "Labels":
+        """The labels of these rows."""
+        chosen = Labels()
+        for row in rows.tolist():
+            chosen.add(self._values[self._codes[row]])
+        return chosen
 
     def labelled(
         self, options: SourceOptions, *, cells: bool, classes: tuple[str, ...] | None = None

@@ -31,10 +31,10 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import xxhash
 
-from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError, did_you_mean
-from precache.packages import install_extra
+from precache.errors import ImageError, SettingError, SourceError, did_you_mean
 from precache.pictures.reading import read_picture, status_of
 from precache.reporting import counted
+from precache.sources import parquet
 from precache.sources.base import SampleRef, Scan
 from precache.sources.labels import Columns, Rows
 from precache.sources.options import TABLE_SUFFIXES, SourceOptions
@@ -101,7 +101,7 @@ class TableSource:
             self._read(rows, columns, lines)
         missing = self._find(rows)
         note = [f"{self.root}: {columns.note}"] if columns.note else []
-        return rows.scan(self, self.options, (), [*missing, *note])
+        return rows.scan(self, self.options, (), [*missing, *note], self._class_names(columns))
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file that the row names."""
@@ -151,6 +151,12 @@ class TableSource:
                 f"{rows.path(second)!r} is in {other}, too; remove one of them, or write all its labels into "
                 f"one cell (--separator)",
             )
+
+    def _class_names(self, columns: Columns) -> tuple[str, ...] | None:
+        """The names that whole numbers among the labels are indices of, where Parquet has some."""
+        if columns.label is None or self.root.suffix.lower() != parquet.SUFFIX:
+            return None
+        return parquet.class_names(parquet.schema_of(self.root, self.file), columns.label)
 
     def _find(self, rows: Rows) -> list[str]:
         """Note size, -1 where there is no file, and time of the last write of each picture; and a warning.
@@ -317,32 +323,14 @@ def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
 
 
 def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{path}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
-        ) from error
-
-    @contextmanager
-    def told() -> Iterator[None]:
-        try:
-            yield
-        except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise SourceError(f"{path}: not Parquet that can be read ({reason}); write it again") from error
-
     def rows(columns: Sequence[str]) -> Iterator[Row]:
-        with told():
-            batches = table.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False)
-            while (batch := next(batches, None)) is not None:
+        with parquet.opened(path, file) as table:
+            for batch in table.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False):
                 found = list(batch.schema.names)
                 values = [batch.column(found.index(name)).to_pylist() for name in columns]
                 yield from ((0, row) for row in zip(*values, strict=True))
 
-    with told():
-        table = parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+    with parquet.opened(path, file) as table:
         return list(table.schema_arrow.names), rows
 
 

@@ -20,7 +20,7 @@ import os
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -42,7 +42,8 @@ from precache.sources.archive import (
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.labels import Columns, Rows
 from precache.sources.options import TARS, SourceOptions
-from precache.sources.tree import Node, split_of
+from precache.sources.shard_files import shards_in, splits_of
+from precache.sources.tree import Node
 from precache.storage.urls import Location
 
 LABEL, FIELDS, TEXT = "cls", "json", "txt"
@@ -51,71 +52,13 @@ _READ = (LABEL, FIELDS, TEXT)
 _META = re.compile(r"__[^/]*__(/|$)")  # names that the webdataset library passes over
 _MOST_TEXT_BYTES = 1 << 20  # of one of these
 _MOST_CLASSES = 100_000
-_INDEX = re.compile(r"[0-9]{1,9}")
+_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
 _SHOWN_PARTS = 20  # that a message names
 
 
-def find_tars(folder: Path) -> list[str]:
-    """Paths of the tars in `folder` and in the folders in it; none where that is a tree of pictures."""
-    try:
-        return tars_among(_paths_in(folder))
-    except OSError:  # who lists it as a tree says so
-        return []
-
-
-def tars_among(paths: Iterable[str]) -> list[str]:
-    """Those of the paths of files in a folder that are tars of samples, sorted.
-
-    None where a folder in it holds pictures or folders: that is a tree, and tars lie beside its classes.
-    """
-    tars = []
-    for path in paths:
-        *folders, name = path.split("/")
-        if name.startswith(".") or any(folder.startswith((".", "_")) for folder in folders):
-            continue  # img2dataset leaves a folder _tmp
-        if len(folders) > 1 or (folders and kinds.looks_like_picture(name)):
-            return []
-        if is_archive(Path(name)) and not name.lower().endswith(".zip"):
-            tars.append(path)
-    return sorted(tars)
-
-
-def _paths_in(folder: Path) -> Iterator[str]:
-    """Paths of the files in `folder` and in the folders in it; those of folders in these end with a slash."""
-    with os.scandir(folder) as found:
-        for entry in found:
-            if not entry.is_dir():
-                yield entry.name
-                continue
-            with os.scandir(entry) as inner:
-                yield from (f"{entry.name}/{it.name}{'/' if it.is_dir() else ''}" for it in inner)
-
-
-def find_split(path: str) -> str:
-    """The split that the path of a file says: birds-train-0000.tar, train2017.tar, val/0.tar; "" for none."""
-    *folders, name = path.split("/")
-    for text in (name, *reversed(folders)):
-        words = re.split(r"[^a-z0-9]+", text.lower())
-        found = [split for word in words if (split := split_of(word.rstrip("0123456789")))]
-        if found:
-            return found[-1]
-    return ""
-
-
-def splits_of(root: object, paths: Sequence[str]) -> list[str]:
-    """The split of each of the files at `paths`, in the source `root`; "" for each where no path says one.
-
-    Raises:
-        SourceError: some paths say one and others do not.
-    """
-    splits = [find_split(path) for path in paths]
-    if any(splits) and not all(splits):
-        which = next(place for place, split in enumerate(splits) if split)
-        raise SourceError(
-            f"{root}: {paths[which]!r} is of the split {splits[which]!r}, and {paths[splits.index('')]!r} of "
-            f"none; say the split in the name of each file, as birds-train-0000.tar, or in none"
-        )
-    return splits
+def is_tar(name: str) -> bool:
+    """Whether a file of this name is a tar, compressed or not."""
+    return is_archive(Path(name)) and not name.lower().endswith(".zip")
 
 
 def holds_samples(top: Node) -> bool:
@@ -164,7 +107,7 @@ class WebDatasetSource:
         return (self.root,)
 
     def scan(self) -> Scan:
-        tars = find_tars(self.folder)
+        tars = shards_in(self.folder, is_tar)
         archives = tuple(open_archive(self.folder / name, str(self.root / name)) for name in tars)
         return scan_archives(self, archives)
 

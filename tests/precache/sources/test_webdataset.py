@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precache.errors import ImageError, SourceError
-from precache.sources.webdataset import find_split
+from precache.sources.shard_files import find_split
 from precache.storage.objects import ObjectStore
 from tests.precache.sources.archives import JPEG, Files, files_of, make_tar, scan_of
 
@@ -101,22 +101,22 @@ def test_members_are_samples_as_the_webdataset_library_has_them(tmp_path: Path, 
     """But for hidden files in a folder, which it takes for parts of a sample without a name."""
     tariterators = pytest.importorskip("webdataset.tariterators", reason="'bench' is not installed")
     files: Files = {"first.jpg": JPEG, "first.cls": b"first"}
-    keys = data.draw(st.lists(st.tuples(FOLDERS, KEYS), max_size=6, unique=True))
-    for number, (folder, key) in enumerate(keys):
+    paths = st.tuples(FOLDERS, KEYS).map("".join)
+    for number, path in enumerate(data.draw(st.lists(paths, max_size=6, unique_by=os.path.normpath))):
         others = data.draw(st.lists(OTHERS, max_size=3, unique=True))
         for part in data.draw(st.permutations([data.draw(PICTURES), data.draw(CLASSES), *others])):
-            files[f"{folder}{key}.{part}"] = b"class %d" % number
+            files[f"{path}.{part}"] = b"class %d" % number
     files |= dict.fromkeys(data.draw(st.lists(st.sampled_from(STRAYS), unique=True)), b"stray")
-    path = make_tar(tmp_path / "x.tar", files)
+    tar = make_tar(tmp_path / "x.tar", files)
     expected = {}
-    with open(path, "rb") as file:
-        members = tariterators.tar_file_expander([{"url": str(path), "stream": file}])
+    with open(tar, "rb") as file:
+        members = tariterators.tar_file_expander([{"url": str(tar), "stream": file}])
         for sample in tariterators.group_by_keys(members):
             picture = [part for part in sample if part.rpartition(".")[2] in ("jpg", "png", "jpeg")]
             label = [part for part in sample if part.rpartition(".")[2] == "cls"]
             if picture and label:
                 expected[os.path.normpath(sample["__key__"])] = sample[picture[0]], sample[label[0]]
-    scan, found = scan_of(path), {}
+    scan, found = scan_of(tar), {}
     for ref in scan.samples:
         folder, _, name = ref.path.rpartition("/")
         content = scan.source.read(ref, 999), scan.classes[ref.label].encode()

@@ -334,7 +334,7 @@ def _listed(dataset: Any, name: str, options: SourceOptions) -> _Listing:
             classes=_class_names(dataset),
             files=files,
         )
-    columns = _columns_of(_first_sample(dataset, name, count), name, options)
+    columns = _columns_of(_usual_sample(dataset, name, count), name, options)
     part = _Part(name=name, read=partial(_read_picture, dataset, name, columns.image))
     notes = (f"{name}: {columns.note}",) if columns.note else ()
     classes = _class_names(dataset)
@@ -406,6 +406,19 @@ def _plain(sample: Any) -> Any:
     return tuple(sample) if isinstance(sample, list) else sample
 
 
+def _usual_sample(dataset: Any, name: str, count: int) -> Any:
+    """The first readable sample, with what some others have and it lacks: a key, or the label of a pair."""
+    usual = _plain(_first_sample(dataset, name, count))
+    for row in sorted({round(at) for at in np.linspace(0, count - 1, _PROBED)}):
+        with suppress(ImageError):
+            other = _plain(_read_sample(dataset, name, row))
+            if isinstance(usual, Mapping) and isinstance(other, Mapping):
+                usual = {**other, **usual}
+            elif isinstance(usual, tuple) and isinstance(other, tuple) and len(other) > len(usual):
+                usual = other
+    return usual
+
+
 def _first_sample(dataset: Any, name: str, count: int) -> Any:
     """The first readable sample among the first few."""
     errors = []
@@ -458,7 +471,7 @@ def _read_all(dataset: Any, listing: _Listing) -> _Listing:
         except ImageError:
             rows.append(None)
         except ValueError as error:
-            raise SourceError(f"{name}: row {row}: {error}, as the first sample has") from error
+            raise SourceError(f"{name}: row {row}: {error}, as other samples have") from error
     filler = next(values for values in rows if values is not None)
     values = zip(*(filler if row is None else row for row in rows), strict=True)
     others = "ImageFolder and Hugging Face datasets need not be"

@@ -369,7 +369,8 @@ class Rows(SampleList):
                 if options.target is None:
                     warnings.append(f"{source.root}: pictures get no labels, for all are -1")
                     label = None
-            labels = self.labels.select(rows)
+            if len(rows) < len(self):
+                labels = self.labels.select(rows)
         if label is not None:
             try:
                 labelled = labels.labelled(options, cells=self.text_labels, classes=classes)
@@ -496,7 +497,7 @@ class Labels:
 
     def _typed(self, target: str | None, cells: bool) -> Sequence[Any]:
         """The values that texts stand for: those of cells, and lists in any text."""
-        values = self._values
+        values: Sequence[Any] = self._values
         if not all(isinstance(value, str) for value in values):
             return values
         if _hold_lists(values, target):

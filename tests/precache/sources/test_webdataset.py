@@ -182,6 +182,18 @@ def test_labels_are_indices_names_or_numbers(tmp_path: Path) -> None:
         assert [ref.label if classes else ref.target for ref in scan.samples] == labels
 
 
+def test_a_test_split_labelled_minus_one_is_left_out_by_name(tmp_path: Path) -> None:
+    make_tar(tmp_path / "train-0.tar", {"a.jpg": JPEG, "a.cls": b"2", "b.jpg": JPEG, "b.cls": b"0"})
+    make_tar(tmp_path / "test-0.tar", {"c.jpg": JPEG, "c.cls": b"-1"})
+    scan = scan_of(tmp_path)
+    assert [(ref.path, ref.split, ref.label) for ref in scan.samples] == [
+        ("a.jpg", "train", 2), ("b.jpg", "train", 0)
+    ]  # fmt: skip
+    assert scan.classes == ("0", "1", "2")
+    assert any("split test" in warning for warning in scan.warnings)
+    assert scan_of(tmp_path / "test-0.tar").target == "none"
+
+
 BAD: list[tuple[dict[str, bytes], dict[str, Any], list[str]]] = [
     ({"cls": b"cat"}, {}, ["sample 'b'", "'cat'", "the index"]),
     ({"cls": b"100000"}, {}, ["sample 'b'", "'100000'", "the index of a class, 0 to"]),

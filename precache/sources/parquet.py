@@ -6,7 +6,8 @@
 A column of pictures is of bytes, or of structs with `bytes`, and with `path` of a file where these are empty.
 Where the schema has the names of classes, in the metadata called `huggingface`, labels are indices of these.
 A source is one file, or all of a folder and of the folders in it, by name, and their names say the splits.
-Ids are numbers of rows, counted on from file to file, and a sample's path is its id in 8 digits.
+Ids are numbers of rows, counted on from file to file; a sample's path is its row in 8 digits, behind the path
+of its file in a folder: data/train-00000-of-00002.parquet/00000042.
 
 Pictures are read in shuffled order, and of Parquet only a row group of hundreds can be read at once. So they
 are copied out first, one behind the other, see `precache.storage.staging`.
@@ -15,8 +16,7 @@ are copied out first, one behind the other, see `precache.storage.staging`.
 import hashlib
 import json
 import os
-from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from io import BufferedReader
@@ -32,7 +32,7 @@ from precache.sources.labels import IMAGE_NAMES, Columns, Rows, unique_names
 from precache.sources.options import SourceOptions
 from precache.sources.shard_files import splits_of
 from precache.storage import open_regular, staging, temporary_path
-from precache.storage.urls import Location
+from precache.storage.urls import Location, locate
 
 SUFFIX = ".parquet"
 _PAGES_BYTES = 1 << 20  # read at a time, in the place of a row group
@@ -130,7 +130,6 @@ class ParquetSource:
     Attributes:
         root: the file, or the folder that they are in; `folder` is what is read for it.
         names: of the files, relative to `folder`; one without a name is `folder` itself.
-        starts: row at which each file begins, once they are scanned.
         copied: file that the pictures were copied into, and `as_scanned`, its size and time.
     """
 
@@ -138,13 +137,12 @@ class ParquetSource:
     folder: Path
     names: tuple[str, ...]
     options: SourceOptions
-    starts: tuple[int, ...] = ()
     copied: str = ""
     as_scanned: tuple[int, int] = (0, 0)
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        return (self.root,) if self.options.root is None else (self.root, Path(self.options.root))
+        return (self.root,) if self.options.root is None else (self.root, locate(self.options.root))
 
     def scan(self) -> Scan:
         splits = splits_of(self.root, [name or self.root.name for name in self.names])
@@ -154,8 +152,7 @@ class ParquetSource:
                 raise SourceError(
                     f"{self._shown(number)}: has other columns, or other classes, than {self._shown(0)}"
                 )
-        starts: list[int] = []
-        rows = Rows(lambda row: replace(self, starts=tuple(starts))._row(row), columns)
+        rows = Rows(lambda row: self._where(rows.path(row)), columns)
         copied = self._copy_name(columns)
         known, temporary = copied.exists(), temporary_path(copied)  # of an earlier scan
         if not known:
@@ -165,11 +162,7 @@ class ParquetSource:
             )
         try:
             with open(os.devnull if known else temporary, "wb") as copy:
-                place = 0
-                for number, split in enumerate(splits):
-                    starts.append(len(rows))
-                    for values in self._batches(number, columns):
-                        place = self._add(rows, values, columns, split, place, copy)
+                self._read(columns, splits, rows, copy)
             if not known:
                 os.replace(temporary, copied)
         except OSError as error:
@@ -182,12 +175,8 @@ class ParquetSource:
         if not len(rows):
             raise SourceError(f"{self.root}: has no rows; expected one for each picture")
         status = os.stat(copied)
-        scanned = replace(
-            self,
-            starts=tuple(starts),
-            copied=str(copied),
-            as_scanned=(status.st_size, status.st_mtime_ns),
-        )
+        as_scanned = status.st_size, status.st_mtime_ns
+        scanned = replace(self, copied=str(copied), as_scanned=as_scanned)
         note = [f"{self.root}: {columns.note}"] if columns.note else []
         return rows.scan(scanned, self.options, (), note, classes)
 
@@ -203,11 +192,11 @@ class ParquetSource:
 
     def where(self, ref: SampleRef) -> str:
         """The path of its file, and its row there."""
-        return self._row(int(ref.path))
+        return self._where(ref.path)
 
-    def _row(self, row: int) -> str:
-        number = bisect_right(self.starts, row) - 1
-        return f"{self._shown(number)}: row {row - self.starts[number]:,}"
+    def _where(self, path: str) -> str:
+        name, _, row = path.rpartition("/")
+        return f"{self.root / name if name else self.root}: row {int(row):,}"
 
     def _shown(self, number: int) -> Location:
         return self.root / self.names[number] if self.names[number] else self.root
@@ -234,34 +223,31 @@ class ParquetSource:
         digest = hashlib.sha256("\0".join(told).encode(errors="surrogateescape")).hexdigest()
         return staging.folder() / f"{digest[:16]}.pictures"
 
-    def _batches(self, number: int, columns: Columns) -> Iterator[dict[Any, list[Any]]]:
-        """The values of a few rows of a file at a time, by column."""
+    def _read(self, columns: Columns, splits: Sequence[str], rows: Rows, copy: BinaryIO) -> None:
+        """Add the rows of all files, and write their pictures one behind the other."""
+        place = 0
+        for number, split in enumerate(splits):
+            for path, values in self._rows_of(number, columns):
+                data = self._content(values[columns.image])
+                own = split if columns.split is None else values[columns.split]
+                rows.add(path, -1 if data is None else len(data), 0, place, own)
+                place += copy.write(data or b"")
+                if columns.label is not None:
+                    rows.labels.add(values[columns.label])
+                for name in columns.fields:
+                    rows.values[name].append(values[name])
+
+    def _rows_of(self, number: int, columns: Columns) -> Iterator[tuple[str, dict[Any, Any]]]:
+        """The path of the sample of each row of a file, and the row's values, by column."""
         names = list(dict.fromkeys((columns.image, *columns.names)))
+        folder, row = f"{self.names[number]}/".lstrip("/"), 0
         with _open(self._shown(number), self.folder / self.names[number]) as table:
             for batch in table.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
                 found = list(batch.schema.names)
-                yield {name: batch.column(found.index(name)).to_pylist() for name in names}
-
-    def _add(
-        self,
-        rows: Rows,
-        values: dict[Any, list[Any]],
-        columns: Columns,
-        split: str,
-        place: int,
-        copy: BinaryIO,
-    ) -> int:
-        """Add rows of a file, and their pictures to the copy, from `place` on; where the next one goes."""
-        for row, picture in enumerate(values[columns.image]):
-            data = self._content(picture)
-            own = split if columns.split is None else values[columns.split][row]
-            rows.add(f"{len(rows):08d}", -1 if data is None else len(data), 0, place, own)
-            place += copy.write(data or b"")
-        for label in values[columns.label] if columns.label is not None else ():
-            rows.labels.add(label)
-        for name in columns.fields:
-            rows.values[name] += values[name]
-        return place
+                values = (batch.column(found.index(name)).to_pylist() for name in names)
+                for cells in zip(*values, strict=True):
+                    yield f"{folder}{row:08d}", dict(zip(names, cells, strict=True))
+                    row += 1
 
     def _content(self, picture: Any) -> bytes | None:
         """The bytes of a picture, or of the file that is named for them; None where there is neither."""

@@ -6,7 +6,7 @@ A source at a URL:
     s3://BUCKET/sets/caltech        a converted dataset
     s3://BUCKET/photos.tar, .zip    an archive, fetched first: pictures are read in shuffled order
     s3://BUCKET/labels.csv          a table, fetched; its pictures are objects, or files below --root
-    s3://BUCKET/tars                WebDataset tars, fetched
+    s3://BUCKET/tars                WebDataset tars, or Parquet with pictures, fetched
     https://HOST/photos.tar         the same, but for trees and tars: a web server lists nothing
 
 What is fetched lies in the staging folder (TMPDIR) until the process ends.
@@ -24,13 +24,15 @@ from typing import Any
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
 from precache.reporting import counted, warn
-from precache.sources import table, webdataset
+from precache.sources import parquet, table, webdataset
 from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
 from precache.sources.dataset import PREFIX, open_object, open_saved
 from precache.sources.masks import MaskedSource
 from precache.sources.options import ARCHIVE, TABLE, TABLE_SUFFIXES, TARS, TREE, SourceOptions, is_table
+from precache.sources.parquet import ParquetSource
+from precache.sources.shard_files import shards_among, shards_in
 from precache.sources.table import TableSource
 from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
@@ -86,7 +88,8 @@ def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
     if not (is_table(path) and path.is_file() and mask in table.columns_of(path)):
         return MaskedSource(open_source(source, options), local_path(mask))
     pictures = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
-    assert isinstance(pictures, TableSource)
+    if not isinstance(pictures, TableSource):
+        raise SettingError(f"--mask {mask}: masks of pictures in Parquet are read from a folder; name that")
     if pictures.url:
         raise SettingError(
             f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
@@ -99,7 +102,11 @@ def _open_named(place: Location, options: SourceOptions) -> Source | None:
     name = Path(place.name)
     if is_table(name):
         options.only(TABLE)
-        return TableSource(place, _on_disk(place), options)
+        file = _on_disk(place)
+        is_parquet = parquet.is_parquet(name.name) and file.is_file()
+        if is_parquet and parquet.holds_pictures(place, file, options):
+            return ParquetSource(place, file, ("",), options)
+        return TableSource(place, file, options)
     if is_archive(name):
         options.only(ARCHIVE)
         return ArchiveSource(place, _on_disk(place), options)
@@ -122,9 +129,12 @@ def _open_file(path: Path, options: SourceOptions) -> Source:
 def _open_folder(path: Path, options: SourceOptions) -> Source:
     if is_converted(path):
         return open_converted(path, options)
-    if webdataset.holds_tars(path):
+    if shards_in(path, webdataset.is_tar):
         options.only(TARS)
         return WebDatasetSource(path, path, options)
+    if names := shards_in(path, parquet.is_parquet):
+        options.only(TABLE)
+        return ParquetSource(path, path, tuple(names), options)
     return _open_tree(path, options)
 
 
@@ -152,14 +162,20 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
             f"{url}: holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg; "
             f"check the URL"
         )
-    if not all(map(_is_tar, first)):
+    is_shard = webdataset.is_tar
+    if not shards_among((info.name for info in first), is_shard):
+        is_shard = parquet.is_parquet
+    if not shards_among((info.name for info in first), is_shard):
         return _open_tree(url, options)
-    options.only(TARS)
-    return WebDatasetSource(url, _fetched(url, [info for info in store.list() if _is_tar(info)]), options)
-
-
-def _is_tar(info: ObjectInfo) -> bool:
-    return "/" not in info.name and info.name.lower().endswith(".tar") and not info.name.startswith(".")
+    infos = {info.name: info for info in store.list()}
+    names = shards_among(infos, is_shard)
+    if not names:
+        return _open_tree(url, options)
+    options.only(TARS if is_shard is webdataset.is_tar else TABLE)
+    folder = _fetched(url, [infos[name] for name in names])
+    if is_shard is webdataset.is_tar:
+        return WebDatasetSource(url, folder, options)
+    return ParquetSource(url, folder, tuple(names), options)
 
 
 def _on_disk(place: Location) -> Path:
@@ -190,6 +206,7 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
     store = ObjectStore(url)
 
     def fetch(info: ObjectInfo) -> None:
+        (folder / info.name).parent.mkdir(exist_ok=True)
         with open(folder / info.name, "xb") as file:
             store.download(info.name, file.fileno(), info.bytes)
         os.utime(folder / info.name, ns=(info.modified_ns, info.modified_ns))

@@ -27,7 +27,6 @@ one that is passed brings what is needed.
 import hashlib
 import os
 from bisect import bisect_right
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -45,7 +44,7 @@ from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import check_bytes, read_picture, status_of, steadily
 from precache.recipe import SPLIT_NAME
 from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
-from precache.sources.labels import Columns, Rows
+from precache.sources.labels import Columns, Rows, unique_names
 from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
 
 PREFIX = "hf:"
@@ -335,7 +334,7 @@ def _listed(dataset: Any, name: str, options: SourceOptions) -> _Listing:
             classes=_class_names(dataset),
             files=files,
         )
-    columns = _columns_of(_first_sample(dataset, name, count), name, options)
+    columns = _columns_of(_usual_sample(dataset, name, count), name, options)
     part = _Part(name=name, read=partial(_read_picture, dataset, name, columns.image))
     notes = (f"{name}: {columns.note}",) if columns.note else ()
     classes = _class_names(dataset)
@@ -407,6 +406,19 @@ def _plain(sample: Any) -> Any:
     return tuple(sample) if isinstance(sample, list) else sample
 
 
+def _usual_sample(dataset: Any, name: str, count: int) -> Any:
+    """The first readable sample, with what some others have and it lacks: a key, or the label of a pair."""
+    usual = _plain(_first_sample(dataset, name, count))
+    for row in sorted({round(at) for at in np.linspace(0, count - 1, _PROBED)}):
+        with suppress(ImageError):
+            other = _plain(_read_sample(dataset, name, row))
+            if isinstance(usual, Mapping) and isinstance(other, Mapping):
+                usual = {**other, **usual}
+            elif isinstance(usual, tuple) and isinstance(other, tuple) and len(other) > len(usual):
+                usual = other
+    return usual
+
+
 def _first_sample(dataset: Any, name: str, count: int) -> Any:
     """The first readable sample among the first few."""
     errors = []
@@ -459,7 +471,7 @@ def _read_all(dataset: Any, listing: _Listing) -> _Listing:
         except ImageError:
             rows.append(None)
         except ValueError as error:
-            raise SourceError(f"{name}: row {row}: {error}, as the first sample has") from error
+            raise SourceError(f"{name}: row {row}: {error}, as other samples have") from error
     filler = next(values for values in rows if values is not None)
     values = zip(*(filler if row is None else row for row in rows), strict=True)
     others = "ImageFolder and Hugging Face datasets need not be"
@@ -486,13 +498,7 @@ def _class_names(dataset: Any) -> tuple[str, ...] | None:
     if not isinstance(found, list | tuple) or not found:
         return None
     names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in found]
-    return _unique_names(names)
-
-
-def _unique_names(names: Sequence[str]) -> tuple[str, ...]:
-    """`names`, those that are there twice followed by their index: ImageNet has two cranes."""
-    times = Counter(names)
-    return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
+    return unique_names(names)
 
 
 def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
@@ -579,4 +585,4 @@ def _is_image(feature: Any) -> bool:
 def _feature_names(feature: Any) -> tuple[str, ...] | None:
     """The class names of a ClassLabel, or of a list of them."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
-    return _unique_names(list(map(str, names))) if names else None
+    return unique_names(list(map(str, names))) if names else None

@@ -6,23 +6,28 @@
 
 That is what the values of the labels say; a `target` that is asked for goes before. The cells of a CSV are
 text at first, and `typed` says what they hold; a class is called as its cell is written: 1, 1.0 or 1e0.
+Lists in text are read as JSON, Python and numpy write them, see `parse_list`.
 """
 
+import ast
 import json
 import math
 import re
 from array import array
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.sources.base import IgnoredPath, SampleList, Scan, Source, digest_of
+from precache.reporting import counted
+from precache.sources.base import IgnoredPath, SampleList, Samples, Scan, Source, digest_of
 from precache.sources.options import SourceOptions
 
 IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
@@ -37,6 +42,25 @@ _NUMBER = re.compile(r"-?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-
 _ANY_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?")
 _SHOWN = 60
 _NAMED = 20  # columns that a message names
+
+# What a list may stand in, and the parts of one as Python and numpy print it: ['a', "b"], ['a' 'b'], [1. 0.],
+# (1, 2), {'a'}, array([1, 0], dtype=int8), [np.int64(1), np.str_('a')].
+_CALL = (
+    r"(?:(?:np|numpy|torch)\.)?(?:array|tensor|list|tuple|set|frozenset|bool_?|u?int[0-9]+|float[0-9]+|str_)"
+)
+_LIST = re.compile(rf"\s*(\[.*\]|\(.*\)|\{{.*\}}|{_CALL}\(.*\))\s*", re.DOTALL)
+_ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
+_PART = re.compile(
+    rf"""\s*(?:(?P<open>(?:{_CALL})?\(|[\[{{])|(?P<close>[\])}}])|(?P<comma>,)"""
+    rf"""|(?P<text>'(?:[^'\\\n]|{_ESCAPE})*'|"(?:[^"\\\n]|{_ESCAPE})*")|(?P<word>[^\s,\[\](){{}}'"]+))\s*"""
+)
+_WORDS: dict[str, Any] = {
+    **{"True": True, "False": False, "None": None},
+    **{"true": True, "false": False, "null": None, "np.True_": True, "np.False_": False},
+}
+_OPENED_BY = {"]": "[", ")": "(", "}": "{"}
+_WHOLE_IN_LIST = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_NO_LIST = 'is not a list as JSON has it, ["a", "b"] or [1, 2]'
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +175,7 @@ def _find_label(
 
 
 def typed(cells: Sequence[str]) -> Sequence[Any]:
-    """What the cells of a CSV column hold: integers, numbers or JSON lists, all of them; else text as it is.
+    """What the cells of a CSV column hold: integers, numbers or lists, all of them; else text as it is.
 
     Whole numbers that float64 cannot hold, among others that are not whole, are text: ids would become equal.
 
@@ -164,40 +188,116 @@ def typed(cells: Sequence[str]) -> Sequence[Any]:
         parse = int
     elif filled and all(map(_NUMBER.fullmatch, filled)) and all(map(_fits_float, filled)):
         parse = float
-    elif filled and all(cell.startswith("[") for cell in filled) and _is_list(filled[0]):
-        parse = _list
+    elif filled and all(map(_LIST.fullmatch, filled)) and any(map(_is_list, filled)):
+        parse = parse_list
     if parse is None:
         return cells
     values = []
     for row, cell in enumerate(cells):
         try:
             values.append(parse(cell))
-        except ValueError:
-            what = "is empty" if not cell else f"{_shown(cell)} is not a JSON list"
-            raise ValueOfRowError(row, f"{what}; other rows look like {_shown(filled[0])}") from None
+        except ValueError as error:
+            what = f"{_shown(cell)} {error}" if cell else "is empty (a list of nothing is [])"
+            like = next(other for other in filled if parse is not parse_list or _is_list(other))
+            raise ValueOfRowError(row, f"{what}; other rows look like {_shown(like)}") from None
     return values
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """`names`, those that are there twice followed by their index: ImageNet has two cranes."""
+    times = Counter(names)
+    return tuple(f"{name} {index}" if times[name] > 1 else name for index, name in enumerate(names))
 
 
 def _fits_float(cell: str) -> bool:
     return _WHOLE.fullmatch(cell) is None or int(float(cell)) == int(cell)
 
 
-def _list(cell: str) -> list[Any]:
-    try:
-        value = json.loads(cell)
-    except RecursionError:
-        raise ValueError from None
-    if not isinstance(value, list):
-        raise ValueError
-    return value
-
-
 def _is_list(cell: str) -> bool:
+    """Whether it is one that can be read, or one that numpy has cut short, which must not pass for text."""
     try:
-        _list(cell)
+        parse_list(cell)
+    except _CutShortError:
+        return True
     except ValueError:
         return False
     return True
+
+
+class _CutShortError(ValueError):
+    """numpy prints three dots for most of a long array."""
+
+
+def parse_list(cell: str) -> list[Any]:
+    """The list that a text holds, as JSON, Python or numpy writes it; tuples and sets are lists, too.
+
+        ["cat", "dog"]  ['cat', 'dog']  ['cat' 'dog']  ('cat', 'dog')  {'cat'}  [np.str_('cat')]
+        [1, 0, 0]       [1. 0. 0.]      [ True False]  array([1, 0])   tensor([1, 0])
+
+    Raises:
+        ValueError: it holds none; a phrase.
+    """
+    try:
+        value = json.loads(cell)
+    except (ValueError, RecursionError):
+        value = _printed(cell)
+    if not isinstance(value, list):
+        raise ValueError(_NO_LIST)
+    return value
+
+
+def _printed(cell: str) -> Any:
+    """The value that Python or numpy prints so."""
+    whole: list[Any] = []
+    open_lists = [("", whole)]  # how each was opened, and what is in it so far
+    at, before = 0, "open"
+    while at < len(cell):
+        part = _PART.match(cell, at)
+        if part is None or part.lastgroup is None:
+            raise ValueError(_NO_LIST)
+        at, kind, text = part.end(), part.lastgroup, part[part.lastgroup]
+        opened, values = open_lists[-1]
+        if kind == "open":
+            open_lists.append((text, []))
+        elif kind == "close":
+            is_text_in_brackets = opened == "(" and len(values) == 1 and before != "comma"
+            if opened[-1:] != _OPENED_BY[text] or is_text_in_brackets:
+                raise ValueError(_NO_LIST)
+            open_lists.pop()
+            if len(opened) > 1:  # array([1, 0], dtype=int8), np.int64(1), set()
+                open_lists[-1][1].append(values[0] if values else [])
+            else:
+                open_lists[-1][1].append(values)
+        elif kind == "comma":
+            if before in ("open", "comma"):
+                raise ValueError(_NO_LIST)
+        elif kind == "text":
+            values.append(_text(text))
+        elif "=" not in text or len(opened) < 2:
+            values.append(_word(text))
+        before = kind
+    if len(open_lists) != 1 or len(whole) != 1:
+        raise ValueError(_NO_LIST)
+    return whole[0]
+
+
+def _text(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):  # a NUL in it, an escape of no character
+        raise ValueError(_NO_LIST) from None
+
+
+def _word(text: str) -> Any:
+    if text == "...":
+        raise _CutShortError("was cut short by numpy ('...'); write the whole list, as JSON")
+    if text in _WORDS:
+        return _WORDS[text]
+    if _WHOLE_IN_LIST.fullmatch(text):
+        return int(text)
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    raise ValueError(_NO_LIST)
 
 
 class Rows(SampleList):
@@ -252,18 +352,29 @@ class Rows(SampleList):
         """The scan of `source`, which has these rows.
 
         Args:
-            classes: names that whole numbers among the labels are indices of.
+            classes: names that whole numbers among the labels are indices of; -1 and None then say that a
+                sample has no label, as in test splits of Hugging Face, and it is left out, with a warning.
 
         Raises:
             SourceError: a value does not fit the others; names its row.
         """
         label, warnings = self._columns.label, list(warnings)
-        labelled = Labelled.with_nothing(len(self))
+        labels, labelled = self.labels, Labelled.with_nothing(len(self))
+        rows = np.arange(len(self))  # that are samples
+        if label is not None and classes is not None and options.target in (None, "class"):
+            rows = np.flatnonzero(~self.labels.are_missing())
+            if not len(rows):
+                rows = np.arange(len(self))
+                if options.target is None:
+                    warnings.append(f"{source.root}: pictures get no labels, for all are -1")
+                    label = None
+            if len(rows) < len(self):
+                labels = self.labels.select(rows)
         if label is not None:
             try:
-                labelled = self.labels.labelled(options, cells=self.text_labels, classes=classes)
+                labelled = labels.labelled(options, cells=self.text_labels, classes=classes)
             except ValueOfRowError as error:
-                raise self.error(error.row, label, error.reason) from error
+                raise self.error(int(rows[error.row]), label, error.reason) from error
         fields = {}
         for name in list(self.values):
             try:
@@ -274,7 +385,16 @@ class Rows(SampleList):
                     raise problem from error
                 warnings.append(f"{source.root}: a field is left out, {problem}")
         warnings += (f"{source.root}: the labels in {label!r} {note}" for note in labelled.notes)
-        samples = self.samples(labelled.labels, labelled.targets, fields)
+        samples = self.samples(np.full(len(self), -1), None, fields)
+        if len(rows) < len(samples):
+            missing = np.setdiff1d(np.arange(len(samples)), rows)
+            ignored = (*ignored, *(IgnoredPath(samples[row].path, "has no label") for row in missing))
+            samples, splits = _split_off(samples, rows)
+            count = f"{counted(len(missing), 'sample')} of {len(self):,} without a label (-1)"
+            whole = f", with the whole of split {', '.join(splits)}" if splits else ""
+            remedy = "--target none takes all samples, without labels"
+            warnings.append(f"{source.root}: left out: {count}{whole}; {remedy}")
+        samples.labels, samples.targets = labelled.labels, labelled.targets
         return Scan(
             source=source,
             classes=labelled.classes,
@@ -292,6 +412,14 @@ class Rows(SampleList):
             if value is None:
                 raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
         return Column.of(typed(values) if self.text_fields else values)
+
+
+def _split_off(samples: Samples, rows: Ints) -> tuple[Samples, list[str]]:
+    """The samples at `rows`, and the splits that have none of them and are no splits any more."""
+    numbers, splits = np.unique(samples.splits[rows], return_inverse=True)
+    names = [samples.split_names[number] for number in numbers]
+    gone = [name for name in samples.split_names if name not in names]
+    return samples.select(rows, splits.astype(np.int64), names), gone
 
 
 class Labels:
@@ -315,6 +443,20 @@ class Labels:
             self._rows.append(len(self._codes))
         self._codes.append(code)
 
+    def are_missing(self) -> npt.NDArray[np.bool_]:
+        """bool [n]: whether the label of each row is -1, or there is none, where all are whole numbers."""
+        codes = np.frombuffer(self._codes, np.int64)
+        if not all(isinstance(value, int) or value == "" for value in self._values):
+            return np.zeros(len(codes), np.bool_)
+        return np.array([value in (-1, "") for value in self._values], np.bool_)[codes]
+
+    def select(self, rows: Ints) -> "Labels":
+        """The labels of these rows."""
+        chosen = Labels()
+        for row in rows.tolist():
+            chosen.add(self._values[self._codes[row]])
+        return chosen
+
     def labelled(
         self, options: SourceOptions, *, cells: bool, classes: tuple[str, ...] | None = None
     ) -> Labelled:
@@ -333,7 +475,7 @@ class Labels:
         if target == "none":
             return Labelled.with_nothing(len(self._codes))
         try:
-            values = self._typed(target) if cells and separator is None else self._values
+            values = self._typed(target, cells) if separator is None else self._values
             if separator is not None:
                 values = _separated(values, separator, target)
                 target = "classes"
@@ -352,8 +494,16 @@ class Labels:
         every = np.full(len(codes), -1) if labels is None else labels[codes]
         return Labelled(chosen, found, every, None if targets is None else targets.select(codes), notes)
 
-    def _typed(self, target: str | None) -> Sequence[Any]:
-        values = typed(self._values)
+    def _typed(self, target: str | None, cells: bool) -> Sequence[Any]:
+        """The values that texts stand for: those of cells, and lists in any text."""
+        values: Sequence[Any] = self._values
+        if not all(isinstance(value, str) for value in values):
+            return values
+        if _hold_lists(values, target):
+            return typed(values)
+        if not cells:
+            return values
+        values = typed(values)
         if target is None and values is self._values:
             broken = [value for value in values if _NUMBER.fullmatch(value) and "." in value]
             row = next((r for r, value in enumerate(values) if not _NUMBER.fullmatch(value)), None)
@@ -382,6 +532,8 @@ class Labels:
         parts = [part for value in values for part in value] if first == "a list" else values
         if any(isinstance(part, float) and not part.is_integer() for part in parts):
             return "number"
+        if first == "a list" and all(map(_is_number, parts)):
+            _check_not_multi_hot(values)
         return "classes" if first == "a list" else "class"
 
     def _choice(
@@ -390,9 +542,50 @@ class Labels:
         if asked is None and chosen == "number":
             yield "are read as numbers to predict; to make each a class, pass --target class"
         elif asked is None and chosen == "class" and not isinstance(values[0], str):
+            if "-1" in classes:
+                yield "have the class -1, as data sets write it where there is no label; leave these rows out"
             yield f"are read as {len(classes):,} classes; to predict them as numbers, pass --target number"
         if chosen == "class" and len(classes) == len(self._codes) > 2:
             yield "differ in every row, so each row is a class of its own; is this the right column?"
+
+
+def _hold_lists(texts: Sequence[str], target: str | None) -> bool:
+    """Whether each of the labels holds a list.
+
+    Raises:
+        ValueOfRowError: one does and another does not, or they look like lists that cannot be read; where it
+            is not asked to take them for names.
+    """
+    looks = [bool(_LIST.fullmatch(text)) for text in texts if text]
+    lists = [row for row, text in enumerate(texts) if text and _LIST.fullmatch(text) and _is_list(text)]
+    if target != "class" and lists and not all(looks):
+        raise ValueOfRowError(
+            lists[0],
+            f"{_shown(texts[lists[0]])} is a list, other rows have text; write all in one way, or say that "
+            f"each is the name of one class with --target class",
+        )
+    if target != "class" and looks and all(looks) and not lists:
+        row = next(row for row, text in enumerate(texts) if text)
+        raise ValueOfRowError(
+            row,
+            f"{_shown(texts[row])} {_NO_LIST}; write it so, or say that each is the name of one class with "
+            f"--target class",
+        )
+    return bool(lists) and all(looks)
+
+
+def _check_not_multi_hot(values: Sequence[Any]) -> None:
+    """Raise ValueOfRowError where the lists look like a 0 or a 1 for each class, not like classes."""
+    row = next((row for row, parts in enumerate(values) if len(parts) != len({*parts})), None)
+    width = len(values[0])
+    if row is None or not all(len(parts) == width and {0, 1} >= {*parts} for parts in values):
+        return
+    raise ValueOfRowError(
+        row,
+        f"{_shown(values[row])} looks like a 0 or a 1 for each class; list the indices or names of its "
+        f"classes instead, or pass --target number to predict the vector (--target classes: the classes 0 "
+        f"and 1)",
+    )
 
 
 class _WrittenNumber(str):
@@ -534,7 +727,9 @@ def _numbers(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]:
 
 
 def _alike(classes: Sequence[str]) -> Iterable[str]:
-    """A note on names that differ only in spaces or in case, or are one number."""
+    """A note on names with spaces at an end, or that differ only in spaces or in case, or are one number."""
+    if spaced := next((name for name in classes if name != name.strip()), None):
+        yield f"have the class {spaced!r}, with a space at its end or its beginning"
     first_of: dict[Any, str] = {}
     for name in classes:
         text = " ".join(name.split()).casefold()

@@ -62,10 +62,8 @@ class SourceOptions:
     """
 
     root: str | None = _option("Table: folder of its pictures.  [default: that of the table]", TABLE)
-    image: str | None = _option(
-        "Table, dataset: column of the pictures; tars: extension of the pictures.", *_PARTS
-    )
-    label: str | None = _option("Table, dataset: column of the labels; tars: key of .json.", *_PARTS)
+    image: str | None = _option("Table, dataset: column of the pictures; tars: part, input.jpg.", *_PARTS)
+    label: str | None = _option("Table, dataset: column of the labels; tars: part, or key of .json.", *_PARTS)
     target: str | None = _option(
         f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_PARTS, FOLDER_DATASET
     )

@@ -3,8 +3,9 @@
     path,species,fold,width
     photos/0001.jpg,heron,train,640
 
-    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as RFC 4180 has it
-    labels.jsonl              UTF-8, one object per line; its keys are the columns
+    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as RFC 4180 has it. If there is
+                              a space behind a comma of the header, none in front of a cell is part of it
+    labels.jsonl              UTF-8, one object per line; the keys of all of them are the columns
     labels.parquet            as pyarrow reads it
 
 Paths are relative to the folder of the table, or to the folder that --root names; they may be absolute, and
@@ -30,10 +31,10 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import xxhash
 
-from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError, did_you_mean
-from precache.packages import install_extra
+from precache.errors import ImageError, SettingError, SourceError, did_you_mean
 from precache.pictures.reading import read_picture, status_of
 from precache.reporting import counted
+from precache.sources import parquet
 from precache.sources.base import SampleRef, Scan
 from precache.sources.labels import Columns, Rows
 from precache.sources.options import TABLE_SUFFIXES, SourceOptions
@@ -100,7 +101,7 @@ class TableSource:
             self._read(rows, columns, lines)
         missing = self._find(rows)
         note = [f"{self.root}: {columns.note}"] if columns.note else []
-        return rows.scan(self, self.options, (), [*missing, *note])
+        return rows.scan(self, self.options, (), [*missing, *note], self._class_names(columns))
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes:
         """The content of the file that the row names."""
@@ -151,6 +152,12 @@ class TableSource:
                 f"one cell (--separator)",
             )
 
+    def _class_names(self, columns: Columns) -> tuple[str, ...] | None:
+        """The names that whole numbers among the labels are indices of, where Parquet has some."""
+        if columns.label is None or self.root.suffix.lower() != parquet.SUFFIX:
+            return None
+        return parquet.class_names(parquet.schema_of(self.root, self.file), columns.label)
+
     def _find(self, rows: Rows) -> list[str]:
         """Note size, -1 where there is no file, and time of the last write of each picture; and a warning.
 
@@ -195,7 +202,7 @@ def _why_no_path(path: Any) -> str | None:
 
 
 def columns_of(path: Path) -> list[str]:
-    """The names of the columns of the table at `path`; of JSON lines, those of the first row.
+    """The names of the columns of the table at `path`.
 
     Raises:
         SourceError: it cannot be read, or is empty.
@@ -243,7 +250,14 @@ def _lines(path: Location, file: BinaryIO) -> Iterator[str]:
 
 def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     delimiter = _DELIMITERS[path.suffix.lower()]
-    reader = csv.reader(_lines(path, file), delimiter=delimiter, strict=True)
+    lines = _lines(path, file)
+    header = next(lines, "")
+    reader = csv.reader(
+        chain([header] if header else [], lines),
+        delimiter=delimiter,
+        skipinitialspace=f"{delimiter} " in header,
+        strict=True,
+    )
 
     def records() -> Iterator[tuple[int, list[str]]]:
         """(line that it begins in, cells) of each row."""
@@ -273,6 +287,7 @@ def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
             yield line, [cells[column] for column in wanted]
 
     _, names = next(records(), (0, []))
+    names = [name.strip() for name in names]
     if not names:
         raise SourceError(f"{path}: is empty; expected a first line with the names of its columns")
     return names, rows
@@ -280,6 +295,7 @@ def _read_csv(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
 
 def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
     def objects() -> Iterator[tuple[int, dict[str, Any]]]:
+        file.seek(0)
         for line, text in enumerate(_lines(path, file), 1):
             if text.isspace():
                 continue
@@ -295,45 +311,26 @@ def _read_json_lines(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
                 )
             yield line, value
 
-    found = objects()
-    first = next(found, None)
-    if first is None:
-        raise SourceError(f"{path}: is empty; expected one JSON object per line")
-
     def rows(columns: Sequence[str]) -> Iterator[Row]:
-        for line, value in chain([first], found):
+        for line, value in objects():
             yield line, [value.get(name) for name in columns]
 
-    return list(first[1]), rows
+    # read twice: any line may be the first one with a key
+    names = list(dict.fromkeys(name for _, value in objects() for name in value))
+    if not names:
+        raise SourceError(f"{path}: is empty; expected one JSON object per line")
+    return names, rows
 
 
 def _read_parquet(path: Location, file: BinaryIO) -> tuple[list[str], Lines]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{path}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
-        ) from error
-
-    @contextmanager
-    def told() -> Iterator[None]:
-        try:
-            yield
-        except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise SourceError(f"{path}: not Parquet that can be read ({reason}); write it again") from error
-
     def rows(columns: Sequence[str]) -> Iterator[Row]:
-        with told():
-            batches = table.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False)
-            while (batch := next(batches, None)) is not None:
+        with parquet.opened(path, file) as table:
+            for batch in table.iter_batches(_BATCH_ROWS, columns=list(columns), use_threads=False):
                 found = list(batch.schema.names)
                 values = [batch.column(found.index(name)).to_pylist() for name in columns]
                 yield from ((0, row) for row in zip(*values, strict=True))
 
-    with told():
-        table = parquet.ParquetFile(file, pre_buffer=False, page_checksum_verification=True)
+    with parquet.opened(path, file) as table:
         return list(table.schema_arrow.names), rows
 
 

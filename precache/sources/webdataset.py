@@ -5,9 +5,13 @@
     00042.json   fields; the keys that all samples have, with values of one kind
     00042.txt    text, the field 'txt'
 
-A source is one tar, or all of a folder, by name. Ids are ranks of the keys as they are stored; what has a
-label and no picture is rejected when it is converted. Tars named train-00000.tar and val-00000.tar are
-splits.
+What follows the first dot names a part, which may have dots itself: 00042.input.jpg, 00042.target.cls. Its
+last extension says what it is. Members are samples as they are for the webdataset library, but that hidden
+files are none, and that the parts of a sample need not lie together.
+
+A source is one tar, or all of a folder and of the folders in it, by name, compressed ones too. Ids are ranks
+of the keys as they are stored; what has a label and no picture is rejected when it is converted. Names say
+the splits: birds-train-0000.tar, validation-00000-of-00002.tar, test/0.tar.
 https://github.com/webdataset/webdataset
 """
 
@@ -16,7 +20,7 @@ import os
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -25,34 +29,36 @@ from typing import Any
 from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
 from precache.reporting import some
-from precache.sources.archive import FILE, FOLDER, NO_NAME, Archive, Member, open_archive, parts_of
+from precache.sources.archive import (
+    FILE,
+    FOLDER,
+    NO_NAME,
+    Archive,
+    Member,
+    is_archive,
+    open_archive,
+    parts_of,
+)
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.labels import Columns, Rows
 from precache.sources.options import TARS, SourceOptions
-from precache.sources.tree import SPLIT_FOLDERS, Node
+from precache.sources.shard_files import shards_in, splits_of
+from precache.sources.tree import Node
 from precache.storage.urls import Location
 
 LABEL, FIELDS, TEXT = "cls", "json", "txt"
 """Extensions of the parts that are read; all of a .txt is one field, called as its extension."""
 _READ = (LABEL, FIELDS, TEXT)
+_META = re.compile(r"__[^/]*__(/|$)")  # names that the webdataset library passes over
 _MOST_TEXT_BYTES = 1 << 20  # of one of these
 _MOST_CLASSES = 100_000
-_INDEX = re.compile(r"[0-9]{1,9}")
-_NUMBERED = re.compile(r"(.+?)[-_.]?[0-9]+\.tar", re.IGNORECASE | re.DOTALL)
+_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
+_SHOWN_PARTS = 20  # that a message names
 
 
-def holds_tars(folder: Path) -> bool:
-    """Whether `folder` has tars in it, and no folders."""
-    try:
-        with os.scandir(folder) as found:
-            shown = [entry for entry in found if not entry.name.startswith(".")]
-            return any(map(_is_tar, shown)) and not any(entry.is_dir() for entry in shown)
-    except OSError:  # who lists it as a tree says so
-        return False
-
-
-def _is_tar(entry: "os.DirEntry[str]") -> bool:
-    return entry.name.lower().endswith(".tar") and not entry.name.startswith(".") and entry.is_file()
+def is_tar(name: str) -> bool:
+    """Whether a file of this name is a tar, compressed or not."""
+    return is_archive(Path(name)) and not name.lower().endswith(".zip")
 
 
 def holds_samples(top: Node) -> bool:
@@ -62,21 +68,20 @@ def holds_samples(top: Node) -> bool:
         folder = waiting.pop()
         waiting += (node for node in folder.entries() if node.is_dir())
         parts = _READ if folder is top else (LABEL,)
-        keys = {key for key, extension in map(_key, folder.entries()) if extension in parts}
-        if keys and any(
-            key in keys and _is_picture(extension) for key, extension in map(_key, folder.entries())
-        ):
+        found = [node.name.partition(".") for node in folder.entries() if not node.name.startswith(".")]
+        keys = {key for key, _, part in found if kind_of(part) in parts}
+        if keys and any(key in keys and _is_picture(part) for key, _, part in found):
             return True
     return False
 
 
-def _key(node: Node) -> tuple[str, str]:
-    key, _, extension = node.name.partition(".")
-    return key, extension.lower()
+def kind_of(part: str) -> str:
+    """The last extension of a part's name, in lower case."""
+    return part.rpartition(".")[2].lower()
 
 
-def _is_picture(extension: str) -> bool:
-    return kinds.extension(f"x.{extension}") in kinds.IMAGE_EXTENSIONS
+def _is_picture(part: str) -> bool:
+    return kinds.extension(f"x.{part}") in kinds.IMAGE_EXTENSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +107,7 @@ class WebDatasetSource:
         return (self.root,)
 
     def scan(self) -> Scan:
-        with os.scandir(self.folder) as found:
-            tars = sorted(entry.name for entry in found if _is_tar(entry))
+        tars = shards_in(self.folder, is_tar)
         archives = tuple(open_archive(self.folder / name, str(self.root / name)) for name in tars)
         return scan_archives(self, archives)
 
@@ -124,7 +128,7 @@ class WebDatasetSource:
 
 @dataclass(slots=True)
 class _Sample:
-    """The members of one key; `picture`: extension, path, place and size; `parts`: contents of the others."""
+    """The members of one key; `picture`: its part, path, place and size; `parts`: contents of the others."""
 
     picture: tuple[str, str, int, int] | None = None
     parts: dict[str, bytes] = field(default_factory=dict)
@@ -142,8 +146,16 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     options.only(TARS)
     starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
     found = _TarSamples(options)
-    for archive, start, split in zip(archives, starts, _splits(archives), strict=True):
+    names = [archive.shown.removeprefix(f"{root}/") for archive in archives]
+    if names == [str(root)]:  # a tar by itself
+        names = [os.path.basename(archives[0].shown)]
+    for archive, start, split in zip(archives, starts, splits_of(root, names), strict=True):
         found.read(archive, start, split)
+    if not any(ref.bytes >= 0 for ref in found.refs) and options.image is not None:
+        raise SourceError(
+            f"{root}: no sample has a part {options.image!r} for --image; there are "
+            f"{_named(found.part_names)}"
+        )
     if not any(ref.bytes >= 0 for ref in found.refs):
         raise SourceError(f"{root}: has no pictures; expected samples as 0001.jpg and 0001.cls in its tars")
     named = len({ref.path for ref in found.refs}) < len(found.refs)
@@ -151,27 +163,20 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     columns = Columns(label=None if labels is None else options.label or LABEL)
     rows = Rows(found.where, columns)
     rows.values, rows.optional_fields = found.fields, not options.fields
-    rows.text_labels = options.label is None and classes is None
+    rows.text_labels = found.labels_are_parts and classes is None
     for ref in found.refs:
-        tar = os.path.basename(archives[bisect_right(starts, ref.place) - 1].shown)
+        tar = names[bisect_right(starts, ref.place) - 1]
         path = f"{tar}/{ref.path}" if named else ref.path
         rows.add(path, ref.bytes, ref.modified_ns, ref.place, ref.split)
     for label in labels or ():
         rows.labels.add(label)
     if found.left_out:
-        names = some([repr(name) for name in found.left_out])
-        warnings.append(f"fields that only some samples have are left out: {names}")
+        left_out = some([repr(name) for name in found.left_out])
+        warnings.append(f"fields that only some samples have are left out: {left_out}")
     source = replace(source, archives=tuple(archives), starts=starts, named=named)
     return rows.scan(
         source, options, found.ignored, [f"{root}: {warning}" for warning in warnings], classes=classes
     )
-
-
-def _splits(archives: Sequence[Archive]) -> list[str]:
-    """Of each tar; as in trees, there are some where one is called train, and all as splits are."""
-    matches = [_NUMBERED.fullmatch(os.path.basename(archive.shown)) for archive in archives]
-    names = [match[1].lower() if match else "" for match in matches]
-    return names if "train" in names and set(names) <= set(SPLIT_FOLDERS) else [""] * len(names)
 
 
 class _TarSamples:
@@ -179,6 +184,8 @@ class _TarSamples:
 
     Attributes:
         fields: values of those that are asked for, or that every sample has; and `left_out`, the others.
+        part_names: some of those that members have.
+        labels_are_parts: whether labels are the texts of parts, or else values in .json.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -186,6 +193,8 @@ class _TarSamples:
         self.ignored: list[IgnoredPath] = []
         self.fields: dict[str, list[Any]] = {name: [] for name in options.fields}
         self.left_out: dict[str, None] = {}
+        self.part_names: dict[str, None] = {}
+        self.labels_are_parts = options.label is None
         self._options = options
         self._tars: list[tuple[int, str]] = []  # first row and path of each
         self._labels: list[Any] = []
@@ -197,7 +206,8 @@ class _TarSamples:
         for key in list(samples):
             sample = samples.pop(key)  # one by one: they take as much memory as what is made of them
             row, where = len(self.refs), f"{archive.shown}: sample {key!r}"
-            if sample.picture is None and LABEL not in sample.parts:
+            label = self._label_part(sample.parts, where)
+            if sample.picture is None and label is None:
                 if sample.parts:
                     self.ignored.append(IgnoredPath(key, "has no picture and no label"))
                 continue
@@ -206,8 +216,8 @@ class _TarSamples:
             else:
                 _, path, place, size = sample.picture
                 self.refs.append(SampleRef(row, path, -1, size, split, archive.modified_ns, start + place))
-            values = _values_of(sample.parts, where)
-            self._labels.append(self._label(sample.parts, values, where))
+            values = self._values_of(key, sample.parts, where)
+            self._labels.append(self._label(label, values, where))
             self._add_fields(values, where)
 
     def where(self, row: int) -> str:
@@ -222,47 +232,93 @@ class _TarSamples:
             name = member.name
             parts = parts_of(name)
             reason = NO_NAME if parts is None else None
-            base, _, extension = parts[-1].partition(".") if parts else ("", "", "")
-            if reason is None and (member.kind != FILE or not base or not extension):
+            base, _, part = parts[-1].partition(".") if parts else ("", "", "")
+            if reason is None and (member.kind != FILE or not base or not part):
                 reason = "is not a file with a key and an extension"
+            elif reason is None and _META.match(name):
+                reason = "has a name with two underscores on both sides, which is of no sample"
             if parts is None or reason is not None:
                 if member.kind != FOLDER:
                     self.ignored.append(IgnoredPath(name, reason or ""))
                 continue
             key = "/".join((*parts[:-1], base))
             sample = samples.setdefault(key, _Sample())
-            self._take(archive, member, sample, extension.lower(), "/".join(parts))
+            self._take(archive, member, sample, part.lower(), "/".join(parts))
         return samples
 
-    def _take(self, tar: Archive, member: Member, sample: _Sample, extension: str, path: str) -> None:
-        wanted = self._options.image
-        if extension == wanted if wanted is not None else _is_picture(extension):
-            if sample.picture is not None and sample.picture[0] != extension:
-                others = f"{sample.picture[0]} and {extension}"
+    def _take(self, tar: Archive, member: Member, sample: _Sample, part: str, path: str) -> None:
+        if len(self.part_names) < _SHOWN_PARTS:
+            self.part_names[part] = None
+        wanted, label = self._options.image, self._options.label
+        is_named = part in _READ or (label is not None and part == label.lower())
+        if part == wanted.lower() if wanted is not None else _is_picture(part):
+            if sample.picture is not None and sample.picture[0] != part:
+                others = f"{sample.picture[0]} and {part}"
                 raise SourceError(
-                    f"{tar.shown}: {path!r} is the second picture of its sample ({others}); say which "
-                    f"one is meant, as --image {extension}"
+                    f"{tar.shown}: {path!r} is the second picture of its sample ({others}), for the key of a "
+                    f"sample ends at the first dot; say which one is meant, as --image {part}, or write "
+                    f"names without other dots"
                 )
             if sample.picture is not None:
                 self.ignored.append(IgnoredPath(path, "appears again later in the tar; the last one is used"))
-            sample.picture = (extension, path, member.place, member.size)
-        elif extension in _READ:
+            sample.picture = (part, path, member.place, member.size)
+        elif is_named or (kind_of(part) in _READ and member.size <= _MOST_TEXT_BYTES):
             if member.size > _MOST_TEXT_BYTES:
                 raise SourceError(
                     f"{tar.shown}: {path!r} has {member.size:,} bytes, expected text of at most "
                     f"{_MOST_TEXT_BYTES:,}; leave it out of the tar"
                 )
-            sample.parts[extension] = tar.content(f"{tar.shown}: {path!r}", member.place, member.size)
+            sample.parts[part] = tar.content(f"{tar.shown}: {path!r}", member.place, member.size)
         else:
             self.ignored.append(IgnoredPath(path, "has an extension that is not read"))
 
-    def _label(self, parts: dict[str, bytes], values: dict[str, Any], where: str) -> Any:
+    def _label_part(self, parts: dict[str, bytes], where: str) -> str | None:
+        """The text of the part that is the label; None where there is none, or the label stands in .json."""
+        asked = self._options.label
+        names = _parts_called(parts, LABEL) if asked is None else [asked.lower()]
+        if len(names) > 1 and self._options.target != "none":
+            raise SourceError(
+                f"{where} has several labels ({', '.join(names)}); say which one is meant, as --label "
+                f"{names[0]}"
+            )
+        if len(names) != 1 or names[0] not in parts:
+            return None
+        self.labels_are_parts = True
+        # one text for each class, however many samples have it
+        return sys.intern(_text_of(parts[names[0]], f"{where}.{names[0]}").strip())
+
+    def _values_of(self, key: str, parts: dict[str, bytes], where: str) -> dict[str, Any]:
+        """The values in the .json and the .txt of a sample.
+
+        Raises:
+            SourceError: they cannot be read, in a part that is called .json or .txt alone.
+        """
+        values: dict[str, Any] = {}
+        for kind in (FIELDS, TEXT):
+            names = _parts_called(parts, kind)
+            reason = f"is one of several .{kind} of its sample"
+            if len(names) == 1:
+                try:
+                    values |= _VALUES[kind](parts[names[0]], f"{where}.{names[0]}")
+                    continue
+                except SourceError as error:
+                    if names[0] == kind:
+                        raise
+                    reason = f"holds no fields ({error})"  # but a list of boxes, or anything else
+            self.ignored += (IgnoredPath(f"{key}.{name}", reason) for name in names)
+        return values
+
+    def _label(self, part: str | None, values: dict[str, Any], where: str) -> Any:
         key = self._options.label
-        if key is None:
-            # one text for each class, however many samples have it
-            return sys.intern(_text_of(parts[LABEL], f"{where}.{LABEL}").strip()) if LABEL in parts else None
+        if key == TEXT and part is not None and TEXT not in self._options.fields:
+            del values[TEXT]
+        if key is None or part is not None:
+            return part
         if key not in values:
-            raise SourceError(f"{where} has no {key!r} in its .json for --label; it has {_named(values)}")
+            raise SourceError(
+                f"{where} has no part {key!r}, nor this key in its .json, for --label; it has "
+                f"{_named(values)}"
+            )
         return values[key] if key in self._options.fields else values.pop(key)
 
     def _add_fields(self, values: dict[str, Any], where: str) -> None:
@@ -293,8 +349,8 @@ class _TarSamples:
                 raise SourceError(f"{self.where(missing)}: missing .{LABEL}; other samples have one")
             warning = f"the labels are missing, no sample has a .{LABEL}; name a key of .json with --label"
             return None, None, [] if options.target == "none" else [warning]
-        asked = (options.label, options.target, options.separator)
-        if asked != (None, None, None) or not any(map(_INDEX.fullmatch, labels)):
+        asked = (options.target, options.separator)
+        if not self.labels_are_parts or asked != (None, None) or not any(map(_INDEX.fullmatch, labels)):
             return labels, None, []
         for row, label in enumerate(labels):
             if not _INDEX.fullmatch(label) or int(label) >= _MOST_CLASSES:
@@ -306,20 +362,20 @@ class _TarSamples:
         return indices, tuple(map(str, range(max(indices) + 1))), []
 
 
-def _values_of(parts: dict[str, bytes], where: str) -> dict[str, Any]:
-    """The values in the .json and the .txt of a sample; SourceError if they cannot be parsed."""
-    values: dict[str, Any] = {}
-    if FIELDS in parts:
-        try:
-            found = json.loads(parts[FIELDS])
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{where}.{FIELDS} is not JSON ({error}); correct it") from error
-        if not isinstance(found, dict):
-            raise SourceError(f'{where}.{FIELDS} is not a JSON object; expected one, as {{"width": 640}}')
-        values = found
-    if TEXT in parts:
-        values[TEXT] = _text_of(parts[TEXT], f"{where}.{TEXT}")
-    return values
+def _parts_called(parts: Iterable[str], kind: str) -> list[str]:
+    """Which parts are of this kind: the one that is called so alone, else those that end so."""
+    return [kind] if kind in parts else [name for name in parts if kind_of(name) == kind]
+
+
+def _object_of(content: bytes, where: str) -> dict[str, Any]:
+    """The values in a .json; SourceError if it holds no object."""
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{where} is not JSON ({error}); correct it") from error
+    if not isinstance(found, dict):
+        raise SourceError(f'{where} is not a JSON object; expected one, as {{"width": 640}}')
+    return found
 
 
 def _text_of(content: bytes, where: str) -> str:
@@ -328,6 +384,12 @@ def _text_of(content: bytes, where: str) -> str:
         return content.decode()
     except UnicodeDecodeError as error:
         raise SourceError(f"{where} is not UTF-8 (byte {error.start + 1:,}); save it as UTF-8") from error
+
+
+_VALUES: dict[str, Callable[[bytes, str], dict[str, Any]]] = {
+    FIELDS: _object_of,
+    TEXT: lambda content, where: {TEXT: _text_of(content, where)},
+}
 
 
 def _named(values: Iterable[str]) -> str:

@@ -35,8 +35,10 @@ from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_zip, put
+from tests.precache.sources.listed import FIELDS, TARGETS
 from tests.precache.sources.objects import Items
-from tests.precache.sources.tables import write_csv
+from tests.precache.sources.objects import picture as grey
+from tests.precache.sources.tables import write_csv, write_jsonl
 from tests.stopping import KilledError, Stop, stopping
 
 SHAPE = (18, 20)
@@ -352,6 +354,27 @@ def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(tree: Path, t
         assert before.items() <= contents(out).items()
         assert verify(out) == []
         (next(tree.iterdir()) / "broken.jpg").write_bytes(b"\xff\xd8\xff no JPEG")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_update_may_keep_no_picture_or_one(target: str, tmp_path: Path) -> None:
+    """Whatever they are labelled with, and with a field of each kind."""
+    out, afresh, table = tmp_path / "out", tmp_path / "afresh", tmp_path / "table.jsonl"
+    labels = {} if TARGETS[target] is None else {"label": TARGETS[target]}
+    options = SourceOptions(
+        image="image",
+        label=next(iter(labels), None),
+        target="number" if target == "vector" else target,
+        fields=tuple(FIELDS),
+    )
+    for prefixes, anew in (("a" * 24, True), ("b" * 24, False), ("b" + "c" * 23, False)):
+        names = [f"{prefix}{row}.bmp" for row, prefix in enumerate(prefixes)]
+        for row, name in enumerate(names):
+            grey(row).save(tmp_path / name)
+        write_jsonl(table, {"image": names, **labels, **FIELDS})
+        assert follow(table, out, "shards", options, anew=anew)
+        follow(table, afresh, "shards", options, anew=True)
+        assert contents_of(out) == contents_of(afresh)
 
 
 def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(tree: Path, tmp_path: Path) -> None:

@@ -35,6 +35,22 @@ def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
     parquet.write_table(pyarrow.table({name: list(values) for name, values in columns.items()}), path)
 
 
+def write_pictures(
+    path: Path, columns: Mapping[str, Sequence[Any]], classes: Sequence[str] = (), **how: Any
+) -> Path:
+    """Parquet as Hugging Face's library writes it, with the names of the classes of its column `label`."""
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table({name: list(values) for name, values in columns.items()})
+    if classes:
+        label = {"names": list(classes), "_type": "ClassLabel"}
+        features = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
+        table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(table, path, **how)
+    return path
+
+
 WRITERS: dict[str, Callable[[Path, Mapping[str, Sequence[Any]]], None]] = {
     "csv": write_csv,
     "tsv": write_csv,

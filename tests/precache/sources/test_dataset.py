@@ -94,6 +94,8 @@ BAD: list[tuple[Any, list[str]]] = [
     (numbered([0, 7, 1], classes=TWO), ["row 1: 'label': 7 is not a class"]),
     (numbered(["a", None]), ["row 1: 'label': is empty"]),
     (Items([(picture(0), 1), (picture(1),)]), ["row 1: is not a pair"]),
+    (Items([(picture(0),), (picture(1), 1)]), ["row 0: is not a pair"]),
+    (Items([{"image": picture(0)}, {"image": picture(1), "label": 1}]), ["row 0: has no 'label'"]),
     ({"train": numbered([0], classes=TWO), "val": numbered([0], classes=["b", "a"])}, ["split 'val'"]),
 ]
 
@@ -123,7 +125,7 @@ def test_anything_among_samples_ends_in_one_line_or_in_pictures(usual: Any, opti
                 says = ""
                 try:
                     scan = scan_of(Items([whole, other, whole], **classes), **options)
-                    assert len(scan.samples) == 3
+                    assert len(scan.samples) + len(scan.ignored) == 3
                     assert scan.samples.labels.max() < max(1, len(scan.classes))
                     for ref in scan.samples:
                         scan.source.read(ref, MAX_PIXELS)
@@ -151,6 +153,28 @@ def test_labels_index_the_classes_that_the_dataset_has() -> None:
         scan = scan_of(numbered(values, classes=classes))
         assert scan.classes == names
         assert [ref.label if scan.target == "class" else ref.target for ref in scan.samples] == expected
+
+
+def test_whole_numbers_below_the_classes_are_samples_without_a_label() -> None:
+    """As in test splits of Hugging Face; of a dataset without names of classes, nothing says what -1 is."""
+    for values, options, labels, warned in (
+        ([0, -1, 1], {}, {0: 0, 2: 1}, "1 sample of 3"),
+        ([0, None, 1], {"target": "class"}, {0: 0, 2: 1}, "1 sample of 3"),
+        ([-1, -1], {}, {0: -1, 1: -1}, "no labels"),
+        ([0, -1], {"target": "none"}, {0: -1, 1: -1}, ""),
+    ):
+        scan = scan_of(numbered(values, classes=TWO), **options)
+        assert {ref.id: ref.label for ref in scan.samples} == labels
+        assert warned in " ".join(scan.warnings)
+    for values in ([0, -2], [[0], [-1]]):
+        with pytest.raises(SourceError, match=r"row 1: 'label': -\d is not a class"):
+            scan_of(numbered(values, classes=TWO))
+    with pytest.raises(SourceError, match="-1 is not a class"):
+        scan_of(numbered([-1, -1], classes=TWO), target="class")
+    assert scan_of(numbered([0.5, -1], classes=TWO)).target == "number"
+    scan = scan_of(numbered([0, -1]))
+    assert scan.classes == ("-1", "0")
+    assert any("the class -1" in warning for warning in scan.warnings)
 
 
 CHANGED = 7

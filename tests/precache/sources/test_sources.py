@@ -36,7 +36,7 @@ from tests.precache.sources.archives import (
     spoil_archive,
 )
 from tests.precache.sources.objects import Items, opened, picture
-from tests.precache.sources.tables import WRITERS
+from tests.precache.sources.tables import WRITERS, write_pictures
 from tests.precache.sources.test_dataset import shards
 
 
@@ -160,6 +160,18 @@ def make_saved_dataset(files: Files, place: Path) -> str:
     return f"hf:{place}/saved"
 
 
+def make_published(files: Files, place: Path) -> Path:
+    """A folder of Parquet files as Hugging Face publishes them, without splits."""
+    names, classes = sorted(files), sorted({name.split("/")[0] for name in files})
+    for number, start in enumerate(range(0, len(names), 30)):
+        part = names[start : start + 30]
+        pictures = [{"bytes": files[name], "path": name.split("/")[1]} for name in part]
+        labels = [classes.index(name.split("/")[0]) for name in part]
+        path = place / "published/data" / f"{number:04d}.parquet"
+        write_pictures(path, {"image": pictures, "label": labels}, classes, row_group_size=7)
+    return place / "published"
+
+
 def make_tars(files: Files, place: Path) -> Path:
     """Tars of WebDataset."""
     return make_webdataset(place / "tars", put(place / "tree", files))
@@ -218,6 +230,8 @@ KINDS = {
         change=lambda made, name: rewrite_object(str(locate(made).parent), name),
         **A_TABLE,
     ),
+    "Parquet with pictures": Kind(make_published, damage=spoil, **{**A_TABLE, "options": {}}),
+    "Parquet with pictures at a URL": Kind(at_url(make_published), at_url=True, **{**A_TABLE, "options": {}}),
     "dataset of paths": Kind(make_dataset, **A_DATASET),
     "ImageFolder": Kind(make_image_folder, **A_DATASET),
     "dataset of bytes": Kind(lambda *given: make_dataset(*given, undecoded), is_sent_whole=True, **A_DATASET),
@@ -466,6 +480,12 @@ def rows_of_dataset(columns: Columns, place: Path) -> Items:
     return Items([{"image": picture(number), **row} for number, row in enumerate(_rows(columns))])
 
 
+def rows_of_pictures(columns: Columns, place: Path) -> Path:
+    """Parquet with the pictures in it."""
+    pictures = [JPEG] * len(columns["label"])
+    return write_pictures(place / "pictures.parquet", {"image": pictures, **columns})
+
+
 def rows_of_tar(columns: Columns, place: Path) -> Path:
     """A tar of WebDataset, the columns in its .json."""
     files = {}
@@ -484,6 +504,7 @@ def rows_of_saved_dataset(columns: Columns, place: Path) -> Any:
 
 ROWS: dict[str, Callable[[Columns, Path], Any]] = {
     **{kind: rows_of_table(kind) for kind in WRITERS},
+    "Parquet with pictures": rows_of_pictures,
     "dataset": rows_of_dataset,
     "WebDataset": rows_of_tar,
     "Hugging Face's datasets": rows_of_saved_dataset,

@@ -1,12 +1,19 @@
 """What is peculiar to tables: how cells become paths, classes, numbers and fields, and what is refused."""
 
+import csv
+import io
 import itertools
+import json
 import os
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from precache import SettingError, SourceError, convert, verify_deep
 from precache.sources.base import Scan, check_apart
@@ -92,6 +99,81 @@ def test_labels_are_not_left_out_in_silence(name: str, photos: Path) -> None:
         assert "--label" in warning
 
 
+PRINTED: list[Callable[[list[Any]], str]] = [
+    json.dumps,
+    str,
+    lambda values: str(tuple(values)),
+    lambda values: str([np.array(values)[place] for place in range(len(values))]),  # [np.int64(1)]
+    lambda values: str(np.array(values, object)),
+    lambda values: repr(np.array(values, object)),
+    lambda values: str(np.array(values)),
+    lambda values: f"tensor({values}, device='cuda:0')",
+]
+"""How programs print a list, so that pandas and csv.writer write it into a cell."""
+# numpy leaves out what is 0 at the end of a text
+NAMES = (
+    st.text(st.characters(exclude_categories=["Cs"])).map(lambda text: text.rstrip("\0")).filter(str.strip)
+)
+NUMBERS_IN_LISTS = st.integers(-(10**6), 10**6).map(lambda number: number / 8)
+
+
+@pytest.mark.parametrize("table", ["t.csv", "t.jsonl"])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_lists_are_read_however_they_are_printed(table: str, photos: Path, data: st.DataObject) -> None:
+    """Lists of names, and of as many numbers each."""
+    names = data.draw(st.lists(st.lists(NAMES, max_size=30), min_size=2, max_size=3).filter(any))
+    width = data.draw(st.integers(2, 99))
+    vectors = [data.draw(st.lists(NUMBERS_IN_LISTS, min_size=width, max_size=width)) for _ in names]
+    show = data.draw(st.sampled_from(PRINTED))
+    rows = [
+        {"path": f"{row}.jpg", "y": show(names[row]), "v": show(vectors[row])} for row in range(len(names))
+    ]
+    file = io.StringIO()
+    if table == "t.csv":
+        writer = csv.writer(file)
+        writer.writerows([rows[0], *(row.values() for row in rows)])
+    else:
+        file.write("".join(f"{json.dumps(row)}\n" for row in rows))
+    scan = scan_text(photos, file.getvalue(), table, label="y", target="classes")
+    every = sorted({name for row in names for name in row})
+    assert scan.classes == tuple(every)
+    assert [ref.target for ref in scan.samples] == [sorted({*map(every.index, row)}) for row in names]
+    scan = scan_text(photos, file.getvalue(), table, label="v", target="number")
+    assert [ref.target for ref in scan.samples] == vectors
+
+
+SPACED = [
+    "image, label",
+    "image,label ",
+    " image,label",
+    'image, "label"',
+    '"image", "label"',
+    "image , label",
+]
+
+
+@pytest.mark.parametrize("header", SPACED)
+def test_spaces_around_the_names_of_columns_are_no_part_of_them(header: str, photos: Path) -> None:
+    between = ", " if ", " in header else ","
+    scan = scan_text(photos, f'{header}\n0.jpg{between}cat\n1.jpg{between}"dog, big"\n')
+    assert (scan.target, scan.classes) == ("class", ("cat", "dog, big"))
+    tabbed = header.replace(",", "\t"), between.replace(",", "\t")
+    scan = scan_text(photos, f"{tabbed[0]}\n0.jpg{tabbed[1]}7\n", "t.tsv", fields=("label",), target="none")
+    assert scan.samples.fields["label"].tolist() == [7]
+
+
+@pytest.mark.parametrize("without", range(3))
+def test_each_line_of_json_lines_says_which_keys_there_are(without: int, photos: Path) -> None:
+    rows: list[dict[str, Any]] = [{"image": f"{row}.jpg", "label": "a", "width": row} for row in range(3)]
+    for key, options in (("label", {}), ("label", {"label": "label"}), ("width", {"fields": ("width",)})):
+        lines = [dict(row) for row in rows]
+        del lines[without][key]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        with pytest.raises(SourceError, match=rf"line {without + 1} \(id {without}\): '{key}': is empty"):
+            scan_text(photos, text, "t.jsonl", **options)
+
+
 A = {"label": "a"}
 NUMBER = {"label": "a", "target": "number"}
 BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
@@ -100,6 +182,11 @@ BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
     ("path,a\n0.jpg,x\n1.jpg, \n", A, ["line 3 (id 1): 'a': is empty"]),
     ("path,a\n0.jpg,0.5\n1.jpg,o.7\n", A, ["line 3", "'o.7' is not a number", "--target class"]),
     ('path,a\n0.jpg,"[1,2]"\n1.jpg,[3]\n', NUMBER, ["line 3", "one length"]),
+    ("path,a\n0.jpg,cat\n1.jpg,\"['cat', 'dog']\"\n", A, ["line 3 (id 1)", "is a list", "--target class"]),
+    ('path,a\n0.jpg,"[cat, dog]"\n', A, ["line 2 (id 0)", "'[cat, dog]'", "JSON", "--target class"]),
+    ("path,a\n0.jpg,[1]\n1.jpg,[0 1 ... 8 9]\n", {"fields": ("a",)}, ["line 3", "cut short"]),
+    ("path,a\n0.jpg,[0 1 ... 8 9]\n", {"fields": ("a",)}, ["line 2", "cut short"]),
+    ("path,a\n0.jpg,[0 0 1]\n1.jpg,[0 1 0]\n", A, ["line 2", "for each class", "--target number"]),
     ('path,a\n"x\ny",1\n0.jpg\n', {}, ["line 4 (id 1)", "expected 2 cells", "got 1"]),
     (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ["line 3", "byte 10 is not UTF-8"]),
     ("path,s\n0.jpg,../x\n", {"split": "s"}, ["line 2 (id 0)", "'../x' is not a valid split name"]),

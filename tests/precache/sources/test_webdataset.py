@@ -2,23 +2,159 @@
 
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from precache.errors import ImageError, SourceError
+from precache.sources.shard_files import find_split
+from precache.storage.objects import ObjectStore
 from tests.precache.sources.archives import JPEG, Files, files_of, make_tar, scan_of
+
+SAMPLE = {"a.jpg": JPEG, "a.cls": b"1"}
+SPLITS = {
+    "train": "train-00000 birds-train-0000 cc3m-train-0000 train train2017 TRAIN_001 train-00000-of-00002 "
+    "speed-test-train-00 my.training.0 train/0000 train/shard-0",
+    "val": "val-00000 imagenet1k-validation-00 birds-valid-0 dev-0 Validation/0000 val/birds-0",
+    "test": "test-00000 birds_test_0 testing/0 birds-eval-0",
+    "": "shard-000000 trains-0000 trainval-0 contest-0 00000 latest-0 validated-1 photos/0000",
+}
+"""Names of tars, as data sets are published with them, by the split that they say."""
 
 
 def test_splits_are_in_the_names_of_tars(tmp_path: Path) -> None:
-    for name in ("train-00000", "train-00001", "val-00000"):
-        make_tar(tmp_path / f"{name}.tar", {f"{name}.jpg": JPEG, f"{name}.cls": b"1"})
-    assert [(ref.path, ref.split) for ref in scan_of(tmp_path).samples] == [
-        ("train-00000.jpg", "train"), ("train-00001.jpg", "train"), ("val-00000.jpg", "val")
-    ]  # fmt: skip
-    os.rename(tmp_path / "val-00000.tar", tmp_path / "other-00000.tar")
-    assert {ref.split for ref in scan_of(tmp_path).samples} == {""}
+    for split, names in SPLITS.items():
+        for number, name in enumerate(names.split()):
+            folder = tmp_path / f"{split} {number}"
+            (folder / name).parent.mkdir(parents=True)
+            assert scan_of(make_tar(folder / f"{name}.tar", SAMPLE).parent).samples.split_names == (
+                split if "/" not in name else find_split(f"{Path(name).name}.tar"),
+            )
+            assert scan_of(folder).samples.split_names == (split,), name
+
+
+def test_tars_of_which_some_say_a_split_and_others_none_are_refused(tmp_path: Path) -> None:
+    for name in ("train-0", "birds-validation-0", "extra-0"):
+        make_tar(tmp_path / f"{name}.tar", SAMPLE)
+    with pytest.raises(SourceError, match=r"'birds-validation-0\.tar'.* 'extra-0\.tar'"):
+        scan_of(tmp_path)
+    os.remove(tmp_path / "extra-0.tar")
+    assert [ref.split for ref in scan_of(tmp_path).samples] == ["val", "train"]
+
+
+LAYOUTS: list[tuple[str, str]] = [
+    ("0.tar 1.tar", "0.tar 1.tar"),
+    ("0.tgz 1.tar.gz 2.tar.xz", "0.tgz 1.tar.gz 2.tar.xz"),
+    ("train/0.tar train/0.json val/0.tar README.md", "train/0.tar val/0.tar"),
+    ("0.tar 0.parquet 0_stats.json _tmp/0.jpg .cache/1.tar .2.tar", "0.tar"),  # as img2dataset leaves it
+    ("0.tar empty/", "0.tar"),
+    ("0.tar cat/1.jpg", ""),
+    ("0.tar birds/cat/1.jpg", ""),
+    ("cat/1.jpg cat/0.tar", ""),
+    ("0.zip", ""),
+]
+"""What lies in a folder, and which of it are tars of samples: none where it is a tree."""
+
+
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+@pytest.mark.parametrize(("paths", "tars"), LAYOUTS)
+def test_tars_are_found_in_folders_and_beside_what_is_none(
+    paths: str, tars: str, place: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "empty").mkdir()
+    folder, modes = tmp_path / "folder", {".tgz": "w:gz", ".gz": "w:gz", ".xz": "w:xz"}
+    for path in map(folder.joinpath, paths.split()):
+        (path if path.name == "empty" else path.parent).mkdir(parents=True, exist_ok=True)
+        if "tar" in path.name or path.suffix == ".tgz":
+            make_tar(path, SAMPLE, mode=modes.get(path.suffix, "w"))
+        elif path.name != "empty":
+            path.write_bytes(JPEG)
+    source: Any = folder
+    if place == "bucket":
+        source = request.getfixturevalue("bucket") / "tars"
+        for path in filter(Path.is_file, folder.rglob("*")):
+            ObjectStore(source).upload(path, str(path.relative_to(folder)))
+    found = tars.split()
+    if found:
+        expected = {f"{tar}/a.jpg" if len(found) > 1 else "a.jpg" for tar in found}
+        assert {ref.path for ref in scan_of(source).samples} == expected
+    else:
+        with suppress(SourceError):  # where no class folder is found, as the tree says
+            assert scan_of(source).classes
+
+
+KEYS = st.text("abC é_-0", min_size=1, max_size=4) | st.sampled_from(["__a__", "x" * 120])
+FOLDERS = st.sampled_from(["", "", "a/", "b.c/", "a/b.d/", "./", "__meta__/", "__a.b/", ".hidden/", "d__/"])
+PICTURES = st.sampled_from(["jpg", "JPG", "input.jpg", "2 x.Png", "05.png", "jpeg"])
+CLASSES = st.sampled_from(["cls", "CLS", "target.cls", "05.cls"])
+OTHERS = st.sampled_from(["txt", "a.json", "b.json", "seg.npy", "x", "jpg.md5", "cls2"])
+STRAYS = ["nodot", "a/nodot", "b.c/nodot", ".jpg", "._1.jpg", "__x__", "__x.y__", "__m__/1.jpg", "README.md"]
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_members_are_samples_as_the_webdataset_library_has_them(tmp_path: Path, data: st.DataObject) -> None:
+    """But for hidden files in a folder, which it takes for parts of a sample without a name."""
+    tariterators = pytest.importorskip("webdataset.tariterators", reason="'bench' is not installed")
+    files: Files = {"first.jpg": JPEG, "first.cls": b"first"}
+    paths = st.tuples(FOLDERS, KEYS).map("".join)
+    for number, path in enumerate(data.draw(st.lists(paths, max_size=6, unique_by=os.path.normpath))):
+        others = data.draw(st.lists(OTHERS, max_size=3, unique=True))
+        for part in data.draw(st.permutations([data.draw(PICTURES), data.draw(CLASSES), *others])):
+            files[f"{path}.{part}"] = b"class %d" % number
+    files |= dict.fromkeys(data.draw(st.lists(st.sampled_from(STRAYS), unique=True)), b"stray")
+    tar = make_tar(tmp_path / "x.tar", files)
+    expected = {}
+    with open(tar, "rb") as file:
+        members = tariterators.tar_file_expander([{"url": str(tar), "stream": file}])
+        for sample in tariterators.group_by_keys(members):
+            picture = [part for part in sample if part.rpartition(".")[2] in ("jpg", "png", "jpeg")]
+            label = [part for part in sample if part.rpartition(".")[2] == "cls"]
+            if picture and label:
+                expected[os.path.normpath(sample["__key__"])] = sample[picture[0]], sample[label[0]]
+    scan, found = scan_of(tar), {}
+    for ref in scan.samples:
+        folder, _, name = ref.path.rpartition("/")
+        content = scan.source.read(ref, 999), scan.classes[ref.label].encode()
+        found[os.path.join(folder, name.partition(".")[0])] = content
+    assert found == expected
+
+
+def test_options_name_the_parts_of_samples(tmp_path: Path) -> None:
+    files: Files = {}
+    for number in range(2):
+        parts = {
+            "input.jpg": b"in",
+            "depth.png": b"far",
+            "target.cls": b"1",
+            "other.cls": b"owl",
+            "name.txt": b"x",
+        }
+        parts["meta.json"] = b'{"width": %d, "kind": "owl"}' % number
+        files |= {f"s{number}.{part}": content for part, content in parts.items()}
+    path = make_tar(tmp_path / "x.tar", files)
+    for image, label, content, classes in (
+        ("input.jpg", "target.cls", b"in", ("0", "1")),  # whole numbers are indices
+        ("Depth.png", "other.cls", b"far", ("owl",)),
+        ("input.jpg", "name.txt", b"in", ("x",)),
+        ("input.jpg", "kind", b"in", ("owl",)),  # a key of .json
+    ):
+        scan = scan_of(path, image=image, label=label)
+        assert scan.classes == classes
+        assert scan.source.read(scan.samples[1], 9) == content
+        assert scan.samples.fields["width"].tolist() == [0, 1]
+    for options, named in (
+        ({"label": "target.cls"}, "input.jpg and depth.png"),
+        ({"image": "input.jpg"}, "target.cls, other.cls"),
+        ({"image": "jpg", "label": "target.cls"}, "'jpg'.*'input.jpg'"),
+        ({"image": "input.jpg", "label": "nothing"}, "'nothing'"),
+    ):
+        with pytest.raises(SourceError, match=named):
+            scan_of(path, **options)
 
 
 def test_tars_of_samples_are_told_from_class_folders(raw_tree: Path, tmp_path: Path) -> None:
@@ -44,6 +180,18 @@ def test_labels_are_indices_names_or_numbers(tmp_path: Path) -> None:
         scan = scan_of(make_tar(tmp_path / "x.tar", files), **options)
         assert (scan.target, scan.classes) == (target, classes)
         assert [ref.label if classes else ref.target for ref in scan.samples] == labels
+
+
+def test_a_test_split_labelled_minus_one_is_left_out_by_name(tmp_path: Path) -> None:
+    make_tar(tmp_path / "train-0.tar", {"a.jpg": JPEG, "a.cls": b"2", "b.jpg": JPEG, "b.cls": b"0"})
+    make_tar(tmp_path / "test-0.tar", {"c.jpg": JPEG, "c.cls": b"-1"})
+    scan = scan_of(tmp_path)
+    assert [(ref.path, ref.split, ref.label) for ref in scan.samples] == [
+        ("a.jpg", "train", 2), ("b.jpg", "train", 0)
+    ]  # fmt: skip
+    assert scan.classes == ("0", "1", "2")
+    assert any("split test" in warning for warning in scan.warnings)
+    assert scan_of(tmp_path / "test-0.tar").target == "none"
 
 
 BAD: list[tuple[dict[str, bytes], dict[str, Any], list[str]]] = [

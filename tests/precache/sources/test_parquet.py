@@ -1,0 +1,98 @@
+"""What is peculiar to Parquet with pictures in it: published folders, splits, classes, what is missing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from precache import SettingError, SourceError, convert, open_dataset
+from precache.errors import ImageError
+from precache.sources.shard_files import find_split
+from tests.conftest import small_recipe
+from tests.precache.pictures.drawing import encoded
+from tests.precache.sources.archives import put, scan_of
+from tests.precache.sources.objects import picture
+from tests.precache.sources.tables import write_parquet, write_pictures
+
+CLASSES = ["zebra", "ant"]  # in an order of its own
+PNGS = [encoded(picture(shade * 20)) for shade in range(6)]
+
+
+def publish(folder: Path, labels: dict[str, list[Any]]) -> Path:
+    """Files with as many pictures as labels, by name."""
+    for name, own in labels.items():
+        pictures = [{"bytes": PNGS[row], "path": None} for row in range(len(own))]
+        write_pictures(folder / name, {"image": pictures, "label": own}, CLASSES)
+    return folder
+
+
+def test_published_files_are_splits_with_the_names_of_classes(tmp_path: Path) -> None:
+    names = ["data/train-00000-of-00002", "data/train-00001-of-00002", "data/validation-00000-of-00001"]
+    publish(tmp_path / "set", {f"{name}.parquet": [1, 0, 1] for name in names})
+    put(tmp_path / "set", {"README.md": b"", ".gitattributes": b""})
+    scan = scan_of(tmp_path / "set")
+    assert scan.classes == tuple(CLASSES)
+    assert [ref.split for ref in scan.samples] == ["train"] * 6 + ["val"] * 3
+    assert scan.samples.labels.tolist() == [1, 0, 1] * 3
+    assert [scan.source.read(ref, 999) for ref in scan.samples] == PNGS[:3] * 3
+    assert f"{names[1]}.parquet: row 2" in scan.source.where(scan.samples[5])
+    one = scan_of(tmp_path / "set" / f"{names[2]}.parquet")
+    assert one.samples.split_names == (find_split(names[2]),) == ("val",)
+
+
+def test_samples_labelled_minus_one_are_left_out_by_their_split(tmp_path: Path) -> None:
+    """As in test splits of Hugging Face, where -1 says that there is no label."""
+    labels = {"train-0.parquet": [1, 0, -1], "test-0.parquet": [-1, -1], "validation-0.parquet": [0, None]}
+    folder, out = publish(tmp_path / "set", labels), tmp_path / "out"
+    scan = scan_of(folder)
+    assert {(ref.id, ref.split, ref.label) for ref in scan.samples} == {
+        (2, "train", 1), (3, "train", 0), (5, "val", 0)
+    }  # fmt: skip
+    (warning,) = scan.warnings
+    assert "4 samples of 7" in warning
+    assert "split test" in warning
+    assert scan.scanned == len(scan.samples) + len(scan.ignored) == 7
+    done = convert(folder, out, small_recipe("shards", size=8), workers=0)
+    assert done.manifest.classes == tuple(CLASSES)
+    assert open_dataset(out).read_index().labels.min() >= 0
+    for path, options in ((folder, {"target": "none"}), (folder / "test-0.parquet", {})):
+        scan = scan_of(path, **options)
+        assert scan.target == "none"
+        assert len(scan.samples) == scan.scanned
+
+
+def test_pictures_may_be_files_or_missing(tmp_path: Path) -> None:
+    put(tmp_path, {"a/pics/1.png": PNGS[1], "b/pics/1.png": PNGS[2]})
+    pictures: list[Any] = [{"bytes": PNGS[0], "path": "pics/1.png"}, {"bytes": None, "path": "pics/1.png"}]
+    pictures += [None, {"bytes": None, "path": None}, {"bytes": None, "path": "gone.png"}]
+    path = write_pictures(tmp_path / "a/t.parquet", {"image": pictures, "label": [*"abaab"]})
+    for options, second in (({}, PNGS[1]), ({"root": str(tmp_path / "b")}, PNGS[2])):
+        scan = scan_of(path, **options)
+        assert [scan.source.read(ref, 999) for ref in list(scan.samples)[:2]] == [PNGS[0], second]
+        for row in (2, 3, 4):
+            with pytest.raises(ImageError, match=rf"t\.parquet: row {row}: has no picture"):
+                scan.source.read(scan.samples[row], 999)
+
+
+def test_columns_of_bytes_are_told_from_columns_of_paths(tmp_path: Path) -> None:
+    put(tmp_path, {"1.png": PNGS[1]})
+    columns: dict[str, list[Any]] = {"path": ["1.png"], "thumbnail": [PNGS[0]], "label": [1]}
+    path = write_pictures(tmp_path / "t.parquet", columns, CLASSES)
+    scan = scan_of(path)
+    assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[1], tuple(CLASSES))
+    scan = scan_of(path, image="thumbnail")
+    assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[0], tuple(CLASSES))
+    folder = tmp_path / "paths"
+    folder.mkdir()
+    write_parquet(folder / "t.parquet", {"path": ["1.png"]})
+    with pytest.raises(SourceError, match=r"t\.parquet: has no column of pictures"):
+        scan_of(folder)
+    with pytest.raises(SettingError, match="--mask thumbnail"):
+        scan_of(path, image="thumbnail", mask="thumbnail")
+
+
+def test_files_of_other_columns_or_classes_are_refused(tmp_path: Path) -> None:
+    publish(tmp_path, {"0.parquet": [0, 1]})
+    write_pictures(tmp_path / "1.parquet", {"image": PNGS[:1], "label": [0]}, [*reversed(CLASSES)])
+    with pytest.raises(SourceError, match=r"1\.parquet: .*0\.parquet"):
+        scan_of(tmp_path)

@@ -18,6 +18,7 @@ from precache.dataset.index import (
     SampleIndex,
     ShardRows,
     SourceState,
+    damaged,
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
@@ -112,9 +113,15 @@ class ConvertedDataset:
             DatasetError: the index is damaged.
         """
         whole = self._read(lambda file: self._rows(file).whole())
+        shards = self.manifest.shards
+        removed_of = np.bincount(
+            np.repeat(shards.splits, shards.samples)[~whole.served], minlength=len(shards.split_names)
+        )
+        if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
+            path = self.path / self.manifest.index.name
+            raise damaged(path, "other samples are removed than the manifest says")
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
-            shards = self.manifest.shards
             chosen &= np.repeat(shards.of_split(split), shards.samples)
         return whole if chosen.all() else whole.select(chosen)
 
@@ -146,7 +153,7 @@ class ConvertedDataset:
     def _rows(self, file: IndexFile) -> ShardRows:
         shards = self.manifest.shards
         assert shards.checksums is not None
-        return ShardRows(file, shards.samples, shards.checksums, shards.file_name)
+        return ShardRows(file, shards.samples, shards.checksums, shards.file_name, self.manifest.limits)
 
     def _read(self, read: Callable[[IndexFile], T]) -> T:
         """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""

@@ -252,7 +252,9 @@ def _set_file(name: str, before: bytes, changed: bytes) -> Forge:
     def forge(path: Path) -> None:
         (path / name).write_bytes(changed)
         arrays = _arrays(path)
-        arrays[f"{SHARD}bytes"], arrays[f"{SHARD}crc32c"] = (arrays[f"{SHARD}{n}"].copy() for n in ("bytes", "crc32c"))
+        arrays[f"{SHARD}bytes"], arrays[f"{SHARD}crc32c"] = (
+            arrays[f"{SHARD}{n}"].copy() for n in ("bytes", "crc32c")
+        )
         column = 1 if name.endswith(".idx") else 0
         arrays[f"{SHARD}bytes"][0, column] = len(changed)
         arrays[f"{SHARD}crc32c"][0, column] = int(crc32c(changed), 16)
@@ -276,7 +278,10 @@ def _changed_shards(suffix: str, content: bytes) -> Iterator[tuple[str, bytes]]:
                 changed = json.loads(content[8:4096])
                 _parent(changed, place)[place[-1]] = value
                 text = json.dumps(changed, separators=(",", ":")).encode().ljust(4088)
-                yield f"{'.'.join(map(str, place))} = {value!r:.30}", content[:8] + text[:4088] + content[4096:]
+                yield (
+                    f"{'.'.join(map(str, place))} = {value!r:.30}",
+                    content[:8] + text[:4088] + content[4096:],
+                )
         for length in (0, 2**31, 2**63 - 1, 2**64 - 1):
             yield f"header of {length}", length.to_bytes(8, "little") + content[8:]
         for name in set(header) - {"images"}:
@@ -291,22 +296,39 @@ def _changed_shards(suffix: str, content: bytes) -> Iterator[tuple[str, bytes]]:
         for at, word in enumerate(words):
             for number in (*NUMBERS, "x", 10**30, "9" * 5000):
                 if word.strip().isdigit():
-                    changed = [*words[:at], f"{number}\n" if word.endswith("\n") else f"{number}", *words[at + 1 :]]
+                    changed = [
+                        *words[:at],
+                        f"{number}\n" if word.endswith("\n") else f"{number}",
+                        *words[at + 1 :],
+                    ]
                     yield f"word {at} = {number!r:.30}", " ".join(map(str, changed)).encode()
         yield "empty", b""
         yield "binary", bytes(range(256))
     elif suffix == ".tar":
         for member in tarfile.open(fileobj=io.BytesIO(content)).getmembers()[:4]:
-            for number in (b"77777777777", b"00000000000", b"-0000000001", b"\x80" + b"\xff" * 10, b"x" * 11, b" " * 11):
+            for number in (
+                b"77777777777",
+                b"00000000000",
+                b"-0000000001",
+                b"\x80" + b"\xff" * 10,
+                b"x" * 11,
+                b" " * 11,
+            ):
                 at = member.offset + 124
                 yield f"size of {member.name} = {number!r}", content[:at] + number + content[at + 11 :]
             for name in (b"", b"99999999999999999999.jpg", b"x.json", b"-1.json", b"\xff.json"):
                 at = member.offset
-                yield f"name of {member.name} = {name!r}", content[:at] + name.ljust(100, b"\0") + content[at + 100 :]
+                yield (
+                    f"name of {member.name} = {name!r}",
+                    content[:at] + name.ljust(100, b"\0") + content[at + 100 :],
+                )
             if member.name.endswith(".cls"):
                 for number in (b"-9", b"9" * 30, b"1_0", b"\xff", b""):
                     at = member.offset_data
-                    yield f"{member.name} = {number!r}", content[:at] + number.ljust(512, b"\0") + content[at + 512 :]
+                    yield (
+                        f"{member.name} = {number!r}",
+                        content[:at] + number.ljust(512, b"\0") + content[at + 512 :],
+                    )
     else:
         for number in NUMBERS:
             length = (number % 2**64).to_bytes(8, "little")

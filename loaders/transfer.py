@@ -265,7 +265,7 @@ class Fields:
             if name == self._data.boxes:
                 assert self._data.rendering is not None
                 sizes = self._index["source_sizes"][rows]
-                stored = moved(column.select(rows), sizes, self._data.rendering)
+                stored = moved(column.select(rows), sizes, self._data.rendering, cut=True)
                 each = enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True))
                 followed = [self._follow(stored.array(row), *how) for row, how in each]
                 fields[name] = [found for found, _ in followed]

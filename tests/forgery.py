@@ -3,9 +3,12 @@
 import io
 import json
 import math
+import re
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import numpy as np
 
 from precache.dataset.index import ENDS, SHARD, checksum_of, parse_header, write_arrays
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.errors import PrecacheError
+from precache.errors import DatasetError
 from precache.formats import FORMATS
 from precache.formats.tfrecord import _masked_crc
 from precache.storage import crc32c
@@ -21,42 +24,15 @@ from tests.damage import edit_manifest
 
 VALUES: tuple[Any, ...] = (
     *(-1, 0, 1, 3, 2**31, 2**36, 2**62, 2**63 - 1, 2**64, 10**400, 0.5, 1e300, math.nan, math.inf),
-    *(
-        True,
-        None,
-        "",
-        "x",
-        "\ud800",
-        "train",
-        [],
-        [-1],
-        [2**62, 2**62],
-        [None],
-        {},
-        {"train": -1},
-        {"": 2**40},
-    ),
+    *(True, None, "", "x", "\ud800", "train", [], [-1], [2**62, 2**62], [None], {}, {"train": -1}),
+    *("U8", "F64", "I32", [2**40], [1], [0, 0], [0, 2**62], [-8, 0], [8, 0], {"": 2**40}),
 )
-"""What a leaf of the manifest is changed to."""
+"""What a value of JSON is changed to."""
 NUMBERS = (
-    -(2**63),
-    -(2**31),
-    -2,
-    -1,
-    0,
-    1,
-    2,
-    255,
-    2**16,
-    2**31 - 1,
-    2**31,
-    2**36,
-    2**40,
-    2**62,
-    2**63 - 1,
-    2**64 - 1,
+    *(-(2**63), -(2**31), -2, -1, 0, 1, 2, 255, 2**16, 2**31 - 1, 2**31, 2**36, 2**40, 2**62),
+    *(2**63 - 1, 2**64 - 1),
 )
-"""What a number in a column of the index is changed to, where its type has it."""
+"""What a number in a column, or in a shard, is changed to, where its type has it."""
 
 Forge = Callable[[Path], None]
 
@@ -120,7 +96,7 @@ def of_header(path: Path) -> Iterator[tuple[str, Forge]]:
     _, header, _ = _parts(path)
     for name in header:
         for place in _places(header[name]):
-            for value in (*VALUES, "U8", "F64", "I32", [2**40], [1], [0, 0], [0, 2**62], [-8, 0], [8, 0]):
+            for value in VALUES:
                 yield f"{name}.{'.'.join(map(str, place))} = {value!r:.30}", _set_header(name, place, value)
         yield f"{name} removed", _set_header(name, (), None)
 
@@ -175,7 +151,7 @@ def of_columns(path: Path) -> Iterator[tuple[str, Forge]]:
 
 
 def _arrays(path: Path) -> dict[str, Any]:
-    entry, header, rest = _parts(path)
+    entry, _, rest = _parts(path)
     start = (path / entry["name"]).stat().st_size - len(rest)
     places = parse_header((path / entry["name"]).read_bytes()[:start], start + len(rest))
     return {
@@ -211,143 +187,126 @@ def _set_column(name: str, how: str, number: int) -> Forge:
 
 
 def write(path: Path, arrays: dict[str, Any]) -> None:
-    """Write the index anew of these columns, as well as their checksums can be computed."""
+    """Write the index anew of these columns, with the checksums that they have, as far as they have any."""
     entry = json.loads((path / MANIFEST_NAME).read_bytes())["index"]
     samples = {name: array for name, array in arrays.items() if name not in entry["columns"]}
     others = {name: array for name, array in arrays.items() if name in entry["columns"]}
-    sums = others[f"{SHARD}checksums"].copy()
-    if sums.ndim == 2 and sums.shape[1] == len(samples):
-        try:
-            counts = others[f"{SHARD}samples"].reshape(-1)
-            starts = np.concatenate(([0], np.cumsum(counts.astype(np.int64))))
-            for number, name in enumerate(sorted(samples)):
-                bounds = starts
-                if (ends := samples.get(f"{ENDS}{name}")) is not None:
-                    bounds = np.concatenate((np.zeros(1, np.int64), ends.reshape(-1).astype(np.int64)))[
-                        starts
-                    ]
-                rows = np.ascontiguousarray(samples[name])
-                row = rows.itemsize * math.prod(rows.shape[1:])
-                content = rows.reshape(-1).view(np.uint8).data
-                pairs = zip(bounds[:-1].tolist(), bounds[1:].tolist())
-                for shard, (first, last) in enumerate(pairs):
-                    if shard < len(sums):
-                        sums[shard, number] = checksum_of(content[first * row : last * row])
-        except IndexError:
-            pass
-        others[f"{SHARD}checksums"] = sums
-    written = write_arrays(path / entry["name"], samples, others)
-    edit_manifest(path, index=asdict(written))
+    sums, counts = others[f"{SHARD}checksums"].copy(), others[f"{SHARD}samples"].reshape(-1)
+    with suppress(IndexError, ValueError, OverflowError):  # they do not fit together
+        for number, name in enumerate(sorted(samples)):
+            bounds = np.concatenate(([0], np.cumsum(counts.astype(np.int64))))
+            if (ends := samples.get(f"{ENDS}{name}")) is not None:
+                bounds = np.concatenate((np.zeros(1, np.int64), ends.reshape(-1).astype(np.int64)))[bounds]
+            rows = np.ascontiguousarray(samples[name])
+            bounds = bounds * (rows.itemsize * math.prod(rows.shape[1:]))
+            content = rows.reshape(-1).view(np.uint8).data
+            for shard, (first, last) in enumerate(pairwise(bounds.tolist())):
+                sums[shard, number] = checksum_of(content[first:last])
+    others[f"{SHARD}checksums"] = sums
+    edit_manifest(path, index=asdict(write_arrays(path / entry["name"], samples, others)))
 
 
 def of_shards(path: Path) -> Iterator[tuple[str, Forge]]:
     """A number in the first shard, or in the index beside it, changed: of a header, a length, a JPEG."""
+    change = {
+        ".safetensors": _pixels_changed,
+        ".idx": _index_changed,
+        ".tar": _tar_changed,
+        ".tfrecord": _records_changed,
+    }
     for file in sorted(path.glob("train-00000.*")):
-        content = file.read_bytes()
-        for what, changed in _changed_shards(file.suffix, content):
-            yield f"{file.name}: {what}", _set_file(file.name, content, changed)
+        for what, changed in change[file.suffix](file.read_bytes()):
+            yield f"{file.name}: {what}", _set_file(file.name, changed)
 
 
-def _set_file(name: str, before: bytes, changed: bytes) -> Forge:
+def _set_file(name: str, changed: bytes) -> Forge:
     def forge(path: Path) -> None:
         (path / name).write_bytes(changed)
-        arrays = _arrays(path)
-        arrays[f"{SHARD}bytes"], arrays[f"{SHARD}crc32c"] = (
-            arrays[f"{SHARD}{n}"].copy() for n in ("bytes", "crc32c")
-        )
-        column = 1 if name.endswith(".idx") else 0
+        arrays = {column: array.copy() for column, array in _arrays(path).items()}
+        column = int(name.endswith(".idx"))
         arrays[f"{SHARD}bytes"][0, column] = len(changed)
         arrays[f"{SHARD}crc32c"][0, column] = int(crc32c(changed), 16)
-        try:
-            form = FORMATS[json.loads((path / MANIFEST_NAME).read_bytes())["recipe"]["format"]]
-            sums = [checksum_of(sample.data) for sample in form.read_shard(path / name)]
-            arrays["checksums"] = arrays["checksums"].copy()
-            arrays["checksums"][: len(sums)] = sums[: len(arrays["checksums"])]
-        except (PrecacheError, Exception):
-            pass
+        form = FORMATS[json.loads((path / MANIFEST_NAME).read_bytes())["recipe"]["format"]]
+        with suppress(DatasetError):
+            for row, sample in enumerate(form.read_shard(path / name)):
+                arrays["checksums"][row : row + 1] = checksum_of(sample.data)
         write(path, arrays)
 
     return forge
 
 
-def _changed_shards(suffix: str, content: bytes) -> Iterator[tuple[str, bytes]]:
-    if suffix == ".safetensors":
-        header = json.loads(content[8:4096])
-        for place in _places(header):
-            for value in (*VALUES, [2**40], [0, 2**62]):
-                changed = json.loads(content[8:4096])
-                _parent(changed, place)[place[-1]] = value
-                text = json.dumps(changed, separators=(",", ":")).encode().ljust(4088)
-                yield (
-                    f"{'.'.join(map(str, place))} = {value!r:.30}",
-                    content[:8] + text[:4088] + content[4096:],
-                )
-        for length in (0, 2**31, 2**63 - 1, 2**64 - 1):
-            yield f"header of {length}", length.to_bytes(8, "little") + content[8:]
-        for name in set(header) - {"images"}:
-            first, last = header[name]["data_offsets"]
-            width = (last - first) // math.prod(header[name]["shape"])
-            for number in NUMBERS:
-                written = (number % (1 << 8 * width)).to_bytes(width, "little")
-                for at in (4096 + first, 4096 + last - width):
-                    yield f"{name} at {at} = {number}", content[:at] + written + content[at + width :]
-    elif suffix == ".idx":
-        words = content.decode().split(" ")
-        for at, word in enumerate(words):
-            for number in (*NUMBERS, "x", 10**30, "9" * 5000):
-                if word.strip().isdigit():
-                    changed = [
-                        *words[:at],
-                        f"{number}\n" if word.endswith("\n") else f"{number}",
-                        *words[at + 1 :],
-                    ]
-                    yield f"word {at} = {number!r:.30}", " ".join(map(str, changed)).encode()
-        yield "empty", b""
-        yield "binary", bytes(range(256))
-    elif suffix == ".tar":
-        for member in tarfile.open(fileobj=io.BytesIO(content)).getmembers()[:4]:
-            for number in (
-                b"77777777777",
-                b"00000000000",
-                b"-0000000001",
-                b"\x80" + b"\xff" * 10,
-                b"x" * 11,
-                b" " * 11,
-            ):
-                at = member.offset + 124
-                yield f"size of {member.name} = {number!r}", content[:at] + number + content[at + 11 :]
-            for name in (b"", b"99999999999999999999.jpg", b"x.json", b"-1.json", b"\xff.json"):
-                at = member.offset
-                yield (
-                    f"name of {member.name} = {name!r}",
-                    content[:at] + name.ljust(100, b"\0") + content[at + 100 :],
-                )
-            if member.name.endswith(".cls"):
-                for number in (b"-9", b"9" * 30, b"1_0", b"\xff", b""):
-                    at = member.offset_data
-                    yield (
-                        f"{member.name} = {number!r}",
-                        content[:at] + number.ljust(512, b"\0") + content[at + 512 :],
-                    )
-    else:
-        for number in NUMBERS:
-            length = (number % 2**64).to_bytes(8, "little")
-            yield f"length = {number}", length + _masked_crc(length).to_bytes(4, "little") + content[12:]
-        first = int.from_bytes(content[:8], "little")
-        for at in (*range(30), *range(first - 90, first)):
-            for byte in (0, 1, 8, 10, 127, 128, 255):
-                data = bytearray(content[12 : 12 + first])
-                data[at] = byte
-                crc = _masked_crc(bytes(data)).to_bytes(4, "little")
-                yield f"byte {at} = {byte}", content[:12] + bytes(data) + crc + content[16 + first :]
-    if suffix in (".tar", ".tfrecord"):
-        start = content.index(b"\xff\xd8\xff")
-        at = content.index(b"\xff\xc0", start) + 5
-        for sides in ((65500, 65500), (0, 0), (1, 65535), (8000, 8000), (15, 16)):
-            written = b"".join(side.to_bytes(2, "big") for side in sides)
-            changed = content[:at] + written + content[at + 4 :]
-            if suffix == ".tfrecord":
-                first = int.from_bytes(content[:8], "little")
-                crc = _masked_crc(changed[12 : 12 + first]).to_bytes(4, "little")
-                changed = changed[: 12 + first] + crc + changed[16 + first :]
-            yield f"JPEG of {sides}", changed
+def _pixels_changed(content: bytes) -> Iterator[tuple[str, bytes]]:
+    header = json.loads(content[8:4096])
+    for place in _places(header):
+        for value in VALUES:
+            changed = json.loads(content[8:4096])
+            _parent(changed, place)[place[-1]] = value
+            text = json.dumps(changed, separators=(",", ":")).encode().ljust(4088)[:4088]
+            yield f"{'.'.join(map(str, place))} = {value!r:.30}", content[:8] + text + content[4096:]
+    for number in NUMBERS:
+        yield f"header of {number}", _number(number, 8) + content[8:]
+        for name in ("labels", "ids", "offsets", "shapes"):
+            first, last = (4096 + place for place in header[name]["data_offsets"])
+            width = 4 if name == "shapes" else 8
+            for at in (first, last - width):
+                changed_at = content[:at] + _number(number, width) + content[at + width :]
+                yield f"{name} at {at} = {number}", changed_at
+
+
+def _index_changed(content: bytes) -> Iterator[tuple[str, bytes]]:
+    words = re.split(rb"(\d+)", content)
+    for at in range(1, len(words), 2):
+        for number in (*NUMBERS, "x", 10**30, "9" * 5000, ""):
+            yield (
+                f"word {at} = {number!r:.30}",
+                b"".join((*words[:at], str(number).encode(), *words[at + 1 :])),
+            )
+    yield "empty", b""
+    yield "binary", bytes(range(256))
+
+
+def _tar_changed(content: bytes) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(fileobj=io.BytesIO(content)) as tar:
+        members = tar.getmembers()[:4]
+    sizes = (b"7" * 11, b"0" * 11, b"-0000000001", b"\x80" + b"\xff" * 10, b"x" * 11, b" " * 11)
+    names = (b"", b"9" * 20 + b".jpg", b"x.json", b"-1.json", b"\xff.json")
+    for member in members:
+        for number in sizes:
+            yield f"size of {member.name} = {number!r}", _with(content, member.offset + 124, number)
+        for name in names:
+            yield f"name of {member.name} = {name!r}", _with(content, member.offset, name.ljust(100, b"\0"))
+        if member.name.endswith(".cls"):
+            for label in (b"-9", b"9" * 30, b"1_0", b"\xff", b""):
+                changed = _with(content, member.offset_data, label.ljust(512, b"\0"))
+                yield f"{member.name} = {label!r}", changed
+    yield from _jpeg_changed(content)
+
+
+def _records_changed(content: bytes) -> Iterator[tuple[str, bytes]]:
+    for number in NUMBERS:
+        length = _number(number, 8)
+        yield f"length = {number}", length + _number(_masked_crc(length), 4) + content[12:]
+    stop = 12 + int.from_bytes(content[:8], "little")
+    changes = [
+        (f"byte {at} = {byte}", _with(content, at, bytes([byte])))
+        for at in (*range(12, 42), *range(stop - 90, stop))
+        for byte in (0, 1, 8, 10, 127, 128, 255)
+    ]
+    for what, changed in (*changes, *_jpeg_changed(content)):
+        yield what, _with(changed, stop, _number(_masked_crc(changed[12:stop]), 4))
+
+
+def _jpeg_changed(content: bytes) -> Iterator[tuple[str, bytes]]:
+    """The first JPEG in a file says that it is of another size."""
+    at = content.index(b"\xff\xc0", content.index(b"\xff\xd8\xff")) + 5
+    for sides in ((65500, 65500), (0, 0), (1, 65535), (8000, 8000), (15, 16)):
+        written = b"".join(side.to_bytes(2, "big") for side in sides)
+        yield f"JPEG of {sides}", _with(content, at, written)
+
+
+def _with(content: bytes, at: int, new: bytes) -> bytes:
+    return content[:at] + new + content[at + len(new) :]
+
+
+def _number(number: int, width: int) -> bytes:
+    return (number % (1 << 8 * width)).to_bytes(width, "little")

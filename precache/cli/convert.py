@@ -21,7 +21,7 @@ from precache.cli.commandline import (
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
-from precache.errors import SettingError
+from precache.errors import SettingError, shell_command
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
@@ -220,6 +220,9 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
     )
+    if result.duplicates is not None and result.duplicates.in_labels and not result.duplicates.in_splits:
+        remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        note(f"{destination}: {result.duplicates}; list them: {remedy}")
     for line in lines_of_nodes(result.nodes):
         note(f"  {line}")
     for rejected in manifest.rejected[:10]:

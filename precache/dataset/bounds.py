@@ -75,6 +75,13 @@ _COLUMNS: dict[str, tuple[Any, tuple[str | int, ...]]] = {
     },
 }
 """Dtype and shape of the columns of an index; those of targets and fields are told by their kinds."""
+_TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
+    "class": {},
+    "classes": {"targets": ("ragged",)},
+    "number": {"targets": ("int", "float", "vector")},
+    "none": {},
+}
+"""Kinds of the column of targets."""
 
 
 def check_content(content: Any) -> None:
@@ -126,56 +133,52 @@ def _check_form(value: Any, form: Any, name: str) -> None:
 
 
 def check_places(
-    places: Mapping[str, Place], content: Mapping[str, Any], sizes: dict[str, int], varies: bool
+    places: Mapping[str, Place], content: Mapping[str, Any], sizes: Mapping[str, int], varies: bool
 ) -> None:
     """Compare the columns of an index with what the manifest says that they are.
 
     Args:
-        sizes: how many `files` a shard has and `columns` the samples.
+        sizes: how many `files` a shard has, `columns` the samples, and `pictures` the source.
         varies: whether the stored pictures have sizes of their own.
     """
-    named = {f"value:{name}": kind for name, kind in content["fields"].items()}
-    target, sizes = content["target"], {**sizes}
-    needed = {name for name in _COLUMNS if not name.startswith(("rejected:", "ignored:", "ends:r", "ends:i"))}
-    needed -= {"mask_checksums", "removed"}
-    if not varies:
-        needed -= {"shapes", "shard:largest"}
-    if content["removed"]:
-        needed.add("removed")
-    for part in ("rejected", "ignored"):
-        if content["counts"][part]:
-            needed |= {name for name in _COLUMNS if name.removeprefix("ends:").startswith(f"{part}:")}
-            sizes[part] = content["counts"][part]
-    needed |= {*named, *(["targets"] if target in ("classes", "number") else [])}
-    known = {name for name in places if name.startswith("ends:") and name.removeprefix("ends:") in needed}
-    if missing := sorted(needed - places.keys()):
-        raise ValueError(f"column {missing[0]} is missing")
-    if unknown := sorted(places.keys() - needed - known - {"mask_checksums", "removed"}):
-        raise ValueError(f"column {unknown[0]!r:.99} is none of an index")
+    left_out = {part for part in ("rejected", "ignored") if not content["counts"][part]}
+    left_out |= {"shapes", "shard:largest"} if not varies else set()
+    left_out |= {"removed"} if not content["removed"] else set()
+    due = {
+        name: column
+        for name, column in _COLUMNS.items()
+        if name not in left_out and name.removeprefix("ends:").partition(":")[0] not in left_out
+    }
+    kinds = {f"value:{name}": (kind,) for name, kind in content["fields"].items()} | _TARGETS[
+        content["target"]
+    ]
+    for name, known in kinds.items():
+        dtype, shape = places.get(name, (_INT, ()))
+        has_ends = f"ends:{name}" in places
+        if _kind(dtype, shape, has_ends) not in known or (name == "targets" and has_ends and len(shape) > 1):
+            raise ValueError(f"column {name!r:.99} is {dtype} {[*shape]}, expected {' or '.join(known)}")
+        due[name] = dtype, (shape if has_ends else ("samples", *shape[1:]))
+        if has_ends:
+            due[f"ends:{name}"] = np.int64, ("samples",)
+    for name in sorted(due.keys() ^ places.keys()):
+        if name != "mask_checksums":
+            raise ValueError(
+                f"column {name!r:.99} is {'missing' if name in due else 'none of such an index'}"
+            )
+    found = {**sizes, **{part: content["counts"][part] for part in ("rejected", "ignored")}}
     for name, (dtype, shape) in places.items():
-        if name in named or name == "targets":
-            found = _kind(dtype, shape, f"ends:{name}" in places)
-            kinds = {"classes": ("ragged",), "number": ("int", "float", "vector")}
-            if found not in ((named[name],) if name in named else kinds[target]):
-                raise ValueError(f"column {name} is {dtype} {[*shape]}, no {named.get(name, target)}")
-            if name == "targets" and target == "classes" and (dtype != _INT or len(shape) > 1):
-                raise ValueError(f"column targets is {dtype} {[*shape]}, no indices of classes")
-            due: tuple[Any, tuple[str | int, ...]] = (dtype, shape)
-            if f"ends:{name}" not in places:
-                due = dtype, ("samples", *shape[1:])
-        else:
-            due = _COLUMNS.get(name, (np.int64, ("samples",)))  # the latter: ends of targets and fields
-        if dtype != np.dtype(due[0]) or len(shape) != len(due[1]):
-            raise ValueError(f"column {name} is {dtype} {[*shape]}, expected {np.dtype(due[0])} {[*due[1]]}")
-        for count, expected in zip(shape, due[1], strict=True):
-            size = sizes.setdefault(expected, count) if isinstance(expected, str) else expected
-            if count != size:
-                raise ValueError(f"column {name} has {count:,} {expected}, expected {size:,}")
-    boxes = content["source_options"].get("boxes")
-    if boxes is not None:
-        dtype, shape = places.get(f"value:{boxes}", (_INT, ()))
-        if named.get(f"value:{boxes}") != "ragged" or (shape[1:] != (4,) and shape[0]):
-            raise ValueError(f"boxes {boxes!r:.99} are no field of lists of four numbers")
+        as_written, sides = due[name]
+        if dtype != np.dtype(as_written) or len(shape) != len(sides):
+            raise ValueError(f"column {name!r:.99} is {dtype} {[*shape]}, expected {np.dtype(as_written)}")
+        for count, side in zip(shape, sides, strict=True):
+            expected = found.setdefault(side, count) if isinstance(side, str) else side
+            if count != expected:
+                raise ValueError(f"column {name!r:.99} has {count:,} {side}, expected {expected:,}")
+    boxes = f"value:{content['source_options'].get('boxes')}"
+    if "boxes" in content["source_options"]:
+        shape = places[boxes][1] if kinds.get(boxes) == ("ragged",) else ()
+        if shape[1:] != (4,) and shape[:1] != (0,):
+            raise ValueError(f"{boxes!r:.99} is no field of boxes")
 
 
 def _kind(dtype: np.dtype[Any], shape: tuple[int, ...], has_ends: bool) -> str:
@@ -224,7 +227,7 @@ class Limits:
             raise ValueError(f"{values.min():,} in column {name}")
         if high is not None and len(values) and values.max() >= high:
             raise ValueError(f"{values.max():,} in column {name}, expected less than {high:,}")
-        if name == "ids" and len(np.unique(values)) < len(values):
+        if name == "ids" and (np.diff(np.sort(values)) == 0).any():
             raise ValueError("a sample is there twice")
         if column.kind == "text" and name != "paths":
             _check_text(column)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from precache.dataset.duplicates import COLUMNS, Duplicates, find_duplicates
 from precache.dataset.files import FileEntry, in_folder
 from precache.dataset.index import (
     IndexFile,
@@ -124,6 +125,16 @@ class ConvertedDataset:
         if split is not None:
             chosen &= np.repeat(shards.of_split(split), shards.samples)
         return whole if chosen.all() else whole.select(chosen)
+
+    def find_duplicates(self) -> Duplicates:
+        """The pictures of equal content; of the index the columns that tell them are read, and no others.
+
+        Raises:
+            DatasetError: the index is damaged.
+        """
+        shards = self.manifest.shards
+        index = self._read(lambda file: self._rows(file).whole(COLUMNS))
+        return find_duplicates(index, np.repeat(shards.splits, shards.samples))
 
     def open_index(self, split: str) -> SampleIndex:
         """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.

@@ -56,7 +56,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -168,7 +168,7 @@ class SampleIndex:
     columns: Mapping[str, Column]
 
     def __len__(self) -> int:
-        return len(self.columns["ids"])
+        return len(next(iter(self.columns.values())))
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -448,10 +448,11 @@ class ShardRows:
         vars(self).update(state)
         self._begin()
 
-    def whole(self) -> SampleIndex:
-        """All samples, in memory."""
+    def whole(self, names: Collection[str] | None = None) -> SampleIndex:
+        """All samples, in memory; with those columns of `names` that there are, default all."""
         last = len(self._starts) - 1
-        return SampleIndex({name: self.read(name, 0, last) for name in self._columns()})
+        chosen = [name for name in self._columns() if names is None or name in names]
+        return SampleIndex({name: self.read(name, 0, last) for name in chosen})
 
     def in_pieces(self, chosen: npt.NDArray[np.bool_]) -> SampleIndex:
         """The samples of the shards that are chosen, each of which is read when a row of it is asked for."""

@@ -184,14 +184,16 @@ def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe) ->
     if f"{SHARD}largest" in file.places:
         columns["largest"] = file.read(f"{SHARD}largest")
     table = ShardTable(split_names, suffixes_of(FORMATS[recipe.format]), **columns)
-    if problem := _problem(table, file.places["ids"].shape[0], recipe):
-        raise damaged(file.path, problem)
+    try:
+        _check(table, file.places["ids"].shape[0], recipe)
+    except ValueError as error:
+        raise damaged(file.path, str(error)) from error
     return table
 
 
-def _problem(table: ShardTable, samples: int, recipe: Recipe) -> str:
-    """What a table of the shards of so many samples says that cannot be; empty if nothing."""
-    numbers = {
+def _check(table: ShardTable, samples: int, recipe: Recipe) -> None:
+    """Raise ValueError unless this can be the table of the shards of so many samples."""
+    numbers: dict[str, tuple[npt.NDArray[Any], int, int]] = {
         "samples": (table.samples, 1, samples),
         "split": (table.splits, 0, len(table.split_names) - 1),
         "number": (table.numbers, 0, _MOST_NUMBER),
@@ -200,21 +202,22 @@ def _problem(table: ShardTable, samples: int, recipe: Recipe) -> str:
     }
     for name, (values, low, high) in numbers.items():
         if len(values) and not low <= int(values.min()) <= int(values.max()) <= high:
-            return f"{name} of shards from {values.min():,} to {values.max():,}, not from {low:,} to {high:,}"
+            raise ValueError(
+                f"{name} of shards from {values.min():,} to {values.max():,}, not from {low:,} to {high:,}"
+            )
     if int(table.samples.sum()) != samples:
-        return f"shards of {int(table.samples.sum()):,} samples, expected {samples:,}"
-    if len(np.unique(table.splits)) < len(table.split_names):
-        return "a split without shards"
-    if len(np.unique((table.splits.astype(np.int64) << 32) + table.numbers)) < len(table):
-        return "a shard is there twice"
+        raise ValueError(f"shards of {int(table.samples.sum()):,} samples, expected {samples:,}")
     if table.bytes.sum(dtype=np.float64) > _MOST_BYTES:
-        return f"shards of more than {_MOST_BYTES:,} bytes"
+        raise ValueError(f"shards of more than {_MOST_BYTES:,} bytes")
+    if (np.bincount(table.splits, minlength=len(table.split_names)) == 0).any():
+        raise ValueError("a split without shards")
+    if (np.diff(np.sort((table.splits.astype(np.int64) << 32) + table.numbers)) == 0).any():
+        raise ValueError("a shard is there twice")
     if recipe.stored_size is not None:
         pixels_bytes = math.prod(sides(recipe.stored_size)) * recipe.pixel_bytes
         most_bytes = most_pixels_bytes(table.bytes[:, 0], holds_pixels=FORMATS[recipe.format].holds_pixels)
         if (table.samples * pixels_bytes > most_bytes).any():
-            return "shards of fewer bytes than their samples have"
-    return ""
+            raise ValueError("shards of fewer bytes than their samples have")
 
 
 def _number(shard: ShardEntry) -> int:

@@ -18,8 +18,8 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 START = b"\xff\xd8\xff"
 EXIF_ORIENTATION = 0x0112
 MOST_EXPANSION = 2048
-"""More bytes of pixels than one byte of a JPEG becomes: each block of 64 values takes a bit or more, and at most
-6 of 10 blocks' values are left out where colour has a lower resolution."""
+"""Bytes of pixels for each byte of a JPEG, at most: a block of 64 values takes a bit or more, and at most 10
+blocks stand for 32 x 16 pixels."""
 _BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
 _END = b"\xff\xd9"
 # Headers that may hold an orientation.

@@ -53,9 +53,9 @@ def render_mask(source: Source, ref: SampleRef, size: tuple[int, int], how: Rend
 class MaskedSource:
     """`source`, and the masks of its pictures in `folder`.
 
-    They lie under the paths of the pictures but for the extension, or with another one behind it: `1.jpg` has
-    `1.png`, `1.PNG` or `1.jpg.png`. Or a table has a column of their paths, relative to `folder` as those of its
-    pictures are.
+    They lie under the paths of the pictures with another extension, or with one more: that of `1.jpg` is
+    `1.png`, `1.PNG` or `1.jpg.png`. Or a table has a column of their paths, relative to `folder` as those of
+    its pictures are.
 
     Attributes:
         column: the name of that column.
@@ -151,7 +151,7 @@ class MaskedSource:
         return name, None if status is None else status[0]
 
     def _found_names(self, samples: Samples) -> Iterator[str]:
-        """The name in the folder of the mask of each sample; where there is none, the one that is tried first."""
+        """The name in the folder of each sample's mask; where there is none, the one that is tried first."""
         listed = lru_cache(_FOLDERS)(_list_masks)
         for ref in samples:
             folder, name = os.path.split(ref.path)
@@ -161,7 +161,7 @@ class MaskedSource:
 
 
 def _list_masks(folder: str) -> dict[str, str]:
-    """The masks in a folder, by their names without the extension; of several the one of the first extension."""
+    """The masks in a folder by their names without the extension: of several, one of the first extension."""
     try:
         names = steadily(lambda: os.listdir(folder), folder)
     except SourceError as error:

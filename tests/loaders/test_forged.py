@@ -1,4 +1,4 @@
-"""A dataset from a stranger, whose checksums fit what it says: it is used, or refused by name, and no more."""
+"""A dataset from a stranger, whose checksums fit what it says: it is used, or refused by its path."""
 
 import random
 import resource
@@ -27,7 +27,7 @@ KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
     "columns": forgery.of_columns,
     "shards": forgery.of_shards,
 }
-QUICK = 100
+QUICK = 60
 MOST_BYTES = 3 << 30
 """More than the process has: threads and libraries take some. What forgeries ask for is more."""
 SIDE = 16
@@ -126,7 +126,7 @@ USES: dict[str, Callable[[Path], object]] = {
 
 
 def check_case(original: Path, forge: forgery.Forge, uses: Iterable[str], folder: Path) -> list[str]:
-    """What a forgery of `original` makes of each of the `uses` that is no error of this project with a path."""
+    """What a forgery of `original` makes of `uses` that is neither right nor an error that names its path."""
     path, wrong = folder / "forged" / "set", []
     for use in ("open", *uses):
         shutil.rmtree(path.parent, ignore_errors=True)

@@ -95,7 +95,7 @@ def test_masks_are_found_under_the_names_that_tools_give(trees: Trees, tmp_path:
     assert verify_deep(found.path, trees.photos, workers=0).problems == ()
     for path in copy.masks.glob("*/*"):
         path.rename(path.with_name(f"{path.stem}_labels{path.suffix}"))
-    with pytest.raises(SourceError, match="a/00.png.*--mask COLUMN"):
+    with pytest.raises(SourceError, match=r"a/00\.png.*--mask COLUMN"):
         make(copy, tmp_path / "none", "shards")
 
 

@@ -208,10 +208,9 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     for gap in gaps(scan, done.manifest) if done.published else ():
         warn(f"{destination}: {gap}")
     if done.duplicates is not None and done.duplicates.in_splits:
-        warn(
-            f"{destination}: {done.duplicates}, so that training sees what it is validated on; list them: "
-            f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
-        )
+        remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        unfair = "so that validation may see what training has seen"
+        warn(f"{destination}: {done.duplicates}, {unfair}; list them: {remedy}")
     return replace(done, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes)
 
 

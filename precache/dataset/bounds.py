@@ -138,7 +138,7 @@ def check_places(
     """Compare the columns of an index with what the manifest says that they are.
 
     Args:
-        sizes: how many `files` a shard has, `columns` the samples, and `pictures` the source.
+        sizes: how many `files` a shard has, and `columns` the samples.
         varies: whether the stored pictures have sizes of their own.
     """
     left_out = {part for part in ("rejected", "ignored") if not content["counts"][part]}

@@ -23,7 +23,7 @@ whole of what is stored, and they are of that then:
 
     mask     uint8 [n, height, width] of `batch.images`, and on their device
     boxes    a list of n tensors, float32 [m, 4]: left, top, right and bottom in pixels of what is served, cut
-             off at its edges; those outside are gone. NAME_kept has the numbers of those that are left,
+             off where it or the picture ends; those outside are gone. NAME_kept has the numbers of those that are left,
              int64 [m], so that other fields can follow: `labels[kept]`
 """
 
@@ -289,7 +289,7 @@ class Fields:
             if name == self._data.boxes:
                 assert self._data.rendering is not None
                 sizes = self._index["source_sizes"][rows]
-                stored = moved(column.select(rows), sizes, self._data.rendering)
+                stored = moved(column.select(rows), sizes, self._data.rendering, cut=True)
                 each = enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True))
                 followed = [self._follow(stored.array(row), *how) for row, how in each]
                 fields[name] = [found for found, _ in followed]

@@ -84,7 +84,7 @@ def edit_samples(path: Path, **columns: Column) -> None:
 def _index_arrays(path: Path, entry: IndexEntry) -> tuple[dict[str, Any], dict[str, Any]]:
     """The columns of samples, and the others."""
     content = (path / entry.name).read_bytes()
-    places = parse_header(content[: 8 + int.from_bytes(content[:8], "little")])
+    places = parse_header(content[: 8 + int.from_bytes(content[:8], "little")], len(content))
     arrays = {
         name: np.frombuffer(content, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
         for name, place in places.items()

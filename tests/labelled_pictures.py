@@ -13,8 +13,8 @@ SIZES = ((60, 44), (44, 60), (50, 50), (97, 33), (40, 40), (33, 64))
 """(width, height) of the pictures, in turns."""
 PICTURES = 12
 BLOCK, STEP = 11, 80
-BOX = (10, 8, 26, 24)
-"""A bright square in each picture that is drawn for its box."""
+BOXES = ((10, 8, 26, 24), (-7, 8, 9, 30), (12, -5, 31, 11), (20, 20, 200, 200))
+"""In turns, a bright square in each picture that is drawn for its box; it may reach out of the picture."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ def save_mask(labels: Pixels, number: int, stem: Path) -> None:
 
 
 def draw_boxed(number: int) -> Image.Image:
-    """Black with a white square where BOX is."""
+    """Black with a white square where its box is."""
     width, height = SIZES[number % len(SIZES)]
     pixels = np.zeros((height, width, 3), np.uint8)
-    left, top, right, bottom = BOX
-    pixels[top:bottom, left:right] = 255
+    left, top, right, bottom = BOXES[number % len(BOXES)]
+    pixels[max(top, 0) : bottom, max(left, 0) : right] = 255
     return Image.fromarray(pixels)
 
 

@@ -147,19 +147,30 @@ def check_command(
     type=click.Path(path_type=Path),
     help="Write a web page: pictures, splits, classes, sizes, what was left out.",
 )
+@click.option(
+    "--duplicates",
+    type=click.Path(path_type=Path),
+    help="Write a CSV file of the pictures of equal content: group, split, label, path.",
+)
 @click.option("--all-classes", is_flag=True, help="Show every class, not the first few.")
-def inspect_command(dst: Location, as_json: bool, html: Path | None, all_classes: bool) -> None:
+def inspect_command(
+    dst: Location, as_json: bool, html: Path | None, duplicates: Path | None, all_classes: bool
+) -> None:
     """Show what the converted dataset in DST holds, as a table, as JSON or as a web page with pictures."""
     from precache.dataset import inspection
 
     check_output(html)
+    check_output(duplicates)
     dataset = precache.open_dataset(dst)
+    if duplicates is not None:
+        found = inspection.write_duplicates(dataset, duplicates)
+        click.echo(printable(f"{duplicates}: {found}"), err=as_json)
     if html is not None:
         inspection.write_html(dataset, html, all_classes=all_classes)
         click.echo(printable(f"{html}: {human_bytes(html.stat().st_size)}"), err=as_json)
     if as_json:
         click.echo(json.dumps(inspection.summary(dataset.manifest), indent=1))
-    elif html is None:
+    elif html is None and duplicates is None:
         _print_tables(dataset, inspection.facts(dataset), all_classes)
 
 

@@ -24,7 +24,7 @@ from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
-from precache.errors import SettingError
+from precache.errors import SettingError, shell_command
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.kinds import looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
@@ -234,6 +234,9 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
     )
     if result.deeper:
         note(f"  {line_of_deeper(result.deeper)}")
+    if result.duplicates is not None and result.duplicates.in_labels and not result.duplicates.in_splits:
+        remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        note(f"{destination}: {result.duplicates}; list them: {remedy}")
     for line in lines_of_nodes(result.nodes):
         note(f"  {line}")
     for rejected in manifest.rejected[:10]:

@@ -59,6 +59,7 @@ from precache.conversion.url import (
 from precache.dataset import boxes
 from precache.dataset.columns import Column
 from precache.dataset.converted import is_converted, open_dataset
+from precache.dataset.duplicates import Duplicates, find_duplicates
 from precache.dataset.index import (
     REJECTED_NAME,
     VALUE,
@@ -75,7 +76,7 @@ from precache.dataset.index import (
 from precache.dataset.manifest import Manifest, Update, write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
-from precache.errors import DatasetError, SettingError, check_open_files, check_share
+from precache.errors import DatasetError, SettingError, check_open_files, check_share, shell_command
 from precache.formats import FORMATS
 from precache.pictures import images
 from precache.pictures.kinds import made_by
@@ -101,14 +102,16 @@ class Conversion:
         elapsed_s: wall time of this call.
         nodes: with the engine `ray`, pictures per second of each node that had some, by its name.
         deeper: pictures of a source tree that lie in a folder of their class folder.
+        duplicates: the pictures of equal content; None if the dataset was already finished.
     """
 
     manifest: Manifest
     converted: int
     published: bool
-    elapsed_s: float
+    elapsed_s: float = 0.0
     nodes: dict[str, float] = field(default_factory=dict)
     deeper: int = 0
+    duplicates: Duplicates | None = None
 
 
 @tells(nothing_lost)
@@ -190,7 +193,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             if isinstance(destination, Url):
                 check_writable(destination)
                 check_apart(opened, destination)
-                manifest, converted = _convert_at(job, destination, overwrite, update)
+                done = _convert_at(job, destination, overwrite, update)
             else:
                 destination = resolve(destination)
                 check_apart(opened, destination)
@@ -198,11 +201,14 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
                     # first, so that no lock file is put beside a folder that is not ours
                     check_empty(destination)
                 with hold_lock(destination):
-                    manifest, converted = _convert(job, destination, overwrite, update)
-    for gap in gaps(scan, manifest) if converted is not None else ():
+                    done = _convert(job, destination, overwrite, update)
+    for gap in gaps(scan, done.manifest) if done.published else ():
         warn(f"{destination}: {gap}")
-    elapsed_s = time.perf_counter() - start_s
-    return Conversion(manifest, converted or 0, converted is not None, elapsed_s, job.nodes, scan.deeper)
+    if done.duplicates is not None and done.duplicates.in_splits:
+        remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        unfair = "so that validation may see what training has seen"
+        warn(f"{destination}: {done.duplicates}, {unfair}; list them: {remedy}")
+    return replace(done, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
 
 
 def _scanned(
@@ -263,8 +269,8 @@ class _Job:
     nodes: dict[str, float] = field(default_factory=dict)
 
 
-def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
-    """The dataset in the locked destination, and how many pictures were converted; None if it was there."""
+def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> Conversion:
+    """Convert into the locked destination, unless the dataset is there."""
     finish_swap(destination)
     folder, plan, names = destination, None, frozenset[str]()
     finished = is_converted(destination)
@@ -280,32 +286,33 @@ def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> tup
         check_files(dataset)
         plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
         if plan is None:
-            return dataset.manifest, None
+            return Conversion(dataset.manifest, 0, published=False)
         scan, rejected, names = plan.difference.scan, plan.rejected, dataset.manifest.own_names
         job = replace(job, scan=scan, plan=plan.plan, target=plan.target, rejected=rejected)
     elif finished and not overwrite:
-        return check_finished(destination, job.scan, job.target, job.options, job.limit), None
+        manifest = check_finished(destination, job.scan, job.target, job.options, job.limit)
+        return Conversion(manifest, 0, published=False)
     done = _carry_out(job, FilesInFolder(folder, names), overwrite, plan)
     if folder != destination:
         swap_in(destination, folder)
     return done
 
 
-def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> tuple[Manifest, int | None]:
+def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversion:
     """As `_convert`, into an object storage, see `precache.conversion.url`."""
     with locked_working_folder(url) as folder:
         if is_converted(url):
             refuse_change(url, overwrite=overwrite, update=update)
             manifest = check_finished(url, job.scan, job.target, job.options, job.limit)
             remove_if_same(folder, job.target)
-            return manifest, None
+            return Conversion(manifest, 0, published=False)
         return _carry_out(job, FilesAtUrl(url, folder), overwrite)
 
 
 def _carry_out(
     job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool, update: UpdatePlan | None = None
-) -> tuple[Manifest, int]:
-    """Write what is missing of a conversion, or an update, and commit it; the pictures converted, too."""
+) -> Conversion:
+    """Write what is missing of a conversion, or an update, and commit it."""
     with (
         Journal(files, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
         _tells_of_faults(files.folder, journal.how_much_is_kept),
@@ -313,13 +320,13 @@ def _carry_out(
         for name in update.dataset.manifest.replaced_files if update else ():  # by an earlier update
             (files.folder / name).unlink(missing_ok=True)
         converted = _write_shards(job, journal)
-        manifest = _commit(job, journal.finished, files.folder, update)
+        manifest, duplicates = _commit(job, journal.finished, files.folder, update)
         if isinstance(files.place, Url):
             publish(files.place, files.folder)
             remove_working_folder(files.folder)
         else:
             journal.remove()
-    return manifest, converted
+    return Conversion(manifest, converted, published=True, duplicates=duplicates)
 
 
 def _write_shards(job: _Job, journal: Journal) -> int:
@@ -380,7 +387,7 @@ def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) ->
 
 def _commit(
     job: _Job, written: Mapping[str, WrittenShard], folder: Path, update: UpdatePlan | None = None
-) -> Manifest:
+) -> tuple[Manifest, Duplicates]:
     """Check that the counts add up, then write the index and, last, the manifest; in place of the one before.
 
     Args:
@@ -424,8 +431,8 @@ def _commit(
     table = ShardTable.of(entries, FORMATS[plan.recipe.format])
     table = replace(table, largest=_largest(index, table))
     others = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
-    splits_of_gone = np.repeat(table.splits, table.samples)[~index.served]
-    gone = np.bincount(splits_of_gone, minlength=len(table.split_names)).tolist()
+    split_of = np.repeat(table.splits, table.samples)
+    gone = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
     manifest = Manifest(
         recipe=plan.recipe,
         made_by=made_by() if before is None else before.made_by,
@@ -451,7 +458,7 @@ def _commit(
         (folder / REJECTED_NAME).unlink(missing_ok=True)
     write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)
-    return manifest
+    return manifest, find_duplicates(index, split_of)
 
 
 def _indexed(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from precache.dataset.duplicates import COLUMNS, Duplicates, find_duplicates
 from precache.dataset.files import FileEntry, Held, in_folder
 from precache.dataset.index import (
     IndexFile,
@@ -18,6 +19,7 @@ from precache.dataset.index import (
     SampleIndex,
     ShardRows,
     SourceState,
+    damaged,
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
@@ -177,11 +179,27 @@ class ConvertedDataset:
             DatasetError: the index is damaged.
         """
         whole = self._read(lambda file: self._rows(file).whole())
+        shards = self.manifest.shards
+        removed_of = np.bincount(
+            np.repeat(shards.splits, shards.samples)[~whole.served], minlength=len(shards.split_names)
+        )
+        if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
+            path = self.path / self.manifest.index.name
+            raise damaged(path, "other samples are removed than the manifest says")
         chosen = np.ones(len(whole), np.bool_) if removed else whole.served
         if split is not None:
-            shards = self.manifest.shards
             chosen &= np.repeat(shards.of_split(split), shards.samples)
         return whole if chosen.all() else whole.select(chosen)
+
+    def find_duplicates(self) -> Duplicates:
+        """The pictures of equal content; of the index the columns that tell them are read, and no others.
+
+        Raises:
+            DatasetError: the index is damaged.
+        """
+        shards = self.manifest.shards
+        index = self._read(lambda file: self._rows(file).whole(COLUMNS))
+        return find_duplicates(index, np.repeat(shards.splits, shards.samples))
 
     def open_index(self, split: str) -> SampleIndex:
         """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.
@@ -218,7 +236,7 @@ class ConvertedDataset:
     def _rows(self, file: IndexFile) -> ShardRows:
         shards = self.manifest.shards
         assert shards.checksums is not None
-        return ShardRows(file, shards.samples, shards.checksums, shards.file_name)
+        return ShardRows(file, shards.samples, shards.checksums, shards.file_name, self.manifest.limits)
 
     def _read(self, read: Callable[[IndexFile], T]) -> T:
         """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""

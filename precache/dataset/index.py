@@ -56,7 +56,7 @@ import math
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -67,6 +67,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from precache.dataset.bounds import Limits
 from precache.dataset.columns import Column, Pieces
 from precache.dataset.files import FileEntry, Held
 from precache.errors import DatasetError, SampleError, SourceError
@@ -87,6 +88,7 @@ _TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # what the stock reader takes
 _FIRST_BYTES = 1 << 16  # hold the header of any usual index
+_MOST_WORDS = 200  # characters of an error that quotes what the file says
 _CACHED_BYTES = 16 << 20  # of rows, in each process
 _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
@@ -124,7 +126,7 @@ class IndexEntry(FileEntry):
     columns: dict[str, str] = field(default_factory=dict)
 
 
-class _Place(NamedTuple):
+class Place(NamedTuple):
     """Where an array lies: `start` is its first byte in the file."""
 
     dtype: np.dtype[Any]
@@ -166,7 +168,7 @@ class SampleIndex:
     columns: Mapping[str, Column]
 
     def __len__(self) -> int:
-        return len(self.columns["ids"])
+        return len(next(iter(self.columns.values())))
 
     def __getitem__(self, name: str) -> Column:
         return self.columns[name]
@@ -369,12 +371,12 @@ class IndexFile:
             self._places = _read_header(path, entry)
 
     @property
-    def names(self) -> list[str]:
-        """Of the columns that are not of the samples."""
-        return list(self._entry.columns)
+    def places(self) -> dict[str, Place]:
+        """Of all columns, by name."""
+        return self._places
 
     @property
-    def sample_columns(self) -> dict[str, _Place]:
+    def sample_columns(self) -> dict[str, Place]:
         """Those of the samples, with the columns of their ends, by name."""
         return {name: place for name, place in self._places.items() if name not in self._entry.columns}
 
@@ -386,13 +388,18 @@ class IndexFile:
         """
         place = self._places[name]
         content = self.read_rows(name, 0, place.shape[0])
+        if name not in self._entry.columns:
+            raise damaged(self.path, f"column {name} has no checksum")
         if f"{checksum_of(content):016x}" != self._entry.columns[name]:
             raise damaged(self.path, f"column {name} does not match its checksum")
         return np.frombuffer(content, place.dtype).reshape(place.shape)
 
     def read_text(self, name: str) -> Column:
         """As `read`, of text."""
-        return Column(self.read(name), self.read(f"{ENDS}{name}"))
+        values, ends = self.read(name), self.read(f"{ENDS}{name}")
+        if (np.diff(ends, prepend=0) < 0).any() or ends.max(initial=0) > len(values):
+            raise damaged(self.path, f"the values of column {name} end where there are none")
+        return Column(values, ends)
 
     def read_rows(self, name: str, first: int, last: int) -> bytes:
         """The bytes of the rows from `first` to before `last` of a column, compared with nothing."""
@@ -412,6 +419,7 @@ class ShardRows:
         samples: int64 [s], how many each shard of the dataset holds.
         checksums: uint64 [s, c], see the module.
         file_name: gives the name of the shard of a number; can be pickled.
+        limits: that the rows keep.
     """
 
     def __init__(
@@ -420,8 +428,9 @@ class ShardRows:
         samples: Ints,
         checksums: Checksums,
         file_name: Callable[[int], str],
+        limits: Limits,
     ) -> None:
-        self._file, self._checksums, self._file_name = file, checksums, file_name
+        self._file, self._checksums, self._file_name, self._limits = file, checksums, file_name, limits
         self._places = file.sample_columns
         self._number_of = {name: number for number, name in enumerate(sorted(self._places))}
         self._starts = np.concatenate(([0], np.cumsum(samples)))
@@ -439,10 +448,11 @@ class ShardRows:
         vars(self).update(state)
         self._begin()
 
-    def whole(self) -> SampleIndex:
-        """All samples, in memory."""
+    def whole(self, names: Collection[str] | None = None) -> SampleIndex:
+        """All samples, in memory; with those columns of `names` that there are, default all."""
         last = len(self._starts) - 1
-        return SampleIndex({name: self.read(name, 0, last) for name in self._columns()})
+        chosen = [name for name in self._columns() if names is None or name in names]
+        return SampleIndex({name: self.read(name, 0, last) for name in chosen})
 
     def in_pieces(self, chosen: npt.NDArray[np.bool_]) -> SampleIndex:
         """The samples of the shards that are chosen, each of which is read when a row of it is asked for."""
@@ -458,7 +468,7 @@ class ShardRows:
         return SampleIndex(found)
 
     def read(self, name: str, first: int, last: int) -> Column:
-        """A column of the shards from number `first` to before `last`, compared with their checksums.
+        """A column of the shards from number `first` to before `last`, compared with checksums and limits.
 
         Raises:
             IndexFileError: they cannot be read, or are not as they were written.
@@ -473,9 +483,16 @@ class ShardRows:
                 row = int(bounds[0])
                 before = int.from_bytes(self._file.read_rows(f"{ENDS}{name}", row - 1, row), "little")
             ends = np.concatenate(([before], ends))
+            if ends[0] < 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > self._places[name].shape[0]:
+                raise damaged(self._file.path, f"the values of column {name} end where there are none")
             values = self._compared(name, ends[bounds - bounds[0]], first)
             ends = ends[1:] - before
-        return Column(values, ends)
+        column = Column(values, ends)
+        try:
+            self._limits.check(name, column, first, bounds[:-1] - bounds[0])
+        except ValueError as error:
+            raise damaged(self._file.path, str(error)[:_MOST_WORDS]) from error
+        return column
 
     def _columns(self) -> list[str]:
         return [name for name in self._places if not name.startswith(ENDS)]
@@ -551,7 +568,7 @@ def read_rejected(file: IndexFile) -> tuple[Rejected, ...]:
     Raises:
         IndexFileError: they cannot be read, or are not as they were written.
     """
-    ids = file.read("rejected:ids").tolist() if "rejected:ids" in file.names else ()
+    ids = file.read("rejected:ids").tolist() if "rejected:ids" in file.places else ()
     return tuple(
         Rejected(*text, number) for text, number in zip(_read_texts(file, "rejected"), ids, strict=True)
     )
@@ -584,24 +601,38 @@ def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
 
 
 def _read_texts(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
-    if f"{section}:paths" not in file.names:
+    if f"{section}:paths" not in file.places:
         return ()
-    paths, reasons = (
-        [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(len(column))]
-        for column in (file.read_text(f"{section}:{name}") for name in ("paths", "reasons"))
-    )
+    columns = [file.read_text(f"{section}:{name}") for name in ("paths", "reasons")]
+    try:
+        paths, reasons = (
+            [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(len(column))]
+            for column in columns
+        )
+    except UnicodeDecodeError as error:
+        raise damaged(file.path, f"{section}: {error}") from error
     return tuple(zip(paths, reasons, strict=True))
 
 
-def parse_header(header: bytes) -> dict[str, _Place]:
-    """Where the header of a file says that arrays lie."""
-    return {
-        name: _Place(_DTYPES[entry["dtype"]], tuple(entry["shape"]), len(header) + entry["data_offsets"][0])
-        for name, entry in json.loads(header[_LENGTH_BYTES:]).items()
-    }
+def parse_header(header: bytes, file_bytes: int) -> dict[str, Place]:
+    """Where the header of a file says that arrays lie.
+
+    Raises:
+        ValueError: in no place of a file of so many bytes, or it says something else.
+    """
+    places = {}
+    for name, entry in json.loads(header[_LENGTH_BYTES:]).items():
+        shape, (start, stop) = entry["shape"], entry["data_offsets"]
+        if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
+            raise ValueError(f"column {name!r:.99} has shape {shape!r:.99} from {start!r:.99} on")
+        place = Place(_DTYPES[entry["dtype"]], tuple(shape), len(header) + start)
+        if not shape or stop - start != shape[0] * place.row_bytes or len(header) + stop > file_bytes:
+            raise ValueError(f"column {name!r:.99} of shape {shape!r:.99} does not lie in its file")
+        places[name] = place
+    return places
 
 
-def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
+def _read_header(path: Path, entry: IndexEntry) -> dict[str, Place]:
     try:
         found_bytes = path.stat().st_size
     except OSError as error:
@@ -615,7 +646,10 @@ def _read_header(path: Path, entry: IndexEntry) -> dict[str, _Place]:
     header = start[:header_bytes] if header_bytes <= len(start) else _read_part(path, 0, header_bytes)
     if f"{checksum_of(header):016x}" != entry.header:
         raise damaged(path, "its header does not match its checksum")
-    return parse_header(header)
+    try:
+        return parse_header(header, found_bytes)
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise damaged(path, f"its header: {str(error)[:_MOST_WORDS]}") from error
 
 
 def _read_part(path: Path, start: int, count: int) -> bytes:

@@ -1,11 +1,14 @@
 """What a converted dataset holds: as JSON, as facts in words, and as one HTML page to look at."""
 
 import base64
+import csv
+import io
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from PIL import Image
 
 from precache import page
 from precache.dataset.converted import ConvertedDataset
+from precache.dataset.duplicates import Duplicates, listed
 from precache.dataset.index import SampleIndex, Sizes
 from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError, printable, shell_command
@@ -23,6 +27,7 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 from precache.recipe import Recipe
 from precache.reporting import counted, human_bytes
+from precache.storage import atomic_write
 from precache.storage.urls import Location, Url
 
 # So that a page of any number of classes takes less than a megabyte.
@@ -107,6 +112,24 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str], *, all_c
     page.write(path, page.document(title, "".join(parts), style=_STYLE))
 
 
+def write_duplicates(dataset: ConvertedDataset, path: Path) -> Duplicates:
+    """Write the pictures of equal content into a CSV file: group, split, label and path of each.
+
+    Raises:
+        DatasetError: the index is damaged.
+    """
+    found, table = dataset.find_duplicates(), dataset.manifest.shards
+    split_of = np.repeat(table.splits, table.samples)[found.rows].tolist()
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(("group", "split", "label", "path"))
+    names, index = [table.split_names[number] for number in split_of], dataset.read_index(removed=True)
+    writer.writerows(listed(found, index, names, dataset.manifest.classes))
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode(errors="backslashreplace"))
+    return found
+
+
 def facts(dataset: ConvertedDataset) -> dict[str, str]:
     """Facts on the dataset, one per line; last the command and the software that made it."""
     manifest = dataset.manifest
@@ -133,6 +156,7 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
         # its path is not on record: the same source may lie anywhere
         "source digest": f"{manifest.source_digest} (SHA-256 of its paths, sizes and labels)",
         **_updates(manifest),
+        **_duplicates(dataset),
         "stored as": _stored_as(manifest.recipe),
         **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
         "made with": f"{shell_command('precache convert SRC', dataset.place)} {manifest.to_flags()}",
@@ -155,6 +179,12 @@ def _updates(manifest: Manifest) -> dict[str, str]:
             f"{human_bytes(wasted)}; converting again with --overwrite reclaims them"
         )
     return facts
+
+
+def _duplicates(dataset: ConvertedDataset) -> dict[str, str]:
+    """How many pictures are there more than once; empty if none is."""
+    found = dataset.find_duplicates()
+    return {"duplicates": f"{found} (list them: --duplicates FILE)"} if len(found) else {}
 
 
 def _stored_as(recipe: Recipe) -> str:

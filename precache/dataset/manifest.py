@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from precache.dataset.bounds import Limits, check_content, check_places, most_pixels_bytes
 from precache.dataset.files import FileEntry, Held
 from precache.dataset.index import (
     AGAIN,
@@ -21,15 +22,18 @@ from precache.dataset.index import (
     IndexEntry,
     IndexFile,
     Rejected,
+    damaged,
     index_name,
     read_ignored,
     read_rejected,
 )
-from precache.dataset.shard_table import ShardTable, read_table
+from precache.dataset.shard_table import ShardTable, read_table, suffixes_of
 from precache.dataset.statistics import ChannelStatistics
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
+from precache.pictures.images import CHANNELS
 from precache.recipe import SPLIT_NAME, Recipe, as_flags
+from precache.reporting import counted
 from precache.storage import atomic_write
 from precache.storage.urls import Location
 
@@ -110,6 +114,24 @@ class Manifest:
     def stored_samples(self) -> int:
         """Samples in all shards, removed ones too."""
         return int(self.shards.samples.sum())
+
+    @property
+    def most_id(self) -> int:
+        """Above all ids."""
+        return self.next_id or self.scanned
+
+    @property
+    def limits(self) -> Limits:
+        """Those that the columns of its samples keep."""
+        holds_pixels = FORMATS[self.recipe.format].holds_pixels
+        return Limits(
+            ids=self.most_id,
+            classes=len(self.classes),
+            target=self.target,
+            pixel_bytes=self.recipe.pixel_bytes,
+            most_bytes=most_pixels_bytes(self.shards.bytes[:, 0], holds_pixels=holds_pixels),
+            largest=self.shards.largest,
+        )
 
     @property
     def split_samples(self) -> dict[str, int]:
@@ -232,15 +254,18 @@ def _identity(content: dict[str, Any]) -> str:
 
 
 def _decode(content: dict[str, Any], held: Held) -> Manifest:
+    check_content(content)
     entry, splits = IndexEntry(**content["index"]), tuple(content["splits"])
     if entry.name != index_name(len(content["updates"])) or not all(map(SPLIT_NAME.fullmatch, splits)):
         raise ValueError(f"index {entry.name!r:.99} and splits {splits!r:.99}: not as this project writes it")
+    recipe = Recipe(**content["recipe"])
     elsewhere = ("version", "checksum", "counts", "splits")
     with held(entry):  # once, where it must be fetched
         file = IndexFile(held, entry)
+        _check_columns(file, content, recipe)
         found: dict[str, Any] = {
             **{name: value for name, value in content.items() if name not in elsewhere},
-            "recipe": Recipe(**content["recipe"]),
+            "recipe": recipe,
             "index": entry,
             "scanned": content["counts"]["scanned"],
             "classes": tuple(content["classes"]),
@@ -252,8 +277,46 @@ def _decode(content: dict[str, Any], held: Held) -> Manifest:
                 for split, of in content["statistics"].items()
             },
             "updates": tuple(Update(**update) for update in content["updates"]),
-            "shards": read_table(file, splits, FORMATS[content["recipe"]["format"]]),
+            "shards": read_table(file, splits, recipe),
             "rejected": read_rejected(file),
             "ignored": read_ignored(file),
         }
-    return Manifest(**found)
+    manifest = Manifest(**found)
+    _check_counts(manifest, content["counts"])
+    return manifest
+
+
+def _check_columns(file: IndexFile, content: dict[str, Any], recipe: Recipe) -> None:
+    files = len(suffixes_of(FORMATS[recipe.format]))
+    sizes = {"files": files, "columns": len(file.sample_columns)}
+    places = {name: (place.dtype, place.shape) for name, place in file.places.items()}
+    try:
+        check_places(places, content, sizes, recipe.stored_size is None)
+    except ValueError as error:
+        raise damaged(file.path, str(error)[:_MOST_WORDS]) from error
+
+
+def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
+    """Raise ValueError unless the counts of a manifest are those of its index."""
+    stored = manifest.shards.samples_of_splits()
+    for split, gone in manifest.removed.items():
+        if not 0 < gone <= stored[split]:
+            raise ValueError(f"{gone:,} of {stored[split]:,} samples of {split} are removed")
+    found = {
+        "converted": manifest.samples,
+        "rejected": len(manifest.rejected),
+        "ignored": len(manifest.ignored),
+        "scanned": manifest.samples + len(manifest.rejected) + len(manifest.ignored),
+    }
+    if found != counts:
+        raise ValueError(f"counts {counts}, but its index has {found}")
+    for split, of_classes in manifest.samples_per_class.items():
+        most, served = max(of_classes, default=0), manifest.split_samples[split]
+        if most > served or (manifest.target == "class" and sum(of_classes) != served):
+            raise ValueError(f"samples_per_class of {split}: not those of {served:,} samples")
+    channels = CHANNELS[manifest.recipe.channels]
+    for split, statistics in manifest.statistics.items():
+        if not len(statistics.mean) == len(statistics.std) == channels:
+            raise ValueError(f"statistics of {split}: not of {counted(channels, 'channel')}")
+    if any(not 0 <= picture.id < manifest.most_id for picture in manifest.rejected):
+        raise ValueError(f"a rejected picture has no id from 0 to {manifest.most_id:,}")

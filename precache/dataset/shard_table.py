@@ -12,6 +12,7 @@ Of the s shards, in written order, of format with f files each, `precache.datase
     shard:checksums   uint64 [s, c]  of its rows in the columns of samples
 """
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, overload
@@ -19,12 +20,16 @@ from typing import Any, TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
+from precache.dataset.bounds import most_pixels_bytes
 from precache.dataset.files import FileEntry
-from precache.dataset.index import SHARD, Array, Checksums, IndexFile, Ints, Sizes
+from precache.dataset.index import SHARD, Array, Checksums, IndexFile, Ints, Sizes, damaged
 from precache.errors import SettingError
-from precache.formats import Format
-from precache.recipe import SPLIT_NAME
+from precache.formats import FORMATS, Format
+from precache.pictures.images import MAX_KEPT_SIDE
+from precache.pictures.sizes import sides
+from precache.recipe import SPLIT_NAME, Recipe
 
+_MOST_NUMBER, _MOST_BYTES = (1 << 31) - 1, 1 << 60
 _COLUMNS = ("splits", "numbers", "samples", "bytes", "crc32c")
 Crcs: TypeAlias = npt.NDArray[np.uint32]
 
@@ -172,16 +177,50 @@ class ShardTable(Sequence[ShardEntry]):
         return ShardEntry(name, self.split_names[self.splits[number]], int(self.samples[number]), files)
 
 
-def read_table(file: IndexFile, split_names: tuple[str, ...], form: Format) -> ShardTable:
-    """The shards of a dataset of these splits and this format.
+def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe) -> ShardTable:
+    """The shards of a dataset of these splits, made by this recipe.
 
     Raises:
-        IndexFileError: the index is damaged.
+        IndexFileError: the index is damaged, or says what cannot be.
     """
     columns: dict[str, Any] = {name: file.read(f"{SHARD}{name}") for name in (*_COLUMNS, "checksums")}
-    if f"{SHARD}largest" in file.names:
+    if f"{SHARD}largest" in file.places:
         columns["largest"] = file.read(f"{SHARD}largest")
-    return ShardTable(split_names, suffixes_of(form), **columns)
+    table = ShardTable(split_names, suffixes_of(FORMATS[recipe.format]), **columns)
+    try:
+        _check(table, file.places["ids"].shape[0], recipe)
+    except ValueError as error:
+        raise damaged(file.path, str(error)) from error
+    return table
+
+
+def _check(table: ShardTable, samples: int, recipe: Recipe) -> None:
+    """Raise ValueError unless this can be the table of the shards of so many samples."""
+    numbers: dict[str, tuple[npt.NDArray[Any], int, int]] = {
+        "samples": (table.samples, 1, samples),
+        "split": (table.splits, 0, len(table.split_names) - 1),
+        "number": (table.numbers, 0, _MOST_NUMBER),
+        "bytes": (table.bytes, 1, _MOST_BYTES),
+        "largest sides": (table.samples[:0] if table.largest is None else table.largest, 1, MAX_KEPT_SIDE),
+    }
+    for name, (values, low, high) in numbers.items():
+        if len(values) and not low <= int(values.min()) <= int(values.max()) <= high:
+            raise ValueError(
+                f"{name} of shards from {values.min():,} to {values.max():,}, not from {low:,} to {high:,}"
+            )
+    if int(table.samples.sum()) != samples:
+        raise ValueError(f"shards of {int(table.samples.sum()):,} samples, expected {samples:,}")
+    if table.bytes.sum(dtype=np.float64) > _MOST_BYTES:
+        raise ValueError(f"shards of more than {_MOST_BYTES:,} bytes")
+    if (np.bincount(table.splits, minlength=len(table.split_names)) == 0).any():
+        raise ValueError("a split without shards")
+    if (np.diff(np.sort((table.splits.astype(np.int64) << 32) + table.numbers)) == 0).any():
+        raise ValueError("a shard is there twice")
+    if recipe.stored_size is not None:
+        pixels_bytes = math.prod(sides(recipe.stored_size)) * recipe.pixel_bytes
+        most_bytes = most_pixels_bytes(table.bytes[:, 0], holds_pixels=FORMATS[recipe.format].holds_pixels)
+        if (table.samples * pixels_bytes > most_bytes).any():
+            raise ValueError("shards of fewer bytes than their samples have")
 
 
 def _number(shard: ShardEntry) -> int:

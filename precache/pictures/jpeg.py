@@ -17,6 +17,9 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 START = b"\xff\xd8\xff"
 EXIF_ORIENTATION = 0x0112
+MOST_EXPANSION = 2048
+"""Bytes of pixels for each byte of a JPEG, at most: a block of 64 values takes a bit or more, and at most 10
+blocks stand for 32 x 16 pixels."""
 _BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
 _END = b"\xff\xd9"
 # Headers that may hold an orientation.
@@ -43,6 +46,9 @@ def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
 def decode_jpeg(data: bytes, path: str, channels: int = 3) -> Pixels:
     """Pixels, grey or RGB, of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
     try:
+        height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        if height * width * channels > len(data) * MOST_EXPANSION:
+            raise ValueError(f"{width:,} x {height:,} pixels in {len(data):,} bytes")
         pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB")
     except ValueError as error:
         raise ImageError(path, f"cannot be decoded ({error})") from error

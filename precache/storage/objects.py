@@ -140,9 +140,11 @@ class ObjectStore:
             fetch(0)
             return
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            parts = [pool.submit(fetch, start) for start in starts]
+            parts = [pool.submit(fetch, start) for start in starts[:_AT_A_TIME]]
             try:
-                etags = {part.result() for part in parts}
+                etags = {parts[0].result()}  # the object is as large as said: the others can be listed
+                parts += [pool.submit(fetch, start) for start in starts[_AT_A_TIME:]]
+                etags |= {part.result() for part in parts}
             finally:
                 left.set()  # the other parts are not needed
                 pool.shutdown(cancel_futures=True)

@@ -217,6 +217,8 @@ class CachedFiles:
             return
         try:
             ranges = [(0, file.bytes)] if part is None else part.ranges()
+            if self._excess(sum(count for _, count in ranges)) > 0:  # others would go for it
+                self._compare_size(file)
             self._make_room(descriptor, file.bytes, ranges, check)
             if part is None:
                 self._download(file, temporary, descriptor, check)
@@ -296,15 +298,30 @@ class CachedFiles:
     def _remove_excess(self, needed: int) -> "Iterator[_FileInCache]":
         """Remove files until `needed` bytes fit, or nothing may go any more; those that would go next."""
         files = list(_files_in(self.folder.parent))
-        victims = self._victims(files)
+        victims, excess = self._victims(files), self._excess(needed, files)
+        while excess > 0 and (freed := _remove_first(victims)):
+            excess -= freed
+        return victims
+
+    def _excess(self, needed: int, files: "Sequence[_FileInCache] | None" = None) -> int:
+        """How many bytes are lacking so that `needed` ones fit; 0 or less if they do."""
+        files = list(_files_in(self.folder.parent)) if files is None else files
         disk = os.statvfs(self.folder)
         reserve = min(disk.f_blocks * disk.f_frsize // _RESERVE_SHARE, _MOST_RESERVE)
         excess = needed - (disk.f_bavail * disk.f_frsize - reserve)
         if self.cache.bytes is not None:
             excess = max(excess, sum(file.bytes for file in files) + needed - self.cache.bytes)
-        while excess > 0 and (freed := _remove_first(victims)):
-            excess -= freed
-        return victims
+        return excess
+
+    def _compare_size(self, file: WrittenFile) -> None:
+        """Raise StorageError unless the object has the size that its dataset says, which may be a lie."""
+        found = self._store().find(file.name)
+        if found is None or found.bytes != file.bytes:
+            got = "nothing" if found is None else f"{found.bytes:,}"
+            raise StorageError(
+                f"{self.url / file.name}: expected {file.bytes:,} bytes, got {got}; put it there again, or "
+                f"remove the dataset if it is a stranger's"
+            )
 
     def _victims(self, files: "Sequence[_FileInCache]") -> "Iterator[_FileInCache]":
         """The files in the order in which they are removed."""

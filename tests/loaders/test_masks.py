@@ -19,7 +19,7 @@ from precache.pictures.images import FITS
 from precache.sources import SourceOptions
 from tests import loader_contract as contract
 from tests.building import build_loader
-from tests.labelled_pictures import BOX, PICTURES, STEP, check_labels, draw_boxed, draw_trees
+from tests.labelled_pictures import BOXES, PICTURES, STEP, check_labels, draw_boxed, draw_trees
 from tests.loaders.arms import OF_SHARDS, with_marks
 from tests.precache.pictures.drawing import encoded
 from tests.precache.sources.listed import listed_pictures
@@ -32,7 +32,7 @@ AUGMENTATIONS: dict[str, Any] = {
 }
 STORED = 32
 OTHERS = [[1, 1, 5, 5], [30, 20, 33, 30], [-9, -9, -1, -1], [5, 5, 5, 20]]
-"""Boxes beside BOX: in a corner, at an edge, outside, without an area."""
+"""Boxes beside the first: in a corner, at an edge, outside, without an area."""
 MakeFolder = Callable[..., Path]
 
 
@@ -61,7 +61,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
 def boxed(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     """Pictures with a bright square and its box, and a black one without any."""
     drawn = [*map(draw_boxed, range(PICTURES)), Image.new("RGB", (50, 50))]
-    boxes = [*([list(BOX), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
+    boxes = [*([list(BOXES[number % len(BOXES)]), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
     kinds = [list(range(len(row))) for row in boxes]
     source = listed_pictures(tuple(map(encoded, drawn)), "none", None, {"box": boxes, "kind": kinds})
     return maker(tmp_path_factory.mktemp("boxed"), source, SourceOptions(boxes="box"))
@@ -152,6 +152,7 @@ def test_a_mask_that_changed_on_disk_is_not_served(
 # Boxes.
 
 
+@pytest.mark.filterwarnings("ignore:.*has black around")
 @pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
 @pytest.mark.parametrize(
     ("backend", "kind", "fit"),
@@ -163,14 +164,24 @@ def test_a_mask_that_changed_on_disk_is_not_served(
 def test_a_box_is_where_its_bright_square_is(
     backend: str, kind: str, fit: str, augment: str, boxed: MakeFolder, device: str
 ) -> None:
-    """To within a pixel, after every crop, resize and flip; and gone where the square is."""
-    with build(boxed(kind, fit), backend, augment=AUGMENTATIONS[augment], device=device) as loader:
+    """To within a pixel, after every crop, resize and flip; and gone where the square is.
+
+    And not in what is black around a picture that is smaller than what is served of it.
+    """
+    for size in (24, 40) if augment == "crop" else (24,):
+        check_boxes(boxed(kind, fit), backend, size, AUGMENTATIONS[augment], device)
+
+
+def check_boxes(path: Path, backend: str, size: int, augment: Any, device: str) -> None:
+    with build(
+        path, backend, size=size, crop_ratio=min(1, size / STORED), augment=augment, device=device
+    ) as loader:
         for batch in (*loader, *loader):
             for row, picture in enumerate(batch.images[:, 0].cpu().numpy()):
                 boxes, kept = batch.fields["box"][row], batch.fields["box_kept"][row]
                 assert (boxes.dtype, boxes.shape) == (torch.float32, (len(kept), 4))
                 assert kept.dtype == torch.int64
-                assert ((boxes >= 0) & (boxes <= 24)).all()
+                assert ((boxes >= 0) & (boxes <= size)).all()
                 assert (kept[1:] > kept[:-1]).all()
                 assert set(kept.tolist()) < set(range(len(batch.fields["kind"][row]) + 1))
                 assert not {3, 4} & set(kept.tolist()), "outside, and without an area"

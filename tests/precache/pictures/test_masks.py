@@ -68,6 +68,37 @@ def test_every_format_stores_the_labels_of_the_stored_pixels(fit: str, trees: Tr
     assert verify_across([tmp_path / name for name in FORMATS]) == []
 
 
+NAMES = {
+    "a/00.png": "a/00.PNG",
+    "a/02.png": "a/02.png.png",  # as annotation tools append theirs
+    "a/04.png": "a/04.png.Png",
+    "b/03.tif": "b/03.TIFF",
+    "b/07.tif": "b/07.tiff",
+    "b/11.tif": "b/11.png.TIF",
+}
+OTHERS = ("a/00.gif", "a/02.png.gif", "a/06.txt", "a/06.png.jpg", "a/006.png", "a/06_mask.png", "a/06.0.png")
+"""Of no picture, or less likely."""
+
+
+def test_masks_are_found_under_the_names_that_tools_give(trees: Trees, tmp_path: Path) -> None:
+    """And a folder where all are called otherwise is refused, with what it would take."""
+    copy = Trees(trees.photos, Path(shutil.copytree(trees.masks, tmp_path / "masks")))
+    for name, other in NAMES.items():
+        (copy.masks / name).rename(copy.masks / other)
+    for name in OTHERS:
+        (copy.masks / name).touch()
+    found, usual = (
+        make(each, tmp_path / name, "shards") for each, name in ((copy, "found"), (trees, "usual"))
+    )
+    assert found.manifest.rejected == ()
+    assert found.read_index().mask_checksums.tolist() == usual.read_index().mask_checksums.tolist()  # type: ignore[union-attr]
+    assert verify_deep(found.path, trees.photos, workers=0).problems == ()
+    for path in copy.masks.glob("*/*"):
+        path.rename(path.with_name(f"{path.stem}_labels{path.suffix}"))
+    with pytest.raises(SourceError, match=r"a/00\.png.*--mask COLUMN"):
+        make(copy, tmp_path / "none", "shards")
+
+
 SPOILT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "a/00": (lambda path: path.unlink(), "has no mask .*masks/a/00.png"),
     "a/04": (lambda path: Image.new("L", (30, 40)).save(path), "a/04.png has 30x40 pixels, .* 40x40"),

@@ -87,6 +87,29 @@ def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Pa
         cached(bucket / "b", tmp_path)
 
 
+@pytest.mark.parametrize("claimed", [SHARD_BYTES + 1, 2 * SHARD_BYTES, 2**50, 2**62])
+def test_nothing_goes_for_a_file_that_is_not_as_large_as_said(
+    claimed: int, bucket: Url, tmp_path: Path
+) -> None:
+    """A manifest may be a stranger's; what is kept of other datasets stays."""
+    honest, forged = (cached(bucket / name, tmp_path, shards=2) for name in "ab")
+    fetch(honest, *put(bucket / "a", 2))
+    (entry,) = put(bucket / "b", 1)
+    lie = FileEntry(entry.name, claimed, entry.crc32c)
+    with (
+        pytest.raises(StorageError, match=f"{bucket / 'b'}/s-0: expected {claimed:,} bytes"),
+        forged.held(lie),
+    ):
+        pass
+    with (
+        open(tmp_path / "file", "wb") as file,
+        pytest.raises(StorageError, match=f"s-0: expected {claimed:,} "),
+    ):
+        ObjectStore(bucket / "b").download(lie.name, file.fileno(), lie.bytes)
+    assert names(honest) == ["s-0", "s-1"]
+    assert names(forged) == [] == in_work(forged)
+
+
 # Several processes.
 
 FETCH = """

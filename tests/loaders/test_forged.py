@@ -1,0 +1,178 @@
+"""A dataset from a stranger, whose checksums fit what it says: it is used, or refused by its path."""
+
+import random
+import resource
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import loaders
+from precache import Recipe, SourceOptions, convert, export, open_dataset, verify
+from precache.dataset import converted as reading
+from precache.dataset import inspection
+from precache.errors import PrecacheError
+from tests import forgery
+from tests.building import build_loader
+from tests.labelled_pictures import draw_trees
+from tests.precache.sources.listed import listed
+
+KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
+    "manifest": forgery.of_manifest,
+    "header": forgery.of_header,
+    "columns": forgery.of_columns,
+    "shards": forgery.of_shards,
+}
+QUICK = 60
+MOST_BYTES = 3 << 30
+"""More than the process has: threads and libraries take some. What forgeries ask for is more."""
+SIDE = 16
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """One of each format, of each target, with fields, boxes, masks, rejected and removed pictures."""
+    root, paths = tmp_path_factory.mktemp("originals"), []
+    kept: dict[str, Any] = {"workers": 0, "max_rejects": 1, "options": SourceOptions(boxes="corners")}
+    for name, target, fit in (
+        ("shards", "class", "keep"),
+        ("webdataset", "classes", "crop"),
+        ("dali", "number", "keep"),
+    ):
+        recipe = make_recipe(name, fit)
+        convert(listed(target, missing=(3,)), root / name, recipe, **kept)
+        if name != "dali":
+            convert(listed(target, missing=(3, 8)), root / name, recipe, update=True, **kept)
+        paths.append(root / name)
+    trees = draw_trees(root)
+    masked = SourceOptions(mask=str(trees.masks))
+    convert(trees.photos, root / "masked", make_recipe("webdataset", "keep"), workers=0, options=masked)
+    return [*paths, root / "masked"]
+
+
+def make_recipe(name: str, fit: str) -> Recipe:
+    shard_bytes = 4 * SIDE * SIDE * 3
+    return Recipe(format=name, size=SIDE, fit=fit, shard_bytes=shard_bytes, splits="train=0.75,val=0.25")
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def load(path: Path, **how: Any) -> None:
+    """By the backend of its format, as far as that is installed."""
+    kind = open_dataset(path).manifest.recipe.format
+    if kind == "dali" and find_spec("nvidia") is None:
+        kind = "webdataset"
+    with build_loader(path, backend=kind, size=8, batch_size=5, workers=1, **how) as loader:
+        assert len(loader.dataset.targets) == len(loader.dataset)
+        for _ in loader:
+            pass
+
+
+def load_in_pieces(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reading, "WHOLE_SAMPLES", 0)
+        load(path)
+
+
+def read_one_by_one(path: Path) -> None:
+    dataset = loaders.ImageDataset(path, decode="tensor")
+    for number in range(len(dataset)):
+        dataset[number]
+
+
+def look_at(path: Path) -> None:
+    inspection.facts(open_dataset(path))
+    inspection.summary(open_dataset(path).manifest)
+    inspection.write_html(open_dataset(path), path.with_name("page.html"))
+
+
+def update(path: Path) -> None:
+    manifest = open_dataset(path).manifest
+    options = SourceOptions.from_json(manifest.source_options)
+    if options.mask is not None:  # no list of pictures was its source
+        return
+    source = listed(manifest.target, missing=(3, 4))
+    convert(source, path, manifest.recipe, workers=0, max_rejects=1, update=True, options=options)
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "full": partial(load, shuffle="full"),
+    "window": partial(load, shuffle="window", augment="train"),
+    "in order": partial(load, shuffle=False, augment="crop", on_error="skip"),
+    "cache": partial(load, cache="ram"),
+    "pieces": load_in_pieces,
+    "one by one": read_one_by_one,
+    "verify": verify,
+    "inspect": look_at,
+    "export": lambda path: export(path, path.with_name("tree"), workers=0),
+    "convert": lambda path: convert(
+        path, path.with_name("again"), Recipe(format="shards", size=8), workers=0
+    ),
+    "update": update,
+}
+
+
+def check_case(original: Path, forge: forgery.Forge, uses: Iterable[str], folder: Path) -> list[str]:
+    """What a forgery of `original` makes of `uses` that is neither right nor an error that names its path."""
+    path, wrong = folder / "forged" / "set", []
+    for use in ("open", *uses):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        path.parent.mkdir()
+        shutil.copytree(original, path)
+        forge(path)
+        try:
+            open_dataset(path).read_index() if use == "open" else USES[use](path)
+        except PrecacheError as error:
+            if str(path.parent) not in str(error):
+                wrong.append(f"{use}: {error}")
+        except Exception as error:
+            wrong.append(f"{use}: {error!r:.300}")
+    return wrong
+
+
+def check_cases(kind: str, originals: list[Path], folder: Path, count: int | None) -> None:
+    cases = [(path, *case) for path in originals for case in KINDS[kind](path)]
+    draw = random.Random(kind)
+    draw.shuffle(cases)
+    wrong = []
+    for path, name, forge in cases[:count]:
+        uses = draw.sample(sorted(USES), 1)
+        wrong += [f"{path.name}, {name}, {said}" for said in check_case(path, forge, uses, folder)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_forgery_is_used_or_refused_by_its_path(
+    kind: str, originals: list[Path], tmp_path: Path, little_memory: None
+) -> None:
+    check_cases(kind, originals, tmp_path, QUICK)
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_forgery_is_used_or_refused_by_its_path(
+    kind: str, originals: list[Path], tmp_path: Path, little_memory: None
+) -> None:
+    check_cases(kind, originals, tmp_path, None)
+
+
+def test_what_is_forged_is_not_what_the_checks_refuse(originals: list[Path], tmp_path: Path) -> None:
+    """Every use of an honest dataset is right."""
+    for path in originals:
+        assert check_case(path, lambda path: None, USES, tmp_path) == []

@@ -23,8 +23,8 @@ whole of what is stored, and they are of that then:
 
     mask     uint8 [n, height, width] of `batch.images`, and on their device
     boxes    a list of n tensors, float32 [m, 4]: left, top, right and bottom in pixels of what is served, cut
-             off where it or the picture ends; those outside are gone. NAME_kept has the numbers of those that are left,
-             int64 [m], so that other fields can follow: `labels[kept]`
+             off where it or the picture ends; those outside are gone. NAME_kept has the numbers of those
+             that are left, int64 [m], so that other fields can follow: `labels[kept]`
 """
 
 from collections import OrderedDict, deque
@@ -322,7 +322,7 @@ class Fields:
         places, damaged = out.numpy(), dict[int, ImageError]()
 
         def read(number: int) -> ImageError | None:
-            return self._read_mask(*asked[number], out=places[number])
+            return self._read_mask(*asked[number], places[number])
 
         wanted = np.unique(shards)
         for start in range(0, len(wanted), _OPEN_FILES):

@@ -1,7 +1,6 @@
 """Commands that answer a question: `precache verify`, `check` and `inspect`."""
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import click
 
 import precache
 from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, note, printable
-from precache.cli.convert import RAW, line_of_deeper
+from precache.cli.convert import RAW, line_of_deeper, lines_of_ignored
 from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError, SettingError, shell_command
 from precache.pictures.reading import MAX_PIXELS
@@ -153,8 +152,8 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
         console.print(f"and {more:,} more: --all-classes")
     for rejected in manifest.rejected:
         console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
-    for reason, count in Counter(reason for _, reason in manifest.ignored).most_common():
-        console.print(printable(f"ignored {count:,}: {reason}"))
+    for line in lines_of_ignored(manifest):
+        console.print(printable(line))
     console.print()
     table = Table(box=None, show_header=False)
     command = facts.pop("made with")

@@ -1,7 +1,8 @@
 """`precache convert`: its options, and what it says of what it did."""
 
 import csv
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,14 @@ from precache.cli.commandline import (
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
+from precache.dataset.manifest import Manifest
 from precache.errors import SettingError
 from precache.pictures.images import FITS, RESAMPLING
+from precache.pictures.kinds import looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
-from precache.reporting import Progress, counted, human_bytes
+from precache.reporting import Progress, counted, human_bytes, some
 from precache.sources import SourceOptions
 from precache.sources.options import help_of
 from precache.sources.splits import is_list_file
@@ -227,10 +230,25 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         note(f"  {line}")
     for rejected in manifest.rejected[:10]:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
+    for line in lines_of_ignored(manifest, pictures_only=True):
+        click.echo(printable(f"  {line}"), err=True)
     if count := len(manifest.rejected):
         left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
         listed = destination / REJECTED_NAME
         click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
+
+
+def lines_of_ignored(manifest: Manifest, *, pictures_only: bool = False) -> Iterator[str]:
+    """Yield a line for each reason why something is no sample; it names what looks like a picture.
+
+    Args:
+        pictures_only: leave out the reasons for which nothing does.
+    """
+    for reason, count in Counter(reason for _, reason in manifest.ignored).most_common():
+        pictures = [path for path, why in manifest.ignored if why == reason and looks_like_picture(path)]
+        if pictures or not pictures_only:
+            named = f" ({some(pictures)})" if pictures else ""
+            yield f"ignored {count:,}: {reason}{named}"
 
 
 def line_of_deeper(count: int) -> str:

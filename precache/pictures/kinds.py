@@ -113,6 +113,11 @@ def is_picture(name: str, prefix: bytes) -> bool:
     )
 
 
+def may_be_picture(name: str) -> bool:
+    """Whether a file of this name may be a picture that is read here; without an extension any may."""
+    return extension(name) in IMAGE_EXTENSIONS or extension(name) in ("", *_SHARED_EXTENSIONS)
+
+
 def looks_like_picture(name: str) -> bool:
     """Whether the name of a file that is not a sample is that of a picture."""
     return extension(name) in _OTHER_EXTENSIONS | IMAGE_EXTENSIONS

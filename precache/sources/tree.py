@@ -13,7 +13,8 @@ by their whole paths, in each of these the files by name. Where this differs, th
   copies: '._1.jpg' of macOS, '.ipynb_checkpoints', '@eaDir'. They are no samples and no classes.
 - A picture without an extension of its kind is one by its first bytes: Caltech-101 holds a JPEG named 'tmp'.
   `precache.pictures.kinds` lists both. Whether it can be decoded is only known when it is decoded.
-- A link that leads in a circle is not followed; `ImageFolder` follows it some 40 times.
+- A link that leads in a circle is not followed; `ImageFolder` follows it some 40 times. One that leads to
+  nothing is no sample.
 - A class without a picture is left out, with a warning; `ImageFolder` refuses the tree.
 
 Where class folders lie in folders such as `train` and `val`, these are splits: SRC/train/001.ak47/1.jpg, see
@@ -44,7 +45,7 @@ import xxhash
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, steadily
-from precache.reporting import some
+from precache.reporting import counted, some
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
@@ -424,8 +425,7 @@ class _Lister:
         if self._class_depth == 0:
             self._list_class("", path, folder)
             return
-        found: list[tuple[str, str, Entry]] = []
-        self._find_class_folders(folder, path, "", self._class_depth, found)
+        found = self._class_folders(folder, path, "", self._class_depth)
         for name, here, class_folder in sorted(found, key=lambda it: it[0]):
             self._note_twice(class_folder, here)
             self._list_class(name, here, class_folder)
@@ -438,14 +438,14 @@ class _Lister:
             if not entry.is_dir():
                 self._ignore(path, reason, missed=_looks_like_picture(entry))
             elif (skipped := _why_not_entered(entry)) is not None:
-                self._ignore(path, skipped)
+                self._ignore_folder(path, skipped)
             else:
                 waiting += ((f"{path}/{inner.name}", inner) for inner in reversed(_sorted_entries(entry)))
 
-    def _find_class_folders(
-        self, folder: Entry, path: str, name: str, depth: int, found: list[tuple[str, str, Entry]]
-    ) -> None:
-        """Add the class folders that lie `depth` folders deep in `folder`: class name, path, folder."""
+    def _class_folders(
+        self, folder: Entry, path: str, name: str, depth: int
+    ) -> Iterator[tuple[str, str, Entry]]:
+        """Yield class name, path and folder of those `depth` folders deep; ignore what lies beside them."""
         for entry in _sorted_entries(folder):
             here = _joined(path, entry.name)
             if not entry.is_dir():
@@ -453,16 +453,15 @@ class _Lister:
             elif (reason := _why_not_entered(entry)) is not None:
                 self._ignore_folder(here, reason)
             elif depth > 1:
-                self._find_class_folders(entry, here, _joined(name, entry.name), depth - 1, found)
+                yield from self._class_folders(entry, here, _joined(name, entry.name), depth - 1)
             else:
-                found.append((_joined(name, entry.name), here, entry))
+                yield _joined(name, entry.name), here, entry
 
     def _list_class(self, class_name: str, class_path: str, class_folder: Entry) -> None:
         """List all pictures below a class folder, by their folders' paths and then by name."""
         before, hashed = len(self._listed), bytearray()
-        folders = [
-            (class_path, class_folder)
-        ]  # a heap: what a folder holds has a path that sorts behind its own
+        # a heap: what lies in a folder has a path that sorts behind the folder's own
+        folders = [(class_path, class_folder)]
         subfolders: dict[str, None] = {}
         while folders:
             path, folder = heappop(folders)
@@ -517,11 +516,8 @@ class _Lister:
         if self.empty:
             yield f"{root}: class folders without a picture: {some([*map(repr, self.empty)])}"
         if self._missed:
-            count = len(self._missed)
-            what = (
-                "1 file that looks like a picture is"
-                if count == 1
-                else f"{count:,} files that look like pictures are"
+            what = counted(
+                len(self._missed), "file that looks like a picture is", "files that look like pictures are"
             )
             yield f"{root}: {what} left out: {some([f'{it.path!r} ({it.reason})' for it in self._missed])}"
         if self._loops:
@@ -656,7 +652,8 @@ def _holds_picture(folder: Entry, depth: int) -> bool:
 
 
 def _is_loose(entry: Entry) -> bool:
-    return _why_not_a_picture(entry) is None
+    """Whether this is a picture; files whose names say that they are none are not opened to know it."""
+    return kinds.may_be_picture(entry.name) and _why_not_a_picture(entry) is None
 
 
 def _joined(folder: str, name: str) -> str:

@@ -6,10 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from precache.errors import SourceError
 from precache.sources.tree import scan_tree
 from tests.command import run_here
+from tests.precache.pictures.drawing import encoded
 from tests.precache.sources.archives import JPEG, put
 
 
@@ -177,6 +179,22 @@ def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
         caplog.clear()
         run_here("precache", *command.split(), "--workers", 0, cwd=tmp_path)
         assert [line.replace(".: ", f"{tmp_path}: ", 1) for line in caplog.messages][:2] == [empty, missed]
+
+
+def test_commands_say_what_lies_deeper_and_name_pictures_in_no_class(tmp_path: Path) -> None:
+    picture = encoded(Image.new("RGB", (9, 7), "red"))
+    files = ["photos/cat/1.png", "photos/cat/more/2.png", "photos/dog/tail/ears/3.png", "photos/cover.png"]
+    put(tmp_path, dict.fromkeys(files, picture))
+    commands = {
+        "convert photos out --format shards --size 8 --workers 0": ("2 pictures lie deeper", "cover.png"),
+        "check photos --workers 0": ("2 pictures lie deeper", "all 3 pictures"),
+        "check photos --workers 0 --class-depth 2": ("1 picture lies deeper", "all 2 pictures"),
+        "inspect out": ("ignored 1: ", "cover.png"),
+    }
+    for command, expected in commands.items():
+        done = run_here("precache", *command.split(), cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert all(line in done.stdout + done.stderr for line in expected), command
 
 
 @pytest.fixture

@@ -287,7 +287,7 @@ class SplitData:
         return from_zero(positions, len(self))
 
     def select(self, positions: Positions) -> "SplitData":
-        """The samples at `positions`, ascending, alone."""
+        """The samples at `positions` alone, in this order; ascending if readers go shard by shard."""
         raw = self.kind == RAW
         known = hashlib.sha256(self.digest.encode())
         for _, block in self.ids.blocks(positions):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
@@ -197,14 +198,11 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             above, name = os.path.split(os.path.normpath(self.root))
             if self._split != "train" or not is_converted(Path(above)):
                 raise
-            try:
+            with suppress(SettingError):  # it has no such split
                 data = open_split(above, name, **of_tree)
-            except SettingError:  # it has no such split
-                data = None
-            if data is None:
-                raise
-            self._split = name
-            return data
+                self._split = name
+                return data
+            raise
 
     def _list_as_image_folder(
         self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool, given: dict[str, object]

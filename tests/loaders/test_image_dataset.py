@@ -368,25 +368,25 @@ def test_a_script_joins_root_and_split_of_what_is_read(tmp_path: Path) -> None:
         build_loader(root / "train")
 
 
-@pytest.mark.parametrize("decode", ["pil", "tensor"])
-def test_a_file_that_is_gone_or_broken_is_an_error_as_of_image_folder(decode: str, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_or_broken_is_an_error_as_of_image_folder(tmp_path: Path) -> None:
     """Scripts leave such samples out by what is raised; and it still names the file."""
     for number in range(3):
         draw(tmp_path / f"cat/{number}.png", number)
-    datasets = [ImageFolder(tmp_path), ImageDataset(tmp_path, decode=decode)]
-    (tmp_path / "cat/0.png").unlink()
-    (tmp_path / "cat/1.png").write_bytes(b"no picture")
-    for dataset in datasets:
-        for index, error in ((0, FileNotFoundError), (1, Image.UnidentifiedImageError)):
-            with pytest.raises(
-                error, match=str(tmp_path / f"cat/{index}.png") if dataset is datasets[1] else None
-            ):
+    theirs, *ours = ImageFolder(tmp_path), ImageDataset(tmp_path), ImageDataset(tmp_path, decode="tensor")
+    gone, broken = tmp_path / "cat/0.png", tmp_path / "cat/1.png"
+    gone.unlink()
+    broken.write_bytes(b"no picture")
+    for index, error, path in ((0, FileNotFoundError, gone), (1, Image.UnidentifiedImageError, broken)):
+        with pytest.raises(error):
+            theirs[index]
+        for dataset in ours:
+            with pytest.raises(error, match=str(path)) as caught:
                 dataset[index]
-            if dataset is datasets[1]:
-                with pytest.raises(error, match=f"cat/{index}.png"):
-                    list(DataLoader(Subset(dataset, [index]), batch_size=None, num_workers=1))
-                with pytest.raises(PrecacheError):
-                    pickle.loads(pickle.dumps(dataset))[index]
+            again = pickle.loads(pickle.dumps(caught.value))
+            assert (type(again), str(again)) == (caught.type, str(caught.value))
+            assert isinstance(again, PrecacheError)
+    with pytest.raises(Image.UnidentifiedImageError, match=f"^{broken}: "):
+        list(DataLoader(Subset(ours[0], [1]), batch_size=None, num_workers=1))
 
 
 @pytest.mark.parametrize("kind", PLACES)

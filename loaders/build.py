@@ -148,6 +148,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         DatasetError, SourceError: `path` does not hold what the backend reads.
         StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
         MissingDependencyError: the backend's package is not installed.
+        OpenFilesError: too many files are open; later ones at their batch.
     """
     check_given(path, precache, recipe, splits)
     recipe, splits = reconcile(recipe, splits)

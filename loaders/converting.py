@@ -221,6 +221,7 @@ class Conversion:
             return ""
         scan = scan_tree(str(data.path), 1 if self._class_depth is None else self._class_depth)
         self._check_source(scan.digest)
+        _LOGGER.info("%s: pictures with other times than when they were converted are compared", data.path)
         return next(changed_pictures(scan, ids, state.modified_ns[ids], state.checksums[ids]), "")
 
     def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not

@@ -322,7 +322,8 @@ class Fields:
         places, damaged = out.numpy(), dict[int, ImageError]()
 
         def read(number: int) -> ImageError | None:
-            return self._read_mask(*asked[number], places[number])
+            position, shard, row, box, is_mirrored = asked[number]
+            return self._read_mask(position, shard, row, box, is_mirrored, places[number])
 
         wanted = np.unique(shards)
         for start in range(0, len(wanted), _OPEN_FILES):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from precache.errors import SourceError
 from precache.pictures import kinds
+from precache.sources.options import is_table
 from precache.sources.tree import split_of
 
 
@@ -26,20 +27,24 @@ def shards_in(folder: Path, is_shard: Callable[[str], bool]) -> list[str]:
 def shards_among(paths: Iterable[str], is_shard: Callable[[str], bool]) -> list[str]:
     """Those of the paths of files in a folder that are shards, sorted.
 
-    None where a folder in it holds pictures or folders: that is a tree, and they lie beside its classes.
+    None where a folder in it holds pictures or folders: that is a tree, and they lie beside its classes. A
+    table beside pictures says something of them, and is none.
 
     Args:
         is_shard: whether a file of this name is one.
     """
-    found = []
+    found, are_pictures_beside = [], False
     for path in paths:
         *folders, name = path.split("/")
         if name.startswith(".") or any(folder.startswith((".", "_")) for folder in folders):
             continue  # img2dataset leaves a folder _tmp
         if len(folders) > 1 or (folders and kinds.looks_like_picture(name)):
             return []
+        are_pictures_beside = are_pictures_beside or kinds.looks_like_picture(name)
         if is_shard(name):
             found.append(path)
+    if are_pictures_beside:
+        found = [path for path in found if "/" in path or not is_table(Path(path))]
     return sorted(found)
 
 

@@ -40,6 +40,15 @@ def test_published_files_are_splits_with_the_names_of_classes(tmp_path: Path) ->
     assert one.samples.split_names == (find_split(names[2]),) == ("val",)
 
 
+def test_a_table_beside_pictures_is_no_shard(tmp_path: Path) -> None:
+    publish(tmp_path / "set", {"data/train-0.parquet": [1, 0]})
+    put(tmp_path / "set", {"thumbnail.png": PNGS[5]})
+    assert len(scan_of(tmp_path / "set").samples) == 2
+    publish(put(tmp_path / "loose", {"1.png": PNGS[1]}), {"features.parquet": [1, 0]})
+    (ref,) = scan_of(tmp_path / "loose", class_depth=0).samples
+    assert ref.path == "1.png"
+
+
 def test_samples_labelled_minus_one_are_left_out_by_their_split(tmp_path: Path) -> None:
     """As in test splits of Hugging Face, where -1 says that there is no label."""
     labels = {"train-0.parquet": [1, 0, -1], "test-0.parquet": [-1, -1], "validation-0.parquet": [0, None]}

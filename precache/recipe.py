@@ -35,9 +35,8 @@ SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
 """Name of a split, whatever names it: names of files begin with it."""
 _SPLIT = re.compile(rf"({SPLIT_NAME.pattern})=([0-9.]+)")
 # as people write it: 0.8, 80/20, train:80%
-_MEANT = re.compile(
-    rf"(?:({SPLIT_NAME.pattern})\s*[=: ])?\s*([0-9]{1, 9}(?:\.[0-9]{0, 9})?|\.[0-9]{1, 9})\s*%?"
-)
+_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}"
+_MEANT = re.compile(rf"(?:({SPLIT_NAME.pattern})\s*[=: ])?\s*({_NUMBER})\s*%?")
 _USUAL_SPLITS = ("train", "val", "test")
 
 

@@ -34,9 +34,8 @@ _LISTED = re.compile(r"list:[0-9a-f]{64}")
 SPLIT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]{,63}")
 """Name of a split, whatever names it: names of files begin with it."""
 _SPLIT = re.compile(rf"({SPLIT_NAME.pattern})=([0-9.]+)")
-# as people write it: 0.8, 80/20, train:80%
-_NUMBER = r"[0-9]{1,9}(?:\.[0-9]{0,9})?|\.[0-9]{1,9}"
-_MEANT = re.compile(rf"(?:({SPLIT_NAME.pattern})\s*[=: ])?\s*({_NUMBER})\s*%?")
+# as people write them: 0.8, 80/20, train:80%
+_SHARE = re.compile(rf"(?:({SPLIT_NAME.pattern})[=:\s]+)?([0-9]{{1,9}}(?:\.[0-9]{{0,9}})?|\.[0-9]{{1,9}})")
 _USUAL_SPLITS = ("train", "val", "test")
 
 
@@ -226,38 +225,35 @@ def parse_splits(text: str) -> dict[str, float]:
     except ValueError:
         shares = {}
     if len(shares) != len(parts) or min(shares.values()) <= 0 or abs(sum(shares.values()) - 1) > 1e-9:
-        raise SettingError(f"splits must be shares that sum to 1, as in {meant_splits(text)!r}, got {text!r}")
+        raise SettingError(
+            f"splits must be shares that sum to 1, as in {suggest_splits(text)!r}, got {text!r}"
+        )
     return shares
 
 
 def looks_like_splits(text: str) -> bool:
     """Whether `text` is meant to be shares, not the name of a file."""
-    return "=" in text or bool(_meant(text))
+    return "=" in text or re.search("[A-Za-z]", text) is None
 
 
-def meant_splits(text: str) -> str:
-    """Shares that sum to 1, which the writer of `text` may have meant: 'train=0.8,val=0.2' of '80/20'."""
-    parts = _meant(text)
-    numbers = [float(number) for _, number in parts]
+def suggest_splits(text: str) -> str:
+    """Shares that sum to 1, of the names and numbers in `text`: 'train=0.8,val=0.2' of '80/20' and '0.8'."""
+    parts = _SHARE.findall(text)
     names = [name or usual for (name, _), usual in zip(parts, _USUAL_SPLITS, strict=False)]
+    numbers = [float(number) for _, number in parts]
     if len(numbers) == 1 and numbers[0] > 1:
         numbers = [numbers[0] / 100]
-    total = sum(numbers)
-    spare = [name for name in _USUAL_SPLITS if name not in names]
-    if total < 1 and spare:  # what is left is a split, too
-        names, numbers, total = [*names, spare[0]], [*numbers, 1 - total], 1.0
-    shares = [round(number / total, 4) for number in numbers[:-1]] if total else []
+    unused = [name for name in _USUAL_SPLITS if name not in names]
+    if sum(numbers) < 1 and unused:  # what is left is a split, too
+        names.append(unused[0])
+        numbers.append(1 - sum(numbers))
+    if len(numbers) < 2 or len(set(names)) < len(numbers) or min(numbers) <= 0:
+        return "train=0.8,val=0.2"
+    shares = [round(number / sum(numbers), 4) for number in numbers[:-1]]
     shares.append(round(1 - sum(shares), 4))
-    if len(numbers) < 2 or len(set(names)) < len(shares) or min(shares) <= 0:
+    if min(shares) <= 0:
         return "train=0.8,val=0.2"
     return ",".join(f"{name}={share:g}" for name, share in zip(names, shares, strict=True))
-
-
-def _meant(text: str) -> list[tuple[str, str]]:
-    """Name, or '', and number of each part of `text`; none if it is something else."""
-    parts = re.split(r"[,;/+]|(?<=[0-9%])[:\s]\s*(?=[A-Za-z0-9.])", text.strip())
-    found = [_MEANT.fullmatch(part.strip()) for part in parts]
-    return [(part[1] or "", part[2]) for part in found if part is not None] if all(found) else []
 
 
 def parse_color(text: str) -> Color:

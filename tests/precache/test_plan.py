@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from precache.errors import SettingError
 from precache.plan import Grown, plan_conversion, plan_update, split_samples
-from precache.recipe import FORMAT_NAMES, Recipe, meant_splits, parse_splits
+from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
 from precache.sources.base import SampleRef, Samples
 
 SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
@@ -99,7 +99,7 @@ def test_splits_that_do_not_sum_to_1_come_back_as_what_was_meant() -> None:
 
 @given(st.text("0123456789.,=:/% ab", max_size=12))
 def test_splits_that_are_suggested_can_be_pasted(text: str) -> None:
-    assert set(parse_splits(meant_splits(text)).values()) <= {share / 10_000 for share in range(10_001)}
+    assert set(parse_splits(suggest_splits(text)).values()) <= {share / 10_000 for share in range(10_001)}
 
 
 def test_integers_of_numpy_make_the_same_recipe() -> None:

@@ -411,7 +411,7 @@ def _numbers(value: Any) -> npt.NDArray[Any]:
 def _equal(ours: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """bool [n]: whether numbers, or rows of numbers, are equal; what is no number equals itself."""
     different = (ours != others) & ~(np.isnan(ours) & np.isnan(others))
-    equal: npt.NDArray[np.bool_] = ~different.reshape(len(different), -1).any(axis=1)
+    equal: npt.NDArray[np.bool_] = ~different.any(axis=tuple(range(1, different.ndim)))
     return equal
 
 

@@ -23,8 +23,8 @@ whole of what is stored, and they are of that then:
 
     mask     uint8 [n, height, width] of `batch.images`, and on their device
     boxes    a list of n tensors, float32 [m, 4]: left, top, right and bottom in pixels of what is served, cut
-             off where it or the picture ends; those outside are gone. NAME_kept has the numbers of those
-             that are left, int64 [m], so that other fields can follow: `labels[kept]`
+             off where it or the picture ends; those outside are gone. NAME_kept has the numbers of the
+             others, int64 [m], so that other fields can follow: `labels[kept]`
 """
 
 from collections import OrderedDict, deque

@@ -169,7 +169,9 @@ def inspect_command(
         inspection.write_html(dataset, html, all_classes=all_classes)
         click.echo(printable(f"{html}: {human_bytes(html.stat().st_size)}"), err=as_json)
     if as_json:
-        click.echo(json.dumps(inspection.summary(dataset.manifest), indent=1))
+        found = dataset.find_duplicates()
+        counts = {"pictures": len(found), "in_splits": found.in_splits, "in_labels": found.in_labels}
+        click.echo(json.dumps({**inspection.summary(dataset.manifest), "duplicates": counts}, indent=1))
     elif html is None and duplicates is None:
         _print_tables(dataset, inspection.facts(dataset), all_classes)
 

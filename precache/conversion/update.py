@@ -23,7 +23,7 @@ import numpy.typing as npt
 from precache.conversion.journal import Target, recipe_differences
 from precache.dataset.columns import Column
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of
+from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of, damaged
 from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images
@@ -71,6 +71,10 @@ class KnownPictures:
         rejected = [picture.id for picture in manifest.rejected]
         ids = np.concatenate((index.ids[served], np.array(rejected, np.int64)))
         order = np.argsort(ids, kind="stable")
+        if (np.diff(ids[order]) == 0).any():
+            raise damaged(
+                dataset.path / manifest.index.name, "a picture is both rejected and served, or twice"
+            )
         rows = np.concatenate((served, np.full(len(rejected), -1)))[order]
         path_of = {picture.id: os.fsencode(picture.path) for picture in manifest.rejected}
         bounds = zip(rows.tolist(), ids[order].tolist(), strict=True)

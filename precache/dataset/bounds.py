@@ -85,10 +85,8 @@ _TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
 
 
 def check_content(content: Any) -> None:
-    """Compare the content of a manifest with its form."""
+    """Compare the content of a manifest with its form, and its parts with each other."""
     _check_form(content, _FORM, "the manifest")
-    if len(set(content["classes"])) < len(content["classes"]):
-        raise ValueError("classes: one is there twice")
     splits = content["splits"]
     if not splits or len(set(splits)) < len(splits) or set(splits) != set(content["samples_per_class"]):
         raise ValueError(f"splits {splits!r:.99} are not those of samples_per_class")
@@ -98,11 +96,9 @@ def check_content(content: Any) -> None:
     if any(len(counts) != len(content["classes"]) for counts in content["samples_per_class"].values()):
         raise ValueError("samples_per_class has other classes")
     for name, option in content["source_options"].items():
-        words = option if isinstance(option, list) else [option]
-        if not (type(option) is int and option in _COUNT) and not all(
-            isinstance(word, str) for word in words
-        ):
-            raise ValueError(f"source_options.{name} is {option!r:.99}")
+        are_texts = all(isinstance(word, str) for word in (option if isinstance(option, list) else [option]))
+        if not are_texts and not (type(option) is int and option in _COUNT):
+            raise ValueError(f"source_options: {name!r:.99} is {option!r:.99}")
 
 
 def _check_form(value: Any, form: Any, name: str) -> None:
@@ -112,24 +108,18 @@ def _check_form(value: Any, form: Any, name: str) -> None:
         right = isinstance(value, str) and value in form
     elif form is float:
         right = type(value) in (int, float) and 0 <= value <= 1
-    elif isinstance(form, list):
-        right = isinstance(value, list)
     elif isinstance(form, dict):
         right = isinstance(value, dict) and (str in form or value.keys() == form.keys())
     else:
-        right = isinstance(value, form)
+        right = isinstance(value, list if isinstance(form, list) else form)
     if not right:
-        raise ValueError(
-            f"{name} is {value!r:.99}" if not isinstance(value, dict) else f"{name}: other names"
-        )
+        raise ValueError(f"{name} is {value!r:.99}")
     if isinstance(form, list):
-        for number, each in enumerate(value):
-            _check_form(each, form[0], f"{name}[{number}]")
+        for each in value:
+            _check_form(each, form[0], f"one of {name}")
     elif isinstance(form, dict):
         for key, each in value.items():
-            _check_form(
-                each, form[str] if str in form else form[key], f"{key}" if form is _FORM else f"{name}.{key}"
-            )
+            _check_form(each, form[str if str in form else key], f"{name}: {key!r:.99}")
 
 
 def check_places(
@@ -149,22 +139,22 @@ def check_places(
         for name, column in _COLUMNS.items()
         if name not in left_out and name.removeprefix("ends:").partition(":")[0] not in left_out
     }
-    kinds = {f"value:{name}": (kind,) for name, kind in content["fields"].items()} | _TARGETS[
-        content["target"]
-    ]
+    kinds = {f"value:{name}": (kind,) for name, kind in content["fields"].items()}
+    kinds |= _TARGETS[content["target"]]
     for name, known in kinds.items():
         dtype, shape = places.get(name, (_INT, ()))
         has_ends = f"ends:{name}" in places
-        if _kind(dtype, shape, has_ends) not in known or (name == "targets" and has_ends and len(shape) > 1):
+        are_indices = dtype == _INT and len(shape) == 1
+        wrong = content["target"] == "classes" and name == "targets" and not are_indices
+        if wrong or _kind(dtype, shape, has_ends) not in known:
             raise ValueError(f"column {name!r:.99} is {dtype} {[*shape]}, expected {' or '.join(known)}")
         due[name] = dtype, (shape if has_ends else ("samples", *shape[1:]))
         if has_ends:
             due[f"ends:{name}"] = np.int64, ("samples",)
     for name in sorted(due.keys() ^ places.keys()):
         if name != "mask_checksums":
-            raise ValueError(
-                f"column {name!r:.99} is {'missing' if name in due else 'none of such an index'}"
-            )
+            problem = "is missing" if name in due else "is none of such an index"
+            raise ValueError(f"column {name!r:.99} {problem}")
     found = {**sizes, **{part: content["counts"][part] for part in ("rejected", "ignored")}}
     for name, (dtype, shape) in places.items():
         as_written, sides = due[name]

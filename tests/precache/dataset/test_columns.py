@@ -51,6 +51,15 @@ def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
             column.select(np.array([len(whole)]))
 
 
+@pytest.mark.parametrize("name", VALUES)
+def test_values_are_the_same_row_by_row_also_of_no_rows(name: str) -> None:
+    column = Column.of(VALUES[name][0])
+    assert column.same(column).tolist() == [True] * 3
+    assert column.same(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
+    none = column.select(np.empty(0, np.int64))
+    assert none.same(none).tolist() == []
+
+
 def _read(parts: list[Column], reads: list[int], number: int) -> Column:
     reads.append(number)
     return parts[number]

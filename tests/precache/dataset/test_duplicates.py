@@ -1,6 +1,7 @@
 """Pictures of equal content are found by the checksums that the index has."""
 
 import csv
+import json
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -125,6 +126,8 @@ def test_the_commands_count_them_and_write_the_list(
     assert listed.stdout.startswith("duplicates.csv: 3 pictures are there more than once: ")
     assert len((tmp_path / "duplicates.csv").read_text().splitlines()) == 1 + sum(map(len, GROUPS))
     assert "duplicates" in run_here("precache", "inspect", "out", cwd=tmp_path).stdout
+    shown = json.loads(run_here("precache", "inspect", "out", "--json", cwd=tmp_path).stdout)
+    assert shown["duplicates"] == {"pictures": 3, "in_splits": 1, "in_labels": 2}
     for path in ("train/dog/c.png", "train/dog/b.png", "val/dog/c, again.png"):
         (tree / path).unlink()
     (tree / "train/dog/a.png").write_bytes((tree / "train/cat/a.png").read_bytes())

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from precache.storage import read_regular_part
 from precache.storage import (
     atomic_write,
     crc32c_file,
     open_append,
     open_new,
     output,
+    read_regular_part,
     temporary_path,
 )
 from precache.storage.output import publish, write_beside

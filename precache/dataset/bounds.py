@@ -139,8 +139,8 @@ def check_places(
         for name, column in _COLUMNS.items()
         if name not in left_out and name.removeprefix("ends:").partition(":")[0] not in left_out
     }
-    kinds = {f"value:{name}": (kind,) for name, kind in content["fields"].items()}
-    kinds |= _TARGETS[content["target"]]
+    kinds = {**_TARGETS[content["target"]]}
+    kinds |= {f"value:{name}": (kind,) for name, kind in content["fields"].items()}
     for name, known in kinds.items():
         dtype, shape = places.get(name, (_INT, ()))
         has_ends = f"ends:{name}" in places

@@ -106,7 +106,8 @@ def read_descriptor_at(descriptor: int, start: int, count: int) -> bytes:
         OSError: it cannot be read.
     """
     parts = []
-    while count and (part := os.pread(descriptor, count, start)):
+    count = min(count, os.fstat(descriptor).st_size - start)  # memory is asked for as much as is to be read
+    while count > 0 and (part := os.pread(descriptor, count, start)):
         parts.append(part)
         start, count = start + len(part), count - len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -13,6 +13,7 @@ from precache.storage import (
     open_append,
     open_new,
     output,
+    read_regular_part,
     temporary_path,
 )
 from precache.storage.output import publish, write_beside
@@ -88,3 +89,10 @@ def test_no_name_is_written_through_or_over(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match=r"No such device|not a regular file"):
         open_append(tmp_path / "pipe")
+
+
+@pytest.mark.parametrize("count", [0, 3, 2**40, 2**62])
+@pytest.mark.parametrize("start", [0, 2, 9, 2**40])
+def test_a_part_takes_no_more_memory_than_there_is_to_read(start: int, count: int, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_regular_part(tmp_path / "file", start, count) == b"content"[start : start + count]

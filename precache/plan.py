@@ -111,7 +111,7 @@ def split_rows(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> 
     else:
         raise SettingError(
             f"splits {recipe.splits!r} asked for, but the source has its own: "
-            f"{', '.join(samples.split_names)}; leave --splits out to keep them"
+            f"{', '.join(samples.split_names)}; leave splits out to keep them"
         )
     for index, name in enumerate(names):
         yield name, np.flatnonzero(split_of == index)

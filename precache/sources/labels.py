@@ -43,23 +43,14 @@ _ANY_NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)(e[+-]?[0-9]{1,3})?"
 _SHOWN = 60
 _NAMED = 20  # columns that a message names
 
-# What a list may stand in, and the parts of one as Python and numpy print it: ['a', "b"], ['a' 'b'], [1. 0.],
-# (1, 2), {'a'}, array([1, 0], dtype=int8), [np.int64(1), np.str_('a')].
-_CALL = (
+_CALLED = re.compile(
     r"(?:(?:np|numpy|torch)\.)?(?:array|tensor|list|tuple|set|frozenset|bool_?|u?int[0-9]+|float[0-9]+|str_)"
 )
-_LIST = re.compile(rf"\s*(\[.*\]|\(.*\)|\{{.*\}}|{_CALL}\(.*\))\s*", re.DOTALL)
+_LIST = re.compile(rf"\s*(\[.*\]|\(.*\)|\{{.*\}}|{_CALLED.pattern}\(.*\))\s*", re.DOTALL)
 _ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
-_PART = re.compile(
-    rf"""\s*(?:(?P<open>(?:{_CALL})?\(|[\[{{])|(?P<close>[\])}}])|(?P<comma>,)"""
-    rf"""|(?P<text>'(?:[^'\\\n]|{_ESCAPE})*'|"(?:[^"\\\n]|{_ESCAPE})*")|(?P<word>[^\s,\[\](){{}}'"]+))\s*"""
+_TOKEN = re.compile(
+    rf"""\s*('(?:[^'\\\n]|{_ESCAPE})*'|"(?:[^"\\\n]|{_ESCAPE})*"|[\[\](){{}},]|[^\s,\[\](){{}}'"]+)\s*"""
 )
-_WORDS: dict[str, Any] = {
-    **{"True": True, "False": False, "None": None},
-    **{"true": True, "false": False, "null": None, "np.True_": True, "np.False_": False},
-}
-_OPENED_BY = {"]": "[", ")": "(", "}": "{"}
-_WHOLE_IN_LIST = re.compile(r"-?(0|[1-9][0-9]{0,18})")
 _NO_LIST = 'is not a list as JSON has it, ["a", "b"] or [1, 2]'
 
 
@@ -248,55 +239,38 @@ def parse_list(cell: str) -> list[Any]:
 
 def _printed(cell: str) -> Any:
     """The value that Python or numpy prints so."""
-    whole: list[Any] = []
-    open_lists = [("", whole)]  # how each was opened, and what is in it so far
-    at, before = 0, "open"
+    tokens: list[str] = []
+    at = 0
     while at < len(cell):
-        part = _PART.match(cell, at)
-        if part is None or part.lastgroup is None:
+        token = _TOKEN.match(cell, at)
+        if token is None:
             raise ValueError(_NO_LIST)
-        at, kind, text = part.end(), part.lastgroup, part[part.lastgroup]
-        opened, values = open_lists[-1]
-        if kind == "open":
-            open_lists.append((text, []))
-        elif kind == "close":
-            is_text_in_brackets = opened == "(" and len(values) == 1 and before != "comma"
-            if opened[-1:] != _OPENED_BY[text] or is_text_in_brackets:
-                raise ValueError(_NO_LIST)
-            open_lists.pop()
-            if len(opened) > 1:  # array([1, 0], dtype=int8), np.int64(1), set()
-                open_lists[-1][1].append(values[0] if values else [])
-            else:
-                open_lists[-1][1].append(values)
-        elif kind == "comma":
-            if before in ("open", "comma"):
-                raise ValueError(_NO_LIST)
-        elif kind == "text":
-            values.append(_text(text))
-        elif "=" not in text or len(opened) < 2:
-            values.append(_word(text))
-        before = kind
-    if len(open_lists) != 1 or len(whole) != 1:
-        raise ValueError(_NO_LIST)
-    return whole[0]
-
-
-def _text(text: str) -> Any:
+        ends_value = bool(tokens) and tokens[-1][-1] not in "[({,="
+        is_call = token[1] == "(" and bool(tokens) and _CALLED.fullmatch(tokens[-1]) is not None
+        if ends_value and token[1] not in "])}," and not is_call:
+            tokens.append(",")  # numpy writes none: [1. 0.], ['a' 'b']
+        tokens.append(token[1])
+        at = token.end()
     try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError):  # a NUL in it, an escape of no character
+        return _evaluate(ast.parse("".join(tokens), mode="eval").body)
+    except (SyntaxError, TypeError, RecursionError, MemoryError):
         raise ValueError(_NO_LIST) from None
 
 
-def _word(text: str) -> Any:
-    if text == "...":
+def _evaluate(node: ast.expr) -> Any:
+    """The value of a literal; that of a call, as in array([1, 0], dtype=int8), is its first argument."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_evaluate(part) for part in node.elts]
+    if isinstance(node, ast.Call) and _CALLED.fullmatch(ast.unparse(node.func)):
+        return _evaluate(node.args[0]) if node.args else []
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_evaluate(node.operand)
+    if isinstance(node, ast.Attribute) and ast.unparse(node) in ("np.True_", "np.False_"):
+        return node.attr == "True_"
+    if isinstance(node, ast.Constant) and node.value is ...:
         raise _CutShortError("was cut short by numpy ('...'); write the whole list, as JSON")
-    if text in _WORDS:
-        return _WORDS[text]
-    if _WHOLE_IN_LIST.fullmatch(text):
-        return int(text)
-    if _NUMBER.fullmatch(text):
-        return float(text)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        return node.value
     raise ValueError(_NO_LIST)
 
 

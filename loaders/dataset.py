@@ -493,7 +493,7 @@ def _check_of_raw_trees(dataset: ConvertedDataset, **given: object) -> None:
 
 def _spelled(split: str, names: Sequence[str]) -> str:
     """The one of `names` that `split` is another spelling of; itself where there is none."""
-    other = split_of(split)
+    other = split_of(str(split))
     return split if split in names or other not in names else str(other)
 
 

@@ -34,12 +34,15 @@ def test_a_tree_holds_what_imagefolder_finds_in_its_order(found: list[tuple[Any,
         root = put(Path(folder) / "tree", files)
         theirs = ImageFolder(root, allow_empty=True)
         expected = [(path, theirs.classes[label]) for path, label in theirs.samples]
-        for allow_empty in (False, True):
+        filled = {name for _, name in expected}
+        for allow_empty in (None, True):
             ours = open_split(root, "train", allow_empty=allow_empty)
             labels = [ours.classes[label] for label in ours.labels[:].tolist()]
             assert list(zip(ours.files, labels, strict=True)) == expected
-            filled = {name for _, name in expected}
             assert list(ours.classes) == [name for name in theirs.classes if allow_empty or name in filled]
+        if len(filled) < len(theirs.classes):
+            with pytest.raises(FileNotFoundError):
+                open_split(root, "train", allow_empty=False)
         archived = scan_of(make_zip(root.parent / "tree.zip", files_of(root)))
         assert [f"{root}/{ref.path}" for ref in archived.samples] == [path for path, _ in expected]
 

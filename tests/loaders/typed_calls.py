@@ -63,7 +63,7 @@ loaders.build(folder, reading=Reading(on_error="ignore"))  # wrong
 loaders.build(folder, reading=Reading(engine="dask"))  # wrong
 loaders.build(folder, reading=Reading(workers="many"))  # wrong
 loaders.build(folder, sampling=Sampling(last="some"))  # wrong
-loaders.ImageDataset(root="photos")  # wrong
+loaders.ImageDataset(path="photos")  # wrong
 loaders.ImageDataset("photos", decode="numpy")  # wrong
 loaders.ImageDataset("photos", transforms=None)  # wrong
 labels: list[int] = next(iter(loaders.build(folder))).labels  # wrong

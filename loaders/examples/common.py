@@ -41,6 +41,7 @@ def parser(name: str, described: str) -> argparse.ArgumentParser:
     add = made.add_argument
     add("path", help="a tree of class folders, or what 'precache convert' made of one, also at a URL")
     add("--val", help="another such, to validate on (default: the split val of PATH, if it has one)")
+    add("--splits", help="shares of the splits of a tree that has none, such as train=0.9,val=0.1")
     add("--out", type=Path, default=Path("runs", name), help=f"folder of checkpoints (default: runs/{name})")
     add("--resume", action="store_true", help="go on from the checkpoint in OUT, or start if there is none")
     add("--model", default="resnet18", choices=MODELS, help="default: resnet18")
@@ -75,15 +76,18 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
         "device": args.device,
         "seed": args.seed,
     }
-    train = loaders.build(args.path, size=args.size, augment="train", **settings)
+    train = loaders.build(args.path, size=args.size, augment="train", splits=args.splits, **settings)
     settings |= {"size": train.size, "shuffle": False}
     try:
-        val = loaders.build(args.val or args.path, split="train" if args.val else "val", **settings)
+        if args.val:
+            val = loaders.build(args.val, **settings)
+        else:
+            val = loaders.build(args.path, split="val", splits=args.splits, **settings)
     except SettingError as error:
         if args.val:
             raise
         if is_first():
-            print(f"no validation: {args.path}: {error}; give --val, or convert with --splits", flush=True)
+            print(f"no validation: {args.path}: {error}; give --val, or --splits", flush=True)
         return train, None
     if val.classes != train.classes:
         raise SettingError(f"--val {args.val}: has other classes than {args.path}; both need the same")

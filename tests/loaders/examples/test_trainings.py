@@ -14,7 +14,10 @@ from unittest import mock
 import pytest
 import torch
 
+from loaders.examples import common
 from tests.command import ROOT
+from tests.conftest import IMAGES
+from tests.loader_contract import ids_of
 from tests.loaders.examples import served
 from tests.loaders.examples.conftest import CLASSES, SIZE, TRAINED
 
@@ -70,6 +73,14 @@ def test_it_learns_and_says_how_well_it_does_at_each_epoch(
     assert float(said[-1][0]) < float(said[0][0])
     assert float(said[-1][1]) > 1.5 * 100 / CLASSES
     assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_a_raw_tree_has_validation_by_shares(raw_tree: Path) -> None:
+    words = [str(raw_tree), "--splits", "train=0.7,val=0.3", "--size", "32", "--device", "cpu"]
+    training, validation = common.build_loaders(common.parser("train", "A training.").parse_args(words), 1)
+    assert validation is not None
+    with training, validation:
+        assert sorted(ids_of([*training, *validation])) == [*range(IMAGES)]
 
 
 @pytest.mark.parametrize(("split", "place"), [("train", (1, 2)), ("val", (0, 0))])

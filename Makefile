@@ -98,6 +98,7 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy tests/loaders/typed_calls.py
 
 clean:
 	rm -rf $(VENV) $(STOCK) $(FRAMEWORKS) build *.egg-info data/quickstart

@@ -458,7 +458,7 @@ class CheckedFunction:
             "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
             "return NHWC, with as many channels as it was given": shape[3] != channels,
             "return as many pictures as it was given, in their order": shape[0] != len(images),
-            f"return 0-{torch.iinfo(images.dtype).max:,}; the loader normalises it": (
+            f"return {_name(images.dtype)}, 0-{torch.iinfo(images.dtype).max:,}, as it was given": (
                 getattr(found, "dtype", None) != images.dtype
             ),
             "leave them on the device that they came on": getattr(found, "device", None) != images.device,

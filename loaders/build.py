@@ -206,7 +206,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(parts[0]))))
         if precache is None:
             return _open_pipeline(augment, spec, parts[0], lane)
-        conversion = Conversion(parts[0], spec.split, precache, recipe, spec.rank, class_depth)
+        conversion = Conversion(parts[0], spec.split, precache, recipe, spec.rank)
         return _open_converting(augment, spec, parts[0], lane, conversion)
 
     source = open_source(spec)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from loaders.batch import Batch, Request
-from loaders.dataset import RAW, SplitData, open_split
+from loaders.dataset import RAW, SplitData, depth_flags, open_split
 from loaders.settings import read_launcher
 from loaders.transfer import Pipeline
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
@@ -84,7 +84,6 @@ class Conversion:
         folder: that another run may have finished, begun, or be writing now.
         recipe: default that of `precache convert --format shards`.
         rank: 0 starts a process, the others read what it commits; LOCAL_RANK, where that is set, is taken.
-        class_depth: with which the tree was listed.
 
     Raises:
         SettingError: the shards could not be read in the order of the tree.
@@ -98,7 +97,6 @@ class Conversion:
         folder: str | os.PathLike[str],
         recipe: Recipe | None,
         rank: int = 0,
-        class_depth: int | None = None,
     ) -> None:
         recipe = recipe or Recipe(format="shards")
         if data.kind != RAW:
@@ -116,12 +114,10 @@ class Conversion:
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
         self._stored: SplitData | None = None
-        self._class_depth = class_depth
         starts = self.finished() is None and not is_converted(self.folder)
         if starts and read_launcher("LOCAL_RANK", rank, least=0) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
-            if class_depth is not None:
-                words += ["--class-depth", str(class_depth)]
+            words += depth_flags(data.class_depth)
             try:
                 self._start(words)
             except OSError as error:
@@ -144,10 +140,12 @@ class Conversion:
             self._end()
 
     def finished(self) -> SplitData | None:
-        """What was converted, its samples in the order of the tree; None: it is not finished, or out of date.
+        """What was converted, its samples in the order of the tree; None: not finished, or of no use.
+
+        It is of no use, which is said once, where pictures of the tree changed, or could not be decoded.
 
         Raises:
-            DatasetError: the folder holds what was converted from something else, or less.
+            DatasetError: the folder holds what was converted from something else.
             PrecacheError: the process has failed; said once, since another run may finish.
         """
         if self._stored is not None:
@@ -172,12 +170,11 @@ class Conversion:
                 f"'{self._recipe.to_flags()}'; give its recipe, or name another folder"
             )
         if changed := self._changed(dataset):
-            self._given_up = True
-            again = shell_command("precache convert", self._data.path, self.folder)
-            _LOGGER.warning(
-                "%s: is out of date, for pictures changed since it was converted (first: %s); they are read "
-                "from the tree; to convert them again, run: %s %s --overwrite",
-                *(printable(str(self.folder)), printable(changed), again, self._recipe.to_flags()),
+            flags = (*shlex.split(self._recipe.to_flags()), *depth_flags(self._data.class_depth))
+            again = shell_command("precache convert", self._data.path, self.folder, *flags, "--overwrite")
+            self._give_up(
+                f"is out of date, for pictures changed since it was converted (first: {changed}); to convert "
+                f"them again, run: {again}"
             )
             return None
         stored = open_split(self.folder, self._split)
@@ -185,10 +182,13 @@ class Conversion:
         rows = np.argsort(stored_ids)
         rows = rows[np.isin(stored_ids[rows], ids)]
         if lacking := len(ids) - len(rows):
-            raise DatasetError(
-                f"{self.folder}: lacks {lacking:,} pictures of {self._data.path}, which cannot be decoded; "
-                f"run 'precache check' on it, and build with on_error='skip'"
+            flags = depth_flags(self._data.class_depth)
+            check = shell_command("precache check", self._data.path, *flags)
+            self._give_up(
+                f"lacks {lacking:,} pictures of {self._data.path}, which cannot be decoded; to train without "
+                f'them, run: {check}, and build with reading=loaders.Reading(on_error="skip")'
             )
+            return None
         self._stored = replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
         return self._stored
 
@@ -200,6 +200,12 @@ class Conversion:
             self._given_up = isinstance(error, DatasetError)
             _LOGGER.warning("%s; reading goes on from %s", error, printable(str(self._data.path)))
             return None
+
+    def _give_up(self, reason: str) -> None:
+        """Say why the tree is read on, whatever is converted."""
+        self._given_up = True
+        tree = printable(str(self._data.path))
+        _LOGGER.warning("%s; reading goes on from %s", printable(f"{self.folder}: {reason}"), tree)
 
     def _check_source(self, digest: str) -> None:
         """DatasetError unless `digest`, of a scan, is that of the tree that is read."""
@@ -219,9 +225,8 @@ class Conversion:
         assert data.modified_ns is not None
         if np.array_equal(data.modified_ns, state.modified_ns[ids]):
             return ""
-        scan = scan_tree(str(data.path), 1 if self._class_depth is None else self._class_depth)
+        scan = scan_tree(str(data.path), data.class_depth)
         self._check_source(scan.digest)
-        _LOGGER.info("%s: pictures with other times than when they were converted are compared", data.path)
         return next(changed_pictures(scan, ids, state.modified_ns[ids], state.checksums[ids]), "")
 
     def __getstate__(self) -> dict[str, Any]:  # for another process, whose child the conversion is not
@@ -277,7 +282,8 @@ class Converting:
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdin is not None
-    process.stdin.close()
+    process.stdin.close()  # which is not the end of the pipe where a fork has it, too
+    process.terminate()
     try:
         process.wait(_ENDING_S)  # in a fork, whose child it is not, this returns at once
     except subprocess.TimeoutExpired:

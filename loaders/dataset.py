@@ -165,6 +165,7 @@ class SplitData:
         digest: identity of the dataset, and of what is left out of it, hex.
         shapes: int32 [n, 2], as `ids`: height and width of each stored picture; None where all are of `size`.
         modified_ns: int64 [n], when the pictures of a raw tree had last been written; else None.
+        class_depth: how deep the class folders of a raw tree lie.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
             otherwise. `shard_samples` counts what is served of each shard.
         remote: fetches the shards of a dataset at a URL; else None.
@@ -188,6 +189,7 @@ class SplitData:
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
     shapes: Column | None = None
     modified_ns: Positions | None = None
+    class_depth: int = 1
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
     boxes: str = ""
@@ -398,9 +400,14 @@ class SplitData:
         return WINDOW_SHARDS
 
 
-def reason_with_remedy(error: ImageError, root: Location | str, what: str) -> str:
+def depth_flags(class_depth: int) -> tuple[str, ...]:
+    """The flags of a command that reads a tree whose class folders lie so deep."""
+    return () if class_depth == 1 else ("--class-depth", str(class_depth))
+
+
+def reason_with_remedy(error: ImageError, root: Location | str, class_depth: int, what: str) -> str:
     """Why a picture of the raw tree at `root` cannot be read, what to do, and the command that lists all."""
-    command = shell_command("precache check", root)
+    command = shell_command("precache check", root, *depth_flags(class_depth))
     return f"{error.reason}; {what}; to list all such pictures, run: {command}"
 
 
@@ -446,8 +453,9 @@ def open_split(
         dataset = open_dataset(path, cache) if isinstance(path, Url) else open_dataset(path)
         _check_of_raw_trees(dataset, splits=splits, class_depth=class_depth)
         return _converted(dataset, split)
+    depth = 1 if class_depth is None else class_depth
     try:
-        scan = scan_tree(path, 1 if class_depth is None else class_depth, allow_empty=allow_empty is not None)
+        scan = scan_tree(path, depth, allow_empty=allow_empty is not None)
     except SourceError as error:
         if isinstance(error.__cause__, OSError):  # who knows what is there
             raise
@@ -463,8 +471,7 @@ def open_split(
             ) from error
         if isinstance(error, NothingFoundError):
             raise NothingFoundError(
-                f"{path}: neither a converted dataset (no {MANIFEST_NAME}) nor a tree of class folders "
-                f"with pictures; expected {path}/CLASS/picture.jpg, or what 'precache convert' has finished"
+                f"{error}; nor is it what 'precache convert' has finished (no {MANIFEST_NAME})"
             ) from error
         raise
     for warning in scan.warnings:
@@ -477,7 +484,7 @@ def open_split(
                 f"{path}: class folders without a picture: {some(empty)}; remove them, or give "
                 f"allow_empty=True"
             )
-    return _raw(scan, split, splits, split_seed, skip_rejected=skip_rejected)
+    return _raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
 
 
 def _check_of_raw_trees(dataset: ConvertedDataset, **given: object) -> None:
@@ -533,6 +540,7 @@ def _raw(
     split: str,
     splits: str | os.PathLike[str] | None,
     split_seed: int,
+    class_depth: int,
     *,
     skip_rejected: bool,
 ) -> SplitData:
@@ -561,6 +569,7 @@ def _raw(
         size=DEFAULT_SIZE,
         digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
         modified_ns=samples.modified_ns[rows],
+        class_depth=class_depth,
     )
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
     if splits is None and not len(rejected):

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from operator import index as as_index
 from pathlib import Path
@@ -70,7 +69,7 @@ def _load(path: str, decode: Callable[[bytes, str], T]) -> T:
 _LOADERS: dict[str, Callable[[str], Any]] = {"pil": load_picture, "tensor": load_tensor}
 
 
-class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no types
+class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has no types
     """A split of a raw tree or a converted folder, by index: a drop-in for torchvision's `ImageFolder`.
 
     `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
@@ -151,8 +150,10 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         check_choice("decode", decode, _LOADERS)
         recipe, splits = reconcile(recipe, splits)
         place = str(root) if isinstance(root, Url) else root
-        super().__init__(place, transform=transform, target_transform=target_transform)
+        VisionDataset.__init__(self, place, transform=transform, target_transform=target_transform)
+        self.extensions = folder.IMG_EXTENSIONS if is_valid_file is None else None
         self._split, self._decode, self._kind = split, decode, RAW
+        self._class_depth = 1 if class_depth is None else class_depth
         self.loader: Callable[..., Any] = _LOADERS[decode] if loader is None else loader
         if is_valid_file is not None or type(self).make_dataset is not folder.make_dataset:
             given: dict[str, object] = {"precache": precache, "splits": splits, "class_depth": class_depth}
@@ -174,7 +175,7 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         if loader is not None and (data.kind != RAW or precache is not None):
             raise _no_files("loader", self.root)
         if precache is not None:
-            self._conversion = Conversion(data, split, precache, recipe, class_depth=class_depth)
+            self._conversion = Conversion(data, split, precache, recipe)
             self._own_loader, self._asked, self._process = self.loader, 0, 0
         if data.kind == RAW:
             self._top, self.samples = _list_files(data, self.root)
@@ -198,11 +199,12 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             above, name = os.path.split(os.path.normpath(self.root))
             if self._split != "train" or not is_converted(Path(above)):
                 raise
-            with suppress(SettingError):  # it has no such split
-                data = open_split(above, name, **of_tree)
-                self._split = name
-                return data
-            raise
+        try:
+            data = open_split(above, name, **of_tree)
+        except SettingError as error:  # it has no such split
+            raise NothingFoundError(f"{self.root}: {error}") from error
+        self._split = name
+        return data
 
     def _list_as_image_folder(
         self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool, given: dict[str, object]
@@ -223,12 +225,13 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
                     f"{name} {value!r}: {rule} lists the files of a tree; leave one of them out"
                 )
         top = _split_folder(self.root, self._split, rule)
-        extensions = folder.IMG_EXTENSIONS if is_valid_file is None else None
-        options = {"extensions": extensions, "is_valid_file": is_valid_file, "allow_empty": allow_empty}
+        options = {"is_valid_file": is_valid_file, "allow_empty": allow_empty}
         try:
             self.classes, self.class_to_idx = folder.find_classes(top)
             self.classes, self.class_to_idx = self.find_classes(top)
-            self.samples = self.imgs = self.make_dataset(top, self.class_to_idx, **options)
+            self.samples = self.imgs = self.make_dataset(
+                top, self.class_to_idx, extensions=self.extensions, **options
+            )
         except FileNotFoundError as error:
             raise NothingFoundError(f"{top}: {error}") from error
         self.targets = [label for _, label in self.samples]
@@ -242,10 +245,19 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
         """The samples of the classes that `find_classes` names, labelled as it says.
 
         Raises:
-            NothingFoundError: a class that it names has no picture, and `allow_empty` is not given.
+            NothingFoundError: it names no class that there is; or one without a picture, and `allow_empty` is
+                not given.
         """
         own = self.classes
-        self.classes, self.class_to_idx = self.find_classes(self.root)
+        root = os.fspath(self.root)
+        self.classes, self.class_to_idx = self.find_classes(
+            _folder_of(data, root) if data.kind == RAW else root
+        )
+        if self.class_to_idx.keys().isdisjoint(own):
+            raise NothingFoundError(
+                f"{self.root}: find_classes names none of its classes ({some([*map(repr, own)])}); choose "
+                f"from what super().find_classes(directory) returns"
+            )
         new_labels = np.array([self.class_to_idx.get(name, -1) for name in own], np.int64)
         labels = data.labels[:]
         # by the last, -1, what is of no class
@@ -265,7 +277,7 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
     def samples(self) -> list[tuple[str, Any]]:
         """See the class."""
         assert self._data is not None
-        return [(self._data.path_at(place), label) for place, label in enumerate(self.targets)]
+        return [(self._data.path_at(place), label) for place, label in enumerate(self._data.targets())]
 
     @cached_property
     def imgs(self) -> list[tuple[str, Any]]:
@@ -297,7 +309,9 @@ class ImageDataset(VisionDataset):  # type: ignore[misc]  # torchvision has no t
             try:
                 picture = loader(path, position) if stored else loader(path)
             except UnreadablePictureError as error:
-                reason = reason_with_remedy(error, self.root, "'precache convert' leaves it out")
+                reason = reason_with_remedy(
+                    error, self.root, self._class_depth, "'precache convert' leaves it out"
+                )
                 raise UnreadablePictureError(error.path, reason) from error
         if self._data is not None:
             label = self._as_tensor(label)
@@ -439,11 +453,19 @@ def _split_folder(root: str | os.PathLike[str], split: str, rule: str) -> str:
         if data.kind != RAW:
             raise _no_files(rule, root)
         if len(data):
-            path, class_folder = data.path_at(0), f"{data.classes[data.labels[0]]}/"
-            return here if path.startswith(class_folder) else os.path.join(here, path.partition("/")[0])
+            return _folder_of(data, here)
     raise SettingError(
         f"{rule}: {root} has no pictures that tell the splits; give the folder of {split} as root"
     )
+
+
+def _folder_of(data: SplitData, root: str) -> str:
+    """The folder of a tree that the class folders of a split lie in: that of the split, or the root."""
+    for position in (0, len(data) - 1) if data.classes else ():  # one class may be called as the split is
+        path = data.path_at(position)
+        if not path.startswith(f"{data.classes[data.labels[position]]}/"):
+            return os.path.join(root, path.partition("/")[0])
+    return root
 
 
 def _list_files(data: SplitData, root: str | os.PathLike[str]) -> tuple[str, list[tuple[str, int]]]:

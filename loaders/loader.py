@@ -522,7 +522,7 @@ class Loader(IterableDataset[Batch]):
         """`error`; of a picture of a raw tree with `what` to do about it."""
         for part in self._parts:
             if part.kind == RAW and error.path.startswith(f"{part.path}/"):
-                return ImageError(error.path, reason_with_remedy(error, part.path, what))
+                return ImageError(error.path, reason_with_remedy(error, part.path, part.class_depth, what))
         return error
 
     def _midway(self) -> list["weakref.ref[Iteration]"]:

@@ -243,6 +243,8 @@ class LoaderSpec:
         object.__setattr__(self, "seed", check_range("seed", self.seed, 0, 2**63 - 1))
         if self.size is not None:
             object.__setattr__(self, "size", check_size("size", self.size, MAX_SIZE))
+        if isinstance(self.shuffle, np.bool_):
+            object.__setattr__(self, "shuffle", bool(self.shuffle))
         if not isinstance(self.shuffle, bool):
             check_choice("shuffle", self.shuffle, get_args(ShuffleName))
         check_normalize(self.normalize, self.dtype)
@@ -421,7 +423,7 @@ def refuse_others(
                     continue
                 if name in ours:
                     raise SettingError(f"{name} is not a setting of {called}; {ours[name]}")
-                similar = get_close_matches(name, [*known, *groups], 1)
+                similar = get_close_matches(name, [*(known.keys() - {"self"}), *groups], 1)
                 hint = f"; did you mean {groups.get(similar[0], similar[0])}?" if similar else ""
                 raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
             return function(*args, **given)
@@ -452,4 +454,4 @@ def check_given(path: object, precache: object, recipe: object, splits: object =
     if precache is not None and isinstance(path, (list, tuple)):
         raise SettingError("precache converts one tree, path names several; run 'precache convert' on each")
     if path is None:
-        raise SettingError("path is missing; give a tree of pictures or what precache convert made of one")
+        raise SettingError("no path is given; give a tree of pictures or what precache convert made of one")

@@ -197,9 +197,9 @@ def find_scales(asked: Normalize, data: SplitData) -> Scales:
     """
     if asked is None:
         return (0.0,) * data.channels, (1.0,) * data.channels
-    if asked == "imagenet":
+    if isinstance(asked, str) and asked == "imagenet":
         return _IMAGENET[data.channels]
-    if asked == "dataset":
+    if isinstance(asked, str):  # "dataset"
         if data.statistics is None:
             kind = "is a raw tree; convert it" if data.kind == RAW else "has none; convert it again"
             raise SettingError(

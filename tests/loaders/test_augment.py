@@ -146,7 +146,7 @@ def test_what_a_function_returns_is_looked_at(converted: dict[str, Path]) -> Non
         (lambda x, ids, e: x.permute(0, 3, 1, 2), "this is NCHW: return"),
         (lambda x, ids, e: x[:-1], "return as many pictures"),
         (lambda x, ids, e: x[..., :1], "return NHWC, with as many channels as"),
-        (lambda x, ids, e: x / 255, "return 0-255; the loader normalises"),
+        (lambda x, ids, e: x / 255, "return uint8, 0-255, as it was given"),
         (lambda x, ids, e: x[:, :40], "return the size that the loader"),
         (lambda x, ids, e: x.to("meta"), "leave them on the device"),
         (lambda x, ids, e: None, "got NoneType; return a torch tensor"),

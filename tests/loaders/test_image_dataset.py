@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, Subset, WeightedRandomSampler, random_split
 from torchvision import transforms
-from torchvision.datasets import ImageFolder, VisionDataset
+from torchvision.datasets import ImageFolder, VisionDataset, wrap_dataset_for_transforms_v2
 from torchvision.transforms.functional import pil_to_tensor
 
 from loaders import ImageDataset
@@ -172,7 +172,8 @@ def change_in_place(kind: Any, root: Path, **settings: Any) -> Any:
 def set_targets(kind: Any, root: Path, **settings: Any) -> Any:
     """Of which ImageFolder's `__getitem__` takes no notice."""
     dataset = kind(root, **settings)
-    dataset.targets = [0] * len(dataset)
+    dataset.targets = [0] * 3
+    assert len(dataset.samples) == len(dataset)
     return dataset
 
 
@@ -216,6 +217,32 @@ def set_transforms(kind: Any, root: Path, **settings: Any) -> Any:
 CHANGES: list[Callable[..., Any]] = [
     cut, label_anew, change_in_place, set_targets, find_two_classes, give_paths, skip_init, set_transforms
 ]  # fmt: skip
+
+
+class Listing(ImageDataset):
+    """Says itself which class folders there are, as examples of torchvision do."""
+
+    def find_classes(self, directory: Any) -> tuple[list[str], dict[str, int]]:
+        names = sorted(entry.name for entry in os.scandir(directory) if entry.is_dir())
+        return names, {name: label for label, name in enumerate(names)}
+
+
+def test_class_folders_are_found_in_the_folder_of_the_split(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
+    for split in ("train", "val"):
+        shutil.copytree(raw_tree, tmp_path / split)
+        assert Listing(tmp_path / split).samples == ImageFolder(tmp_path / split).samples
+    assert Listing(tmp_path, split="val").samples == ImageFolder(tmp_path / "val").samples
+    with pytest.raises(FileNotFoundError, match="find_classes"):
+        Listing(converted["shards"])
+
+
+def test_transforms_v2_wrap_it_as_they_wrap_imagefolder(converted: dict[str, Path]) -> None:
+    dataset = ImageDataset(converted["webdataset"])
+    assert isinstance(dataset, ImageFolder)
+    picture, label = wrap_dataset_for_transforms_v2(dataset)[3]
+    assert (picture, label) == dataset[3]
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)

@@ -122,6 +122,7 @@ def test_no_room_for_a_file_is_said_and_costs_nothing(
             if caught is not None:
                 assert "ulimit -n" in str(caught.value)
                 assert "verify" not in str(caught.value)
-            with pytest.raises(OpenFilesError, match=str(scattered[kind])):
-                build_loader(scattered[kind], backend=backend)
+            if when == "before":  # midway, threads that read ahead close files, and there is room again
+                with pytest.raises(OpenFilesError, match=str(scattered[kind])):
+                    build_loader(scattered[kind], backend=backend)
         assert sorted(ids_of(loader)) == EVERY

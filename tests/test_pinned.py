@@ -79,7 +79,14 @@ def orders(tree: Path, shards: Path) -> dict[str, str]:
     }
     found = {}
     for (name, (path, more)), kind, seed, (rank, world) in product(settings.items(), ORDERS, (0, 7), WORLDS):
-        given: dict[str, Any] = {"last": "pad", "size": 16, "rank": rank, "world_size": world, **more}
+        given: dict[str, Any] = {
+            "last": "pad",
+            "size": 16,
+            "rank": rank,
+            "world_size": world,
+            "workers": 0,
+            **more,
+        }
         with build_loader(path, shuffle=kind, seed=seed, batch_size=4, **given) as loader:  # type: ignore[arg-type]
             ids = np.concatenate([batch.ids.numpy() for _ in range(2) for batch in loader])
         key = f"{name} {kind} seed {seed} rank {rank} of {world}"

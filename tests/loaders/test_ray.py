@@ -36,7 +36,7 @@ def same(ours: Any, theirs: Any) -> bool:
     return all(torch.equal(one, other) for one, other in pairs)
 
 
-@pytest.mark.parametrize("kind", ["raw", "shards"])
+@pytest.mark.parametrize("kind", [pytest.param("raw", marks=pytest.mark.slow), "shards"])
 def test_what_is_damaged_or_gone_is_named_or_left_out_as_by_a_local_reader(
     kind: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path, on_ray: dict[str, Any]
 ) -> None:

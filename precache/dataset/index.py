@@ -626,7 +626,9 @@ def parse_header(header: bytes, file_bytes: int) -> dict[str, Place]:
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
             raise ValueError(f"column {name!r:.99} has shape {shape!r:.99} from {start!r:.99} on")
         place = Place(_DTYPES[entry["dtype"]], tuple(shape), len(header) + start)
-        if not shape or stop - start != shape[0] * place.row_bytes or len(header) + stop > file_bytes:
+        is_its_size = bool(shape) and stop - start == shape[0] * place.row_bytes
+        # rows are of something, also where there are none, and their other sides are as small as the file
+        if not is_its_size or not 0 < place.row_bytes <= file_bytes or len(header) + stop > file_bytes:
             raise ValueError(f"column {name!r:.99} of shape {shape!r:.99} does not lie in its file")
         places[name] = place
     return places

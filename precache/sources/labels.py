@@ -550,7 +550,9 @@ def _hold_lists(texts: Sequence[str], target: str | None) -> bool:
 
 def _check_not_multi_hot(values: Sequence[Any]) -> None:
     """Raise ValueOfRowError where the lists look like a 0 or a 1 for each class, not like classes."""
-    row = next((row for row, parts in enumerate(values) if len(parts) != len({*parts})), None)
+    row = next(
+        (row for row, parts in enumerate(values) if len(parts) > 1 and list(parts) != sorted({*parts})), None
+    )
     width = len(values[0])
     if row is None or not all(len(parts) == width and {0, 1} >= {*parts} for parts in values):
         return

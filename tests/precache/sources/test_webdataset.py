@@ -214,11 +214,18 @@ def test_what_is_wrong_with_a_sample_is_named(tmp_path: Path) -> None:
         assert [mention for mention in mentions if mention not in str(caught.value)] == []
 
 
+LISTS = {"jpg": JPEG, "cls": b"0", "boxes.json": b"[[1, 2, 3, 4]]"}
+
+
 def test_parts_of_a_sample_need_not_lie_together(tmp_path: Path) -> None:
     files = {"b.cls": b"0", "a.cls": b"1", "b.jpg": b"b", "d/a.b.jpg": b"ab", "d/a.cls": b"2", "a.JPG": b"a"}
     scan = scan_of(make_tar(tmp_path / "x.tar", files))
     read = [(ref.path, ref.label, scan.source.read(ref, 9)) for ref in scan.samples]
     assert read == [("b.jpg", 0, b"b"), ("a.JPG", 1, b"a"), ("d/a.b.jpg", 2, b"ab")]
+    parts = ((f"{key}.{part}", content) for key in "ab" for part, content in LISTS.items())
+    scan = scan_of(make_tar(tmp_path / "x.tar", dict(parts)))
+    assert len(scan.ignored) == 2
+    assert len({it.reason for it in scan.ignored}) == 1, "a reason is of many samples, and names none"
     path = make_tar(tmp_path / "x.tar", {"a.jpg": b"picture", "a.seg.png": b"mask", "a.cls": b"0"})
     for chosen in ("jpg", "seg.png"):
         assert [ref.path for ref in scan_of(path, image=chosen).samples] == [f"a.{chosen}"]

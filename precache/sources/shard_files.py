@@ -64,7 +64,7 @@ def find_split(path: str) -> str:
     *folders, name = path.split("/")
     for text in (name, *reversed(folders)):
         words = re.split(r"[^a-z0-9]+", text.lower())
-        found = [split for word in words if (split := split_of(word.rstrip("0123456789")))]
+        found = [split for word in words if (split := split_of(word))]
         if found:
             return found[-1]
     return ""

@@ -70,8 +70,8 @@ _BESIDE_CLASSES = "a file beside the class folders"
 
 
 def split_of(folder: str) -> str | None:
-    """The split that a folder of this name is: `train` for Training and train_set; None: of none."""
-    return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower()))
+    """The split that a folder of this name is: `train` for Training, train_set, train2017; None: of none."""
+    return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower().rstrip("0123456789")))
 
 
 class Node:
@@ -379,6 +379,11 @@ def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: b
     return lister.scan(source, layout.warnings, allow_empty=allow_empty)
 
 
+def _has_paths(source: Source) -> bool:
+    """Whether a folder in a tree can be named as a source itself: in an archive it cannot."""
+    return isinstance(source, TreeSource | ObjectTree)
+
+
 def _nothing_found(top: Entry, root: Location, class_depth: int) -> str:
     if class_depth == 0:
         return f"{root}: has no pictures in it (make a sample tree with 'precache sample DST')"
@@ -511,7 +516,7 @@ class _Lister:
         if first != path:
             self._twice.append(f"{path!r} is {first!r}")
 
-    def _warnings(self, classes: int) -> Iterator[str]:
+    def _warnings(self, classes: int, *, is_plain: bool) -> Iterator[str]:
         root = self._root
         if self.empty:
             yield f"{root}: class folders without a picture: {some([*map(repr, self.empty)])}"
@@ -529,7 +534,7 @@ class _Lister:
         if self._class_depth and self._subfolders and self._deeper == len(self._listed):
             name, inner = next(iter(self._subfolders.items()))
             remedy = f"pass --class-depth {self._class_depth + 1}, or class_depth={self._class_depth + 1}"
-            if classes == 1:
+            if classes == 1 and is_plain and list(self._listed.split_of) == [""]:
                 remedy = f"name {root}/{name} instead"
             deeper = "all pictures lie deeper than their class folders"
             yield f"{root}: {deeper}; if {inner} are classes, {remedy}"
@@ -551,7 +556,7 @@ class _Lister:
             ignored=tuple(self._ignored),
             scanned=len(samples) + len(self._ignored),
             digest=self._digest.hexdigest(),
-            warnings=(*warnings, *self._warnings(len(classes))),
+            warnings=(*warnings, *self._warnings(len(classes), is_plain=_has_paths(source))),
             target=target,
             deeper=self._deeper if self._class_depth else 0,
         )

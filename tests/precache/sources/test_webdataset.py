@@ -18,7 +18,7 @@ from tests.precache.sources.archives import JPEG, Files, files_of, make_tar, sca
 SAMPLE = {"a.jpg": JPEG, "a.cls": b"1"}
 SPLITS = {
     "train": "train-00000 birds-train-0000 cc3m-train-0000 train train2017 TRAIN_001 train-00000-of-00002 "
-    "speed-test-train-00 my.training.0 train/0000 train/shard-0",
+    "speed-test-train-00 my.training.0 train/0000 train/shard-0 train2017/0",
     "val": "val-00000 imagenet1k-validation-00 birds-valid-0 dev-0 Validation/0000 val/birds-0",
     "test": "test-00000 birds_test_0 testing/0 birds-eval-0",
     "": "shard-000000 trains-0000 trainval-0 contest-0 00000 latest-0 validated-1 photos/0000",

@@ -372,7 +372,7 @@ class IndexFile:
 
     @property
     def places(self) -> dict[str, Place]:
-        """Of all columns, by name."""
+        """Places of all columns, by name."""
         return self._places
 
     @property
@@ -449,7 +449,7 @@ class ShardRows:
         self._begin()
 
     def whole(self, names: Collection[str] | None = None) -> SampleIndex:
-        """All samples, in memory; with those columns of `names` that there are, default all."""
+        """Samples, all in memory; with those columns of `names` that there are, default all."""
         last = len(self._starts) - 1
         chosen = [name for name in self._columns() if names is None or name in names]
         return SampleIndex({name: self.read(name, 0, last) for name in chosen})

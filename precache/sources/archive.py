@@ -558,7 +558,7 @@ def _loose_pictures(node: Node) -> int:
 
 
 def _shown_folders(node: Node) -> Iterable[Node]:
-    """Those that may be classes or splits."""
+    """Folders that may be classes or splits."""
     for child in node.entries():
         if child.is_dir() and not is_left_alone(child.name):
             yield child

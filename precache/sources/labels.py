@@ -518,7 +518,8 @@ class Labels:
         elif asked is None and chosen == "class" and not isinstance(values[0], str):
             if "-1" in classes:
                 yield "have the class -1, as data sets write it where there is no label; leave these rows out"
-            yield f"are read as {len(classes):,} classes; to predict them as numbers, pass --target number"
+            number = counted(len(classes), "class", "classes")
+            yield f"are read as {number}; to predict them as numbers, pass --target number"
         if chosen == "class" and len(classes) == len(self._codes) > 2:
             yield "differ in every row, so each row is a class of its own; is this the right column?"
 

@@ -65,6 +65,7 @@ SYSTEM_FOLDERS = frozenset((
 ))  # fmt: skip
 """Folders that operating systems, network storages and programs put among the user's own."""
 
+_SHARD_SUFFIXES = (".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _LOOP = "a link to a folder that it lies in"
 _BESIDE_CLASSES = "a file beside the class folders"
 
@@ -375,7 +376,7 @@ def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: b
     for entry in layout.beside:
         lister.leave_out(entry, "in no class folder of a split" if class_depth else "in no folder of a split")
     if not lister.counts and not (allow_empty and lister.empty):
-        raise NothingFoundError(_nothing_found(top, source.root, class_depth))
+        raise NothingFoundError(_nothing_found(top, source, class_depth))
     return lister.scan(source, layout.warnings, allow_empty=allow_empty)
 
 
@@ -384,7 +385,25 @@ def _has_paths(source: Source) -> bool:
     return isinstance(source, TreeSource | ObjectTree)
 
 
-def _nothing_found(top: Entry, root: Location, class_depth: int) -> str:
+def _folder_of_shards(top: Entry) -> str | None:
+    """The folder to name where tars or Parquet files lie deeper than they are looked for; None: nowhere."""
+    waiting = [("", top)]
+    while waiting:
+        path, folder = waiting.pop()
+        for entry in _sorted_entries(folder):
+            here = _joined(path, entry.name)
+            if not entry.is_dir():
+                if path.count("/") and entry.name.lower().endswith(_SHARD_SUFFIXES):
+                    return path.rpartition("/")[0]
+            elif _why_not_entered(entry) is None:
+                waiting.append((here, entry))
+    return None
+
+
+def _nothing_found(top: Entry, source: Source, class_depth: int) -> str:
+    root = source.root
+    if _has_paths(source) and (folder := _folder_of_shards(top)) is not None:
+        return f"{root}: has no class folder with pictures, but shards; name their folder, {root}/{folder}"
     if class_depth == 0:
         return f"{root}: has no pictures in it (make a sample tree with 'precache sample DST')"
     expected = f"expected {root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"

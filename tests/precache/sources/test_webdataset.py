@@ -87,6 +87,15 @@ def test_tars_are_found_in_folders_and_beside_what_is_none(
             assert scan_of(source).classes
 
 
+def test_shards_that_lie_too_deep_are_refused_with_the_folder_to_name(tmp_path: Path) -> None:
+    for name in ("default/train/0.tar", "default/val/0.tar", "default/notes/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        make_tar(tmp_path / name, SAMPLE)
+    with pytest.raises(SourceError, match=rf"{tmp_path}/default$"):
+        scan_of(tmp_path)
+    assert scan_of(tmp_path / "default").samples.split_names == ("train", "val")
+
+
 KEYS = st.text("abC é_-0", min_size=1, max_size=4) | st.sampled_from(["__a__", "x" * 120])
 FOLDERS = st.sampled_from(["", "", "a/", "b.c/", "a/b.d/", "./", "__meta__/", "__a.b/", ".hidden/", "d__/"])
 PICTURES = st.sampled_from(["jpg", "JPG", "input.jpg", "2 x.Png", "05.png", "jpeg"])

@@ -133,12 +133,12 @@ def with_code(text: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def write(path: str | os.PathLike[str], page_html: str) -> None:
-    """Write a page, whole or not at all; SettingError if `path` cannot be written."""
+def write(path: str | os.PathLike[str], text: str) -> None:
+    """Write a page, or another text, whole or not at all; SettingError if `path` cannot be written."""
     try:
         with atomic_write(Path(path)) as file:
             # a name of a file may hold bytes that are no text
-            file.write(page_html.encode(errors="backslashreplace"))
+            file.write(text.encode(errors="backslashreplace"))
     except OSError as error:
         raise SettingError(f"{path}: cannot be written ({error.strerror}); name another file") from error
 

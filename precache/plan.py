@@ -50,7 +50,7 @@ def plan_conversion(samples: Samples, recipe: Recipe) -> ConvertPlan:
     format. It is written shuffled because sequential readers can shuffle only within a window.
 
     Raises:
-        SettingError: the samples have splits already, and the recipe asks for others.
+        SettingError: the samples have several splits already, and the recipe asks for others.
     """
     return ConvertPlan(recipe, tuple(_shards(split_rows(samples, recipe), recipe)))
 
@@ -99,9 +99,9 @@ def split_rows(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> 
     """(split, rows of its samples), by the shares of `recipe`, or as the source has them.
 
     Raises:
-        SettingError: the source has splits of its own, and the recipe asks for others.
+        SettingError: the source has several splits of its own, and the recipe asks for others.
     """
-    if samples.split_names == ("",):
+    if not keeps_splits(samples, recipe):
         shares = parse_splits(recipe.splits)
         names = tuple(shares)
         present = None if grown is None else [grown.kept.get(name, np.empty(0, np.int64)) for name in names]
@@ -115,6 +115,12 @@ def split_rows(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> 
         )
     for index, name in enumerate(names):
         yield name, np.flatnonzero(split_of == index)
+
+
+def keeps_splits(samples: Samples, recipe: Recipe) -> bool:
+    """Whether samples stay in the splits of their source: if it has one alone, shares go before."""
+    names = samples.split_names
+    return names != ("",) and (len(names) > 1 or recipe.splits == DEFAULT_SPLITS or recipe.listed)
 
 
 def split_samples(

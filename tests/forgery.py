@@ -97,11 +97,13 @@ def of_header(path: Path) -> Iterator[tuple[str, Forge]]:
     for name in header:
         for place in _places(header[name]):
             for value in VALUES:
-                yield f"{name}.{'.'.join(map(str, place))} = {value!r:.30}", _set_header(name, place, value)
-        yield f"{name} removed", _set_header(name, (), None)
+                yield f"{name}.{'.'.join(map(str, place))} = {value!r:.30}", set_header(name, place, value)
+        yield f"{name} removed", set_header(name, (), None)
 
 
-def _set_header(name: str, place: tuple[Any, ...], value: Any) -> Forge:
+def set_header(name: str, place: tuple[Any, ...], value: Any) -> Forge:
+    """One value of the entry of a column is another."""
+
     def forge(path: Path) -> None:
         entry, header, rest = _parts(path)
         if place:

@@ -1,7 +1,6 @@
 """`precache convert`: its options, and what it says of what it did."""
 
 import csv
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -255,11 +254,14 @@ def lines_of_ignored(manifest: Manifest, *, pictures_only: bool = False) -> Iter
     Args:
         pictures_only: leave out the reasons for which nothing does.
     """
-    for reason, count in Counter(reason for _, reason in manifest.ignored).most_common():
-        pictures = [path for path, why in manifest.ignored if why == reason and looks_like_picture(path)]
+    paths_of: dict[str, list[str]] = {}
+    for path, reason in manifest.ignored:
+        paths_of.setdefault(reason, []).append(path)
+    for reason, paths in sorted(paths_of.items(), key=lambda it: -len(it[1])):
+        pictures = [path for path in paths if looks_like_picture(path)]
         if pictures or not pictures_only:
             named = f" ({some(pictures)})" if pictures else ""
-            yield f"ignored {count:,}: {reason}{named}"
+            yield f"ignored {len(paths):,}: {reason}{named}"
 
 
 def line_of_deeper(count: int) -> str:

@@ -28,7 +28,7 @@ from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images
 from precache.pictures.kinds import made_by
-from precache.plan import ConvertPlan, Grown, plan_update
+from precache.plan import ConvertPlan, Grown, keeps_splits, plan_update
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources import SourceOptions
@@ -138,7 +138,8 @@ def compare(dataset: ConvertedDataset, scan: Scan, *, contents: bool = True) -> 
         raise DatasetError(f"{dataset.path}: its record of the source does not match its index; {_AGAIN}")
     stays = np.flatnonzero(numbers >= 0)
     stays = stays[samples.file_bytes[stays] == state.bytes[numbers[stays]]]
-    stays = stays[_labelled_alike(known, numbers[stays], samples, stays)]
+    has_splits = keeps_splits(samples, dataset.manifest.recipe)
+    stays = stays[_labelled_alike(known, numbers[stays], samples, stays, has_splits)]
     stays = stays[alike[stays] | ~free[stays]]
     if contents:
         stays = np.setdiff1d(stays, list(_written_to(dataset, known, scan, stays, state, numbers[stays])))
@@ -217,17 +218,17 @@ def _by_path(samples: Samples, rows: Ints) -> Ints:
 
 
 def _labelled_alike(
-    known: KnownPictures, numbers: Ints, samples: Samples, rows: Ints
+    known: KnownPictures, numbers: Ints, samples: Samples, rows: Ints, has_splits: bool
 ) -> npt.NDArray[np.bool_]:
     """bool [m]: whether the pictures at `rows` are labelled as they were, with the same fields and split.
 
-    Rejected ones are: nothing else is known of them.
+    Rejected ones are: nothing else is known of them. Splits are compared where `has_splits`.
     """
     alike = np.ones(len(rows), np.bool_)
     converted = known.rows[numbers] >= 0
     before, now = known.rows[numbers][converted], rows[converted]
     same = known.index.labels[before] == samples.labels[now]
-    if samples.split_names != ("",):
+    if has_splits:
         names = [known.splits.index(name) if name in known.splits else -1 for name in samples.split_names]
         same &= known.split_of[before] == np.array(names, np.int64)[samples.splits[now]]
     columns = [(column, samples.fields[name]) for name, column in known.index.fields.items()]

@@ -41,7 +41,7 @@ _FORM: dict[str, Any] = {
     "removed": {str: _COUNT},
     "splits": [str],
 }
-"""Of `dataset.json`. A range or a tuple: one of these; a float: a share from 0 to 1; {str: ...}: any keys."""
+"""What `dataset.json` holds. A range, tuple: one of it; a float: a share, 0 to 1; {str: ...}: any keys."""
 _INT, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
 _COLUMNS: dict[str, tuple[Any, tuple[str | int, ...]]] = {
     "ids": (np.int64, ("samples",)),

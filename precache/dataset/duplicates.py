@@ -16,7 +16,7 @@ from precache.reporting import counted
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 COLUMNS = ("checksums", "labels", "shapes", "targets", "removed")
-"""Of the index, that tell them."""
+"""Columns of the index that tell duplicates."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +40,7 @@ class Duplicates:
         return int(self.groups[-1]) + 1 if len(self.groups) else 0
 
     def __str__(self) -> str:
-        """As '5 pictures are there more than once: 3 in several splits, 2 with several labels'."""
+        """Say '5 pictures are there more than once: 3 in several splits, 2 with several labels'."""
         said = f"{counted(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
         parts = {"in several splits": self.in_splits, "with several labels": self.in_labels}
         told = ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)

@@ -372,7 +372,7 @@ class IndexFile:
 
     @property
     def places(self) -> dict[str, Place]:
-        """Of all columns, by name."""
+        """Places of all columns, by name."""
         return self._places
 
     @property
@@ -449,7 +449,7 @@ class ShardRows:
         self._begin()
 
     def whole(self, names: Collection[str] | None = None) -> SampleIndex:
-        """All samples, in memory; with those columns of `names` that there are, default all."""
+        """Samples, all in memory; with those columns of `names` that there are, default all."""
         last = len(self._starts) - 1
         chosen = [name for name in self._columns() if names is None or name in names]
         return SampleIndex({name: self.read(name, 0, last) for name in chosen})
@@ -626,7 +626,9 @@ def parse_header(header: bytes, file_bytes: int) -> dict[str, Place]:
         if not all(type(number) is int and number >= 0 for number in (*shape, start, stop)):
             raise ValueError(f"column {name!r:.99} has shape {shape!r:.99} from {start!r:.99} on")
         place = Place(_DTYPES[entry["dtype"]], tuple(shape), len(header) + start)
-        if not shape or stop - start != shape[0] * place.row_bytes or len(header) + stop > file_bytes:
+        is_its_size = bool(shape) and stop - start == shape[0] * place.row_bytes
+        # rows are of something, also where there are none, and their other sides are as small as the file
+        if not is_its_size or not 0 < place.row_bytes <= file_bytes or len(header) + stop > file_bytes:
             raise ValueError(f"column {name!r:.99} of shape {shape!r:.99} does not lie in its file")
         places[name] = place
     return places

@@ -27,7 +27,6 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 from precache.recipe import Recipe
 from precache.reporting import counted, human_bytes
-from precache.storage import atomic_write
 from precache.storage.urls import Location, Url
 
 # So that a page of any number of classes takes less than a megabyte.
@@ -117,6 +116,7 @@ def write_duplicates(dataset: ConvertedDataset, path: Path) -> Duplicates:
 
     Raises:
         DatasetError: the index is damaged.
+        SettingError: `path` cannot be written.
     """
     found, table = dataset.find_duplicates(), dataset.manifest.shards
     split_of = np.repeat(table.splits, table.samples)[found.rows].tolist()
@@ -125,8 +125,7 @@ def write_duplicates(dataset: ConvertedDataset, path: Path) -> Duplicates:
     writer.writerow(("group", "split", "label", "path"))
     names, index = [table.split_names[number] for number in split_of], dataset.read_index(removed=True)
     writer.writerows(listed(found, index, names, dataset.manifest.classes))
-    with atomic_write(path) as file:
-        file.write(text.getvalue().encode(errors="backslashreplace"))
+    page.write(path, text.getvalue())
     return found
 
 

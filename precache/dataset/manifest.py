@@ -122,7 +122,7 @@ class Manifest:
 
     @property
     def limits(self) -> Limits:
-        """Those that the columns of its samples keep."""
+        """Limits that the columns of its samples keep."""
         holds_pixels = FORMATS[self.recipe.format].holds_pixels
         return Limits(
             ids=self.most_id,

@@ -542,15 +542,23 @@ def _outer_folder(top: Node, class_depth: int) -> Node | None:
     shown = list(_shown_folders(top))
     if len(shown) != 1 or split_of(shown[0].name) or not _is_as_deep(shown[0], class_depth):
         return None
-    # which pictures directly in it would be: of the class, or without one
-    inner = top if class_depth == 0 else shown[0]
-    pictures = sum(kinds.extension(node.name) in kinds.IMAGE_EXTENSIONS for node in inner.entries())
-    most = 0 if class_depth == 0 else len(list(_shown_folders(inner))) - 1
-    return None if pictures > most else shown[0]
+    if class_depth == 0:  # pictures beside it have no labels, too
+        return None if _loose_pictures(top) else shown[0]
+    # a class may have folders; most of what is in a folder of classes lies in these
+    left, waiting = _loose_pictures(shown[0]), list(_shown_folders(shown[0]))
+    while left > 0 and waiting:
+        folder = waiting.pop()
+        left -= _loose_pictures(folder)
+        waiting += _shown_folders(folder)
+    return None if left > 0 else shown[0]
+
+
+def _loose_pictures(node: Node) -> int:
+    return sum(kinds.extension(child.name) in kinds.IMAGE_EXTENSIONS for child in node.entries())
 
 
 def _shown_folders(node: Node) -> Iterable[Node]:
-    """Those that may be classes or splits."""
+    """Folders that may be classes or splits."""
     for child in node.entries():
         if child.is_dir() and not is_left_alone(child.name):
             yield child

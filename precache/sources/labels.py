@@ -518,7 +518,8 @@ class Labels:
         elif asked is None and chosen == "class" and not isinstance(values[0], str):
             if "-1" in classes:
                 yield "have the class -1, as data sets write it where there is no label; leave these rows out"
-            yield f"are read as {len(classes):,} classes; to predict them as numbers, pass --target number"
+            number = counted(len(classes), "class", "classes")
+            yield f"are read as {number}; to predict them as numbers, pass --target number"
         if chosen == "class" and len(classes) == len(self._codes) > 2:
             yield "differ in every row, so each row is a class of its own; is this the right column?"
 
@@ -550,7 +551,9 @@ def _hold_lists(texts: Sequence[str], target: str | None) -> bool:
 
 def _check_not_multi_hot(values: Sequence[Any]) -> None:
     """Raise ValueOfRowError where the lists look like a 0 or a 1 for each class, not like classes."""
-    row = next((row for row, parts in enumerate(values) if len(parts) != len({*parts})), None)
+    row = next(
+        (row for row, parts in enumerate(values) if len(parts) > 1 and list(parts) != sorted({*parts})), None
+    )
     width = len(values[0])
     if row is None or not all(len(parts) == width and {0, 1} >= {*parts} for parts in values):
         return

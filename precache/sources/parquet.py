@@ -23,7 +23,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from precache.errors import ImageError, MissingDependencyError, SourceError, did_you_mean
+from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError, did_you_mean
 from precache.packages import install_extra
 from precache.pictures.reading import check_bytes, read_part, read_picture, status_of
 from precache.reporting import warn
@@ -32,7 +32,7 @@ from precache.sources.labels import IMAGE_NAMES, Columns, Rows, unique_names
 from precache.sources.options import SourceOptions
 from precache.sources.shard_files import splits_of
 from precache.storage import open_regular, staging, temporary_path
-from precache.storage.urls import Location, locate
+from precache.storage.urls import Location, Url, locate
 
 SUFFIX = ".parquet"
 _PAGES_BYTES = 1 << 20  # read at a time, in the place of a row group
@@ -68,11 +68,16 @@ def opened(shown: Location, file: BinaryIO) -> Iterator[Any]:
         raise SourceError(f"{shown}: not Parquet that can be read ({reason}); write it again") from error
 
 
-def picture_columns(schema: Any) -> list[str]:
-    """The columns that may be the pictures: those of bytes that are called so, or else all of bytes."""
+def picture_columns(schema: Any, *, may_be_paths: bool = True) -> list[str]:
+    """The columns that may be the pictures: those of bytes that are called so, or else all of bytes.
+
+    Args:
+        may_be_paths: a column that is called so and is not of bytes holds their paths, so that none is.
+    """
     found = [field.name for field in schema if _holds_bytes(field.type)]
     usual = [name for name in schema.names if name in IMAGE_NAMES]
-    return [name for name in usual if name in found] if usual else found
+    called = [name for name in usual if name in found]
+    return called if called or (usual and may_be_paths) else found
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -123,6 +128,21 @@ def _is_of_bytes(schema: Any, name: str) -> bool:
     return schema.names.count(name) == 1 and _holds_bytes(schema.field(name).type)
 
 
+def _difference(
+    found: tuple[Columns, tuple[str, ...] | None], first: tuple[Columns, tuple[str, ...] | None]
+) -> str:
+    """What tells a file from the first one, in words that the first one's name ends."""
+    for what in ("image", "label"):
+        its, other = getattr(found[0], what), getattr(first[0], what)
+        if its != other:
+            return f"has {its!r} for the {what}, not {other!r} as"
+    names = zip(found[1] or (), first[1] or (), strict=False)
+    its, other = next((pair for pair in names if pair[0] != pair[1]), (None, None))
+    if its is not None:
+        return f"has the class {its!r} where {other!r} is one in"
+    return f"names {len(found[1] or ()):,} classes, not {len(first[1] or ()):,} as"
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetSource:
     """Parquet files with pictures in them as a `Source`.
@@ -145,12 +165,17 @@ class ParquetSource:
         return (self.root,) if self.options.root is None else (self.root, locate(self.options.root))
 
     def scan(self) -> Scan:
+        root = self.options.root
+        if root is not None and not isinstance(locate(root), Url) and not os.path.isdir(root):
+            raise SettingError(f"--root {root}: no such folder; name that of the pictures")
         splits = splits_of(self.root, [name or self.root.name for name in self.names])
         columns, classes = self._columns(0)
         for number in range(1, len(self.names)):
-            if self._columns(number) != (columns, classes):
+            if (found := self._columns(number)) != (columns, classes):
+                differs = _difference(found, (columns, classes))
                 raise SourceError(
-                    f"{self._shown(number)}: has other columns, or other classes, than {self._shown(0)}"
+                    f"{self._shown(number)}: {differs} {self._shown(0)}; convert it alone, or write both "
+                    f"with the same columns"
                 )
         rows = Rows(lambda row: self._where(rows.path(row)), columns)
         copied = self._copy_name(columns)
@@ -205,7 +230,7 @@ class ParquetSource:
         """Which columns of a file hold what, and the names of classes."""
         shown, image = self._shown(number), self.options.image
         schema = schema_of(shown, self.folder / self.names[number])
-        pictures = picture_columns(schema)
+        pictures = picture_columns(schema, may_be_paths=not self.names[number])
         if not pictures if image is None else image in schema.names and not _is_of_bytes(schema, image):
             raise SourceError(
                 f"{shown}: has no column of pictures, as bytes; where it has their paths, name one file, not "

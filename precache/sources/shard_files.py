@@ -25,7 +25,7 @@ def shards_in(folder: Path, is_shard: Callable[[str], bool]) -> list[str]:
 
 
 def shards_among(paths: Iterable[str], is_shard: Callable[[str], bool]) -> list[str]:
-    """Those of the paths of files in a folder that are shards, sorted.
+    """The paths of files in a folder that are shards, sorted.
 
     None where a folder in it holds pictures or folders: that is a tree, and they lie beside its classes. A
     table beside pictures says something of them, and is none.
@@ -64,7 +64,7 @@ def find_split(path: str) -> str:
     *folders, name = path.split("/")
     for text in (name, *reversed(folders)):
         words = re.split(r"[^a-z0-9]+", text.lower())
-        found = [split for word in words if (split := split_of(word.rstrip("0123456789")))]
+        found = [split for word in words if (split := split_of(word))]
         if found:
             return found[-1]
     return ""

@@ -178,9 +178,15 @@ class TableSource:
         path = os.path.join(self.folder, rows.path(absent[0]))
         where = _place_of(self.root, rows.places[absent[0]], absent[0])
         if len(absent) == len(rows):
+            held = ""
+            if self.options.image is None and self.root.suffix.lower() == parquet.SUFFIX:
+                schema = parquet.schema_of(self.root, self.file)
+                columns = parquet.picture_columns(schema, may_be_paths=False)
+                held = "".join(f"; or take the bytes in {name!r}: --image {name}" for name in columns)
             raise SourceError(
                 f"{where}: there is no picture {path!r}, nor one for any other row; paths are relative "
-                f"to the table, or to the folder that --root names, and have the same extension as the files"
+                f"to the table, or to the folder that --root names, and have the same extension as the "
+                f"files{held}"
             )
         missing = f"{counted(len(absent), 'row')} of {len(rows):,} without a picture"
         return [f"{self.root}: {missing}; the first is {where}: {path!r}"]

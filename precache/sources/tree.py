@@ -65,13 +65,14 @@ SYSTEM_FOLDERS = frozenset((
 ))  # fmt: skip
 """Folders that operating systems, network storages and programs put among the user's own."""
 
+_SHARD_SUFFIXES = (".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _LOOP = "a link to a folder that it lies in"
 _BESIDE_CLASSES = "a file beside the class folders"
 
 
 def split_of(folder: str) -> str | None:
-    """The split that a folder of this name is: `train` for Training and train_set; None: of none."""
-    return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower()))
+    """The split that a folder of this name is: `train` for Training, train_set, train2017; None: of none."""
+    return SPLIT_FOLDERS.get(re.sub(r"[-_ ]?set$", "", folder.lower().rstrip("0123456789")))
 
 
 class Node:
@@ -375,11 +376,34 @@ def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: b
     for entry in layout.beside:
         lister.leave_out(entry, "in no class folder of a split" if class_depth else "in no folder of a split")
     if not lister.counts and not (allow_empty and lister.empty):
-        raise NothingFoundError(_nothing_found(top, source.root, class_depth))
+        raise NothingFoundError(_nothing_found(top, source, class_depth))
     return lister.scan(source, layout.warnings, allow_empty=allow_empty)
 
 
-def _nothing_found(top: Entry, root: Location, class_depth: int) -> str:
+def _has_paths(source: Source) -> bool:
+    """Whether a folder in a tree can be named as a source itself: in an archive it cannot."""
+    return isinstance(source, TreeSource | ObjectTree)
+
+
+def _folder_of_shards(top: Entry) -> str | None:
+    """The folder to name where tars or Parquet files lie deeper than they are looked for; None: nowhere."""
+    waiting = [("", top)]
+    while waiting:
+        path, folder = waiting.pop()
+        for entry in _sorted_entries(folder):
+            here = _joined(path, entry.name)
+            if not entry.is_dir():
+                if path.count("/") and entry.name.lower().endswith(_SHARD_SUFFIXES):
+                    return path.rpartition("/")[0]
+            elif _why_not_entered(entry) is None:
+                waiting.append((here, entry))
+    return None
+
+
+def _nothing_found(top: Entry, source: Source, class_depth: int) -> str:
+    root = source.root
+    if _has_paths(source) and (folder := _folder_of_shards(top)) is not None:
+        return f"{root}: has no class folder with pictures, but shards; name their folder, {root}/{folder}"
     if class_depth == 0:
         return f"{root}: has no pictures in it (make a sample tree with 'precache sample DST')"
     expected = f"expected {root}/{'FOLDER/' * (class_depth - 1)}CLASS/picture.jpg"
@@ -511,7 +535,7 @@ class _Lister:
         if first != path:
             self._twice.append(f"{path!r} is {first!r}")
 
-    def _warnings(self, classes: int) -> Iterator[str]:
+    def _warnings(self, classes: int, *, is_plain: bool) -> Iterator[str]:
         root = self._root
         if self.empty:
             yield f"{root}: class folders without a picture: {some([*map(repr, self.empty)])}"
@@ -529,7 +553,7 @@ class _Lister:
         if self._class_depth and self._subfolders and self._deeper == len(self._listed):
             name, inner = next(iter(self._subfolders.items()))
             remedy = f"pass --class-depth {self._class_depth + 1}, or class_depth={self._class_depth + 1}"
-            if classes == 1:
+            if classes == 1 and is_plain and list(self._listed.split_of) == [""]:
                 remedy = f"name {root}/{name} instead"
             deeper = "all pictures lie deeper than their class folders"
             yield f"{root}: {deeper}; if {inner} are classes, {remedy}"
@@ -551,7 +575,7 @@ class _Lister:
             ignored=tuple(self._ignored),
             scanned=len(samples) + len(self._ignored),
             digest=self._digest.hexdigest(),
-            warnings=(*warnings, *self._warnings(len(classes))),
+            warnings=(*warnings, *self._warnings(len(classes), is_plain=_has_paths(source))),
             target=target,
             deeper=self._deeper if self._class_depth else 0,
         )

@@ -301,10 +301,10 @@ class _TarSamples:
                 try:
                     values |= _VALUES[kind](parts[names[0]], f"{where}.{names[0]}")
                     continue
-                except SourceError as error:
+                except SourceError:
                     if names[0] == kind:
                         raise
-                    reason = f"holds no fields ({error})"  # but a list of boxes, or anything else
+                    reason = "holds no fields"  # but a list of boxes, or anything else
             self.ignored += (IgnoredPath(f"{key}.{name}", reason) for name in names)
         return values
 

@@ -19,7 +19,7 @@ from precache.errors import PrecacheError
 from tests import forgery
 from tests.building import build_loader
 from tests.labelled_pictures import draw_trees
-from tests.precache.sources.listed import listed
+from tests.precache.sources.listed import FIELDS, SAMPLES, listed
 
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
     "manifest": forgery.of_manifest,
@@ -37,6 +37,7 @@ SIDE = 16
 def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """One of each format, of each target, with fields, boxes, masks, rejected and removed pictures."""
     root, paths = tmp_path_factory.mktemp("originals"), []
+    fields = FIELDS | {"nothing": [[]] * SAMPLES}
     kept: dict[str, Any] = {"workers": 0, "max_rejects": 1, "options": SourceOptions(boxes="corners")}
     for name, target, fit in (
         ("shards", "class", "keep"),
@@ -44,9 +45,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         ("dali", "number", "keep"),
     ):
         recipe = make_recipe(name, fit)
-        convert(listed(target, missing=(3,)), root / name, recipe, **kept)
+        convert(listed(target, fields, missing=(3,)), root / name, recipe, **kept)
         if name != "dali":
-            convert(listed(target, missing=(3, 8)), root / name, recipe, update=True, **kept)
+            convert(listed(target, fields, missing=(3, 8)), root / name, recipe, update=True, **kept)
         paths.append(root / name)
     trees = draw_trees(root)
     masked = SourceOptions(mask=str(trees.masks))
@@ -160,6 +161,14 @@ def test_a_forgery_is_used_or_refused_by_its_path(
     kind: str, originals: list[Path], tmp_path: Path, little_memory: None
 ) -> None:
     check_cases(kind, originals, tmp_path, QUICK)
+
+
+def test_a_field_that_is_empty_everywhere_lies_about_its_sides_in_vain(
+    originals: list[Path], tmp_path: Path, little_memory: None
+) -> None:
+    for shape in ([0, 0], [0, 2**62], [0, 2**70], [0, 2**62, 2**62]):
+        forge = forgery.set_header("value:nothing", ("shape",), shape)
+        assert check_case(originals[0], forge, USES, tmp_path) == []
 
 
 @pytest.mark.faults

@@ -1,5 +1,6 @@
 """Raw trees: classes as ImageFolder finds them, splits as `precache convert` makes them."""
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -58,24 +59,25 @@ def served(path: Path, **settings: Any) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_splits_of_a_tree_are_those_of_its_conversion(seed: int, raw_tree: Path, tmp_path: Path) -> None:
-    """By shares and the seed of a recipe, not that of the loader; and by a list file."""
+    """By shares and a recipe's seed, not the loader's; and by a list. Also of a tree with one split alone."""
+    source = shutil.copytree(raw_tree, tmp_path / "one/train").parent if seed else raw_tree
     recipe = small_recipe("shards", splits="train=0.6,val=0.3,test=0.1", seed=seed)
-    precache.convert(raw_tree, tmp_path / "shares", recipe, workers=0)
+    precache.convert(source, tmp_path / "shares", recipe, workers=0)
     of_seed = {"recipe": recipe} if seed else {}
-    names = {ref.path: ("train", "val")[ref.id % 2] for ref in scan_of(raw_tree).samples if ref.id % 5}
+    names = {ref.path: ("train", "val")[ref.id % 2] for ref in scan_of(source).samples if ref.id % 5}
     listed = tmp_path / "list.csv"
     listed.write_text("".join(f"{path},{split}\n" for path, split in names.items()))
-    precache.convert(raw_tree, tmp_path / "listed", small_recipe("shards"), split_list=listed, workers=0)
+    precache.convert(source, tmp_path / "listed", small_recipe("shards"), split_list=listed, workers=0)
     for split in ("train", "val", "test"):
-        of_shares = served(raw_tree, split=split, splits=recipe.splits, **of_seed)
+        of_shares = served(source, split=split, splits=recipe.splits, **of_seed)
         assert of_shares == served(tmp_path / "shares", split=split)
-        with build_loader(raw_tree, split=split, splits=recipe.splits, **of_seed, seed=9, size=32) as loader:
+        with build_loader(source, split=split, splits=recipe.splits, **of_seed, seed=9, size=32) as loader:
             assert sorted(ids_of(loader)) == [number for number, _ in of_shares]
     for split in ("train", "val"):
-        of_list = served(raw_tree, split=split, splits=listed)
+        of_list = served(source, split=split, splits=listed)
         assert of_list == served(tmp_path / "listed", split=split)
     with pytest.raises(SettingError, match="precache"):
-        loaders.build(raw_tree, splits=listed, precache=tmp_path / "out")
+        loaders.build(source, splits=listed, precache=tmp_path / "out")
 
 
 def test_other_splits_than_there_are_are_refused(

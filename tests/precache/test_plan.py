@@ -126,6 +126,20 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
         assert all(abs((chosen == n).sum() - share * len(chosen)) <= 1 for n, share in enumerate(wanted))
 
 
+@pytest.mark.parametrize("source", [("",), ("train",), ("train", "val")])
+def test_shares_divide_samples_that_are_not_in_several_splits_already(source: tuple[str, ...]) -> None:
+    refs = [SampleRef(i, f"{i}.jpg", 0, 1, source[i % len(source)]) for i in range(20)]
+    samples = Samples.of(refs)
+    if len(source) > 1:
+        with pytest.raises(SettingError, match="train, val"):
+            plan_conversion(samples, recipe(splits="a=0.5,b=0.5"))
+    else:
+        plan = plan_conversion(samples, recipe(splits="a=0.5,b=0.5"))
+        assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"a": 10, "b": 10}
+    kept = plan_conversion(samples, recipe())
+    assert {shard.split for shard in kept.shards} == ({"train"} if source == ("",) else {*source})
+
+
 def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_name_a_shard_twice() -> None:
     """Those that lost samples get the new ones first, by what they lack."""
     kept: dict[str, np.ndarray] = {}

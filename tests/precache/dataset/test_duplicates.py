@@ -14,6 +14,7 @@ from PIL import Image
 from precache import Recipe, convert, open_dataset
 from precache.dataset.converted import ConvertedDataset
 from precache.dataset.inspection import write_duplicates
+from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.command import run_here
 from tests.precache.pictures.drawing import encoded
@@ -65,6 +66,8 @@ def make(source: Any, path: Path, name: str = "shards", **how: Any) -> Converted
 def list_groups(dataset: ConvertedDataset) -> list[list[str]]:
     """The paths of each group in the list."""
     path = dataset.path.with_name("list.csv")
+    with pytest.raises(SettingError, match=f"^{path.parent}/gone/x.csv: "):
+        write_duplicates(dataset, path.parent / "gone/x.csv")
     write_duplicates(dataset, path)
     groups = defaultdict(list)
     with open(path, newline="") as file:

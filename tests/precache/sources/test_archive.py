@@ -43,6 +43,8 @@ def test_an_outermost_folder_that_is_a_class_or_a_split_is_kept(
     for names, classes, split in (
         ("cat/1 cat/2 cat/2023/3", ("cat",), ""),
         ("set/cover set/cat/1 set/dog/2", ("cat", "dog"), ""),
+        ("pets/cover pets/back pets/cat/1 pets/dog/2", ("cat", "dog"), ""),
+        ("n014/images/1", ("images",), ""),  # as the tree in n014 would be
         ("Training/cat/1 Training/dog/2", ("cat", "dog"), "train"),
         ("@eaDir/x set/train/cat/1 set/valid/cat/2", ("cat",), "train val"),
     ):

@@ -91,6 +91,14 @@ def test_columns_of_bytes_are_told_from_columns_of_paths(tmp_path: Path) -> None
     assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[1], tuple(CLASSES))
     scan = scan_of(path, image="thumbnail")
     assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[0], tuple(CLASSES))
+    (tmp_path / "bytes").mkdir()
+    write_pictures(tmp_path / "bytes/0.parquet", {"jpg": PNGS[:2], "filename": ["a", "b"], "label": [0, 1]})
+    scan = scan_of(tmp_path / "bytes")
+    assert scan.source.read(scan.samples[1], 999) == PNGS[1]
+    with pytest.raises(SourceError, match="--image jpg"):
+        scan_of(tmp_path / "bytes/0.parquet")
+    with pytest.raises(SettingError, match="--root gone"):
+        scan_of(tmp_path / "bytes", root="gone")
     folder = tmp_path / "paths"
     folder.mkdir()
     write_parquet(folder / "t.parquet", {"path": ["1.png"]})
@@ -103,5 +111,8 @@ def test_columns_of_bytes_are_told_from_columns_of_paths(tmp_path: Path) -> None
 def test_files_of_other_columns_or_classes_are_refused(tmp_path: Path) -> None:
     publish(tmp_path, {"0.parquet": [0, 1]})
     write_pictures(tmp_path / "1.parquet", {"image": PNGS[:1], "label": [0]}, [*reversed(CLASSES)])
-    with pytest.raises(SourceError, match=r"1\.parquet: .*0\.parquet"):
+    with pytest.raises(SourceError, match=rf"1\.parquet: .*'{CLASSES[-1]}'.*0\.parquet"):
+        scan_of(tmp_path)
+    write_pictures(tmp_path / "1.parquet", {"image": PNGS[:1], "class": [0]}, None)
+    with pytest.raises(SourceError, match=r"1\.parquet: .*'class'.*'label'.*0\.parquet"):
         scan_of(tmp_path)

@@ -187,6 +187,8 @@ BAD: list[tuple[str | bytes, dict[str, Any], list[str]]] = [
     ("path,a\n0.jpg,[1]\n1.jpg,[0 1 ... 8 9]\n", {"fields": ("a",)}, ["line 3", "cut short"]),
     ("path,a\n0.jpg,[0 1 ... 8 9]\n", {"fields": ("a",)}, ["line 2", "cut short"]),
     ("path,a\n0.jpg,[0 0 1]\n1.jpg,[0 1 0]\n", A, ["line 2", "for each class", "--target number"]),
+    ("path,a\n0.jpg,[0 1]\n1.jpg,[1 0]\n", A, ["line 3", "for each class", "--target number"]),
+    ("path,a\n0.jpg,[ True False]\n1.jpg,[False True]\n", A, ["line 2", "for each class"]),
     ('path,a\n"x\ny",1\n0.jpg\n', {}, ["line 4 (id 1)", "expected 2 cells", "got 1"]),
     (b"path,a\n0.jpg,x\n1.jpg,caf\xe9\n", {}, ["line 3", "byte 10 is not UTF-8"]),
     ("path,s\n0.jpg,../x\n", {"split": "s"}, ["line 2 (id 0)", "'../x' is not a valid split name"]),

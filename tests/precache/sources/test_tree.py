@@ -63,6 +63,14 @@ TREES: list[tuple[str, int, str, str]] = [
         "dev/b/1:b:val evaluation/b/2:b:test train_set/b/3:b:train",
         "",
     ),
+    ("train2017/b/1 val2017/b/2", 1, "train2017/b/1:b:train val2017/b/2:b:val", ""),
+    ("steam_train/1 test_tube/2", 1, "steam_train/1:steam_train: test_tube/2:test_tube:", ""),
+    (
+        "steam_train/a/1 train_station/a/2",
+        1,
+        "steam_train/a/1:steam_train: train_station/a/2:train_station:",
+        "",
+    ),
     ("train/n1/images/1 val/n1/images/2", 1, "train/n1/images/1:n1:train val/n1/images/2:n1:val", ""),
     ("__MACOSX/train/b/1 lost+found/2 train/b/3", 1, "train/b/3:b:train", ""),
     # classes that happen to be called so
@@ -117,6 +125,7 @@ def test_two_folders_of_one_split_are_refused_unless_one_is_empty(tmp_path: Path
 ADVICE = [
     ("birds/heron/1 birds/owl/2 pets/dog/3", 1, "--class-depth 2"),
     ("photos/heron/1 photos/owl/2", 1, "photos/photos instead"),
+    ("train/photos/heron/1 train/photos/owl/2 val/photos/heron/3", 1, "--class-depth 2"),
     ("n1/images/1 n2/images/2", 1, ""),  # such class folders would be no better
     ("heron/1 heron/2023/2 heron/2024/3", 1, ""),
     ("bus/a/1 train/a/2", 1, "'train'"),

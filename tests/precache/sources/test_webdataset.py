@@ -18,7 +18,7 @@ from tests.precache.sources.archives import JPEG, Files, files_of, make_tar, sca
 SAMPLE = {"a.jpg": JPEG, "a.cls": b"1"}
 SPLITS = {
     "train": "train-00000 birds-train-0000 cc3m-train-0000 train train2017 TRAIN_001 train-00000-of-00002 "
-    "speed-test-train-00 my.training.0 train/0000 train/shard-0",
+    "speed-test-train-00 my.training.0 train/0000 train/shard-0 train2017/0",
     "val": "val-00000 imagenet1k-validation-00 birds-valid-0 dev-0 Validation/0000 val/birds-0",
     "test": "test-00000 birds_test_0 testing/0 birds-eval-0",
     "": "shard-000000 trains-0000 trainval-0 contest-0 00000 latest-0 validated-1 photos/0000",
@@ -85,6 +85,15 @@ def test_tars_are_found_in_folders_and_beside_what_is_none(
     else:
         with suppress(SourceError):  # where no class folder is found, as the tree says
             assert scan_of(source).classes
+
+
+def test_shards_that_lie_too_deep_are_refused_with_the_folder_to_name(tmp_path: Path) -> None:
+    for name in ("default/train/0.tar", "default/val/0.tar", "default/notes/x.txt"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        make_tar(tmp_path / name, SAMPLE)
+    with pytest.raises(SourceError, match=rf"{tmp_path}/default$"):
+        scan_of(tmp_path)
+    assert scan_of(tmp_path / "default").samples.split_names == ("train", "val")
 
 
 KEYS = st.text("abC é_-0", min_size=1, max_size=4) | st.sampled_from(["__a__", "x" * 120])
@@ -214,11 +223,18 @@ def test_what_is_wrong_with_a_sample_is_named(tmp_path: Path) -> None:
         assert [mention for mention in mentions if mention not in str(caught.value)] == []
 
 
+LISTS = {"jpg": JPEG, "cls": b"0", "boxes.json": b"[[1, 2, 3, 4]]"}
+
+
 def test_parts_of_a_sample_need_not_lie_together(tmp_path: Path) -> None:
     files = {"b.cls": b"0", "a.cls": b"1", "b.jpg": b"b", "d/a.b.jpg": b"ab", "d/a.cls": b"2", "a.JPG": b"a"}
     scan = scan_of(make_tar(tmp_path / "x.tar", files))
     read = [(ref.path, ref.label, scan.source.read(ref, 9)) for ref in scan.samples]
     assert read == [("b.jpg", 0, b"b"), ("a.JPG", 1, b"a"), ("d/a.b.jpg", 2, b"ab")]
+    parts = ((f"{key}.{part}", content) for key in "ab" for part, content in LISTS.items())
+    scan = scan_of(make_tar(tmp_path / "x.tar", dict(parts)))
+    assert len(scan.ignored) == 2
+    assert len({it.reason for it in scan.ignored}) == 1, "a reason is of many samples, and names none"
     path = make_tar(tmp_path / "x.tar", {"a.jpg": b"picture", "a.seg.png": b"mask", "a.cls": b"0"})
     for chosen in ("jpg", "seg.png"):
         assert [ref.path for ref in scan_of(path, image=chosen).samples] == [f"a.{chosen}"]

@@ -338,7 +338,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         return self.loader
 
     def _target(self, position: int) -> Any:
-        """As in `targets`."""
+        """The label of the sample at `position`, in the form that `targets` has."""
         assert self._data is not None
         assert self._data.index is not None
         if self._data.index.targets is None:

@@ -87,7 +87,7 @@ def relative(dataset: Any, tree: Path) -> list[tuple[str, Any]]:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_format_has_the_order_of_image_folder(seed: int, tmp_path: Path) -> None:
-    """So that saved indices and a seeded `random_split` choose the same pictures of each."""
+    """Saved indices and a seeded `random_split` choose the same pictures of each."""
     tree = make_tree(tmp_path / "tree", seed)
     theirs = ImageFolder(tree)
     numbers = [number_of(picture) for picture, _ in theirs]
@@ -170,7 +170,7 @@ def change_in_place(kind: Any, root: Path, **settings: Any) -> Any:
 
 
 def set_targets(kind: Any, root: Path, **settings: Any) -> Any:
-    """Of which ImageFolder's `__getitem__` takes no notice."""
+    """ImageFolder's `__getitem__` takes no notice of them."""
     dataset = kind(root, **settings)
     dataset.targets = [0] * 3
     assert len(dataset.samples) == len(dataset)
@@ -378,7 +378,7 @@ def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
 
 
 def test_a_script_joins_root_and_split_of_what_is_read(tmp_path: Path) -> None:
-    """As the usual scripts do: `os.path.join(args.data, "train")`, over a converted folder, too."""
+    """The usual scripts join the path: `os.path.join(args.data, "train")`, over a converted folder, too."""
     for number in range(9):
         draw(tmp_path / f"tree/{'train' if number % 3 else 'val'}/{'ab'[number % 2]}/{number}.png", number)
     for root in convert_to_all(tmp_path / "tree", tmp_path).values():

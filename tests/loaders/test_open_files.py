@@ -60,7 +60,7 @@ def scattered(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def test_files_are_few_whatever_the_number_of_shards(
     backend: str, kind: str, shuffle: Any, scattered: dict[str, Path]
 ) -> None:
-    """Of a training and a validation in its midst, of which one has a batch of all."""
+    """A validation runs in the midst of a training, with a batch of all."""
     if kind == "raw" and shuffle == "window":
         pytest.skip("of a tree there are no shards")
     build = partial(build_loader, scattered[kind], backend=backend, shuffle=shuffle, size=16, workers=1)

@@ -105,7 +105,7 @@ def test_pictures_are_normalised_with_the_figures_of_the_model_and_erased_where_
 
 
 def test_a_loader_of_the_script_has_what_a_dataloader_has(data: Path) -> None:
-    """So that a script of tomorrow finds what it asks of timm's own, which passes a DataLoader's on."""
+    """Passes on what the loader has, as timm's own loader passes on what its DataLoader has."""
     _, training = of_training(data)
     for name, value in vars(timm.data.loader.PrefetchLoader).items():
         if isinstance(value, property):

@@ -80,7 +80,7 @@ def list_groups(dataset: ConvertedDataset) -> list[list[str]]:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_copies_are_listed_those_that_matter_first(name: str, tree: Path, tmp_path: Path) -> None:
-    """Of what is served: a copy that an update removed is none."""
+    """A copy that an update removed is none."""
     dataset = make(tree, tmp_path / "out", name)
     found = dataset.find_duplicates()
     assert (len(found), found.in_splits, found.in_labels) == (3, 1, 2)

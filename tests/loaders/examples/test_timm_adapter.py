@@ -114,10 +114,9 @@ def test_a_loader_of_the_script_has_what_a_dataloader_has(data: Path) -> None:
 
 
 def test_validation_shows_the_share_that_crop_pct_says(data: Path) -> None:
-    with loaders.build(
-        data, split="val", size=24, shuffle=False, batch_size=BATCH, serving=loaders.Serving(crop_ratio=0.5)
-    ) as loader:
-        due = [batch.images.float() / 127.5 - 1 for batch in loader]
+    settings = {"split": "val", "size": 24, "shuffle": False, "batch_size": BATCH, "normalize": (0.5, 0.5)}
+    with loaders.build(data, **settings, serving=loaders.Serving(crop_ratio=0.5)) as loader:
+        due = [batch.images for batch in loader]
     dataset = adapter.create_dataset("", root=str(data), split="val")
     validation = adapter.create_loader(dataset, (3, 24, 24), BATCH, crop_pct=0.5, **SETTINGS)
     for expected, (images, _) in zip(due, validation, strict=True):

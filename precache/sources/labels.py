@@ -362,7 +362,8 @@ class Rows(SampleList):
         samples = self.samples(np.full(len(self), -1), None, fields)
         if len(rows) < len(samples):
             missing = np.setdiff1d(np.arange(len(samples)), rows)
-            ignored = (*ignored, *(IgnoredPath(samples[row].path, "has no label") for row in missing))
+            without_label = tuple(IgnoredPath(samples[row].path, "has no label") for row in missing)
+            ignored = (*ignored, *without_label)
             samples, splits = _split_off(samples, rows)
             count = f"{counted(len(missing), 'sample')} of {len(self):,} without a label (-1)"
             whole = f", with the whole of split {', '.join(splits)}" if splits else ""

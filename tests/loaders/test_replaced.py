@@ -59,7 +59,8 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Place]:
         for number in range(PICTURES):
             path = place.tree / "ab"[number * 2 // PICTURES] / f"{number:02}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", (16, 16), (200 * (path.parent.name == "b"), number, 0)).save(path)
+            red = 200 if path.parent.name == "b" else 0
+            Image.new("RGB", (16, 16), (red, number, 0)).save(path)
         (place.tree / "a").rename(place.tree / "z")
         place.convert()
         place.folder.rename(place.another)

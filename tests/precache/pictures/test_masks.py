@@ -77,7 +77,7 @@ NAMES = {
     "b/11.tif": "b/11.png.TIF",
 }
 OTHERS = ("a/00.gif", "a/02.png.gif", "a/06.txt", "a/06.png.jpg", "a/006.png", "a/06_mask.png", "a/06.0.png")
-"""Of no picture, or less likely."""
+"""Files that belong to no picture, or whose picture has a mask of a likelier name."""
 
 
 def test_masks_are_found_under_the_names_that_tools_give(trees: Trees, tmp_path: Path) -> None:

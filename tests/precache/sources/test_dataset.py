@@ -156,7 +156,7 @@ def test_labels_index_the_classes_that_the_dataset_has() -> None:
 
 
 def test_whole_numbers_below_the_classes_are_samples_without_a_label() -> None:
-    """As in test splits of Hugging Face; of a dataset without names of classes, nothing says what -1 is."""
+    """Test splits of Hugging Face are labelled so; without names of classes nothing says what -1 is."""
     for values, options, labels, warned in (
         ([0, -1, 1], {}, {0: 0, 2: 1}, "1 sample of 3"),
         ([0, None, 1], {"target": "class"}, {0: 0, 2: 1}, "1 sample of 3"),

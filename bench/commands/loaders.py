@@ -13,7 +13,7 @@ from bench.measure.comparison import compare
 from bench.measure.peers import choose_peers, limits
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
-from bench.peers.serving import PEERS
+from bench.peers.libraries import PEERS
 from bench.report import loaders_page
 from bench.report.result import Showing, show
 from bench.report.row import Result

@@ -23,7 +23,7 @@ from bench.measure.trial import (
     probe_files,
     time_stages,
 )
-from bench.peers.serving import LIMIT
+from bench.peers.libraries import LIMIT
 from bench.report import stats
 from bench.report.row import SYNTHETIC, Key, Result, Row
 from bench.report.stats import Estimate

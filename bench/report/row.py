@@ -212,7 +212,7 @@ class Row:
 
     @property
     def is_limit(self) -> bool:
-        """Whether it only copies pictures, as `gather` of `bench.peers.serving`: no loader serves faster."""
+        """Whether it only copies pictures, as `gather` of `bench.peers.libraries`: no loader serves faster."""
         return self.peer and self.backend.startswith("gather")
 
     @property

@@ -11,9 +11,10 @@ from typing import Any
 
 from bench.measure.candidates import Candidate
 from bench.measure.fresh import run_watched
-from bench.measure.trial import Trial
 from bench.peers import libraries
-from bench.peers.libraries import LIMIT, PEERS
+from bench.peers.libraries import PEERS
+from bench.report.loaders import LIMIT
+from bench.report.result import Trial
 from loaders.dataset import RAW
 from loaders.settings import CROP_RATIO
 from precache.dataset.converted import is_converted, open_dataset
@@ -216,8 +217,8 @@ def version_of(name: str, python: str) -> str:
 
 def run_peer(
     peer: PeerCandidate, *, batch_size: int, size: int, workers: int, warmup: int, batches: int
-) -> tuple[Trial, str]:
-    """One trial in a fresh process, and the library's name and version.
+) -> Trial:
+    """Run one trial in a fresh process; its fact `version` is the library's name and version.
 
     Raises:
         WorkerError: it failed; holds its last line.
@@ -225,10 +226,16 @@ def run_peer(
     words = ("serve", peer.name, str(peer.path), "--stored", peer.stored, "--size", size)
     timing = ("--batch-size", batch_size, "--workers", workers, "--warmup", warmup, "--batches", batches)
     _, answer = _run(peer.python, *words, *timing)
-    trial = Trial(
-        answer["first_batch_s"], answer["images"], tuple(answer["batch_s"]), tuple(answer["epoch_starts"])
+    batch_s = tuple(answer["batch_s"])
+    return Trial(
+        numbers={
+            "images_per_s": answer["images"] / sum(batch_s),
+            "first_batch_s": answer["first_batch_s"],
+            "images": float(answer["images"]),
+        },
+        series={"batch_s": batch_s, "epoch_starts": tuple(map(float, answer["epoch_starts"]))},
+        facts={"version": answer["version"]},
     )
-    return trial, answer["version"]
 
 
 def _run(python: str, *words: object) -> tuple[float, dict[str, Any]]:

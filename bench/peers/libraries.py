@@ -316,10 +316,8 @@ class Peer:
     write: Callable[[Pictures, Path, int], None] | None = None
 
 
-LIMIT = "gather"
-"""The peer that only copies."""
 PEERS = {
-    LIMIT: Peer(package="numpy", modules=("numpy",), serve=serve_gather, work="pixels", reads="shards"),
+    "gather": Peer(package="numpy", modules=("numpy",), serve=serve_gather, work="pixels", reads="shards"),
     "webdataset-pil": Peer(
         package="webdataset",
         modules=("webdataset", "PIL.Image"),

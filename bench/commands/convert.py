@@ -61,8 +61,9 @@ def command(
     bench convert photos
     bench convert photos --fit crop --against ffcv,litdata,mds
 
-    The answer names the stage that takes most of a worker's time, and says how near whole conversions come to
-    the limit that decoding sets. Other libraries' writers (--against) convert the same pictures, taking turns.
+    The answer names the stage that takes most of a worker's time, and says how near whole conversions come
+    to the limit that decoding sets. Other libraries' writers (--against) convert the same pictures, taking
+    turns.
     """
     spec = ConversionSpec(
         source=src,

@@ -32,7 +32,7 @@ _WITHOUT_DATA = 1_000  # pictures that times are for where no tree is given
     "--scratch",
     type=PATH,
     default=Path(tempfile.gettempdir()),
-    help="Folder on the disk to measure; a file of 512 MiB is written there.  [default: the temporary folder]",
+    help="Folder on the disk to measure; takes 512 MiB for a minute.  [default: the temporary folder]",
 )
 @click.option("--repeats", default=5, show_default=True, help="Runs of each measurement, taking turns.")
 @click.option("--seconds", default=0.5, show_default=True, help="Duration of each run.")

@@ -198,8 +198,7 @@ def command(
     )
     table = Table(["loader", *(column.title for column in columns)], turns.rows(columns))
     line = f"{latency_ms:g} ms an answer, a line of {mb_per_s:g} MB/s"
-    settings = f"{line}, batches of {batch_size} of {size}x{size}, uint8, {workers} workers"
-    harness.show(table, turns, settings)
+    harness.show(table, turns, f"{line}, batches of {batch_size} of {size}x{size}, uint8, {workers} workers")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,9 @@ class Probe:
 
 
 @contextmanager
-def prepare_probes(spec: HardwareSpec, pictures: Sequence[bytes], device: torch.device) -> Iterator[list[Probe]]:
+def prepare_probes(
+    spec: HardwareSpec, pictures: Sequence[bytes], device: torch.device
+) -> Iterator[list[Probe]]:
     """All probes; the file that is read from the disk is there for the duration of the block.
 
     Args:
@@ -135,7 +137,10 @@ def _disk_probes(spec: HardwareSpec, stack: ExitStack) -> list[Probe]:
     def read_at_random(block_bytes: int) -> float:
         return file.random_rate(block_bytes, spec.seconds) * 1e6
 
-    reads = [read_in_order, *(partial(read_at_random, size) for size in _RANDOM_BYTES)]
+    reads: list[Callable[[], float]] = [
+        read_in_order,
+        *(partial(read_at_random, size) for size in _RANDOM_BYTES),
+    ]
     return [Probe(name, "direct I/O", read) for name, read in zip(names, reads, strict=True)]
 
 

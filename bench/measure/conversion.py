@@ -1,4 +1,4 @@
-"""What a conversion spends its time on, and how it compares with other writers: what `bench convert` measures.
+"""What a conversion spends its time on, and how it compares with other writers: `bench convert`.
 
 Stages are those of a worker that writes one shard in this process, of pictures taken evenly from the tree.
 Whole conversions run as a user runs them, each in a process of its own, start-up included; with other
@@ -7,7 +7,6 @@ writers they take turns.
 
 import cProfile
 import shlex
-import shutil
 import sys
 import tempfile
 import time

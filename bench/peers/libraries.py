@@ -8,8 +8,8 @@
 that has the library. So it imports nothing of ours, and a library only in the functions that use it.
 
 Each library is used as its documentation shows it. A writer is handed squares that Pillow made, upright RGB,
-cropped and resized as ours. A loader is shuffled, hands over uint8 in main memory with labels, and epoch follows
-epoch. The last line printed is JSON: what `bench.measure.peers` reads.
+cropped and resized as ours. A loader is shuffled and hands over uint8 in main memory with labels; epoch
+follows epoch. The last line printed is JSON, which `bench.measure.peers` reads.
 """
 
 import argparse

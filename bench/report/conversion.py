@@ -1,7 +1,7 @@
 """The result of `bench convert`: what a conversion spends its time on, beside other writers. Pure.
 
-A trial says in `of` what it is: {"what": STAGES, "repeat"}, the seconds that each stage of one worker took; or
-{"what": WHOLE, "writer", "repeat"}, a conversion as a user runs it.
+A trial says in `of` what it is: {"what": STAGES, "repeat"}, the seconds that each stage of one worker took;
+or {"what": WHOLE, "writer", "repeat"}, a conversion as a user runs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -126,8 +126,9 @@ def _answer(
     ]
     rates = {row.name: row.values["converted_images_per_s"].median for row in stage_rows}
     together = 1 / sum(1 / value for value in rates.values())
+    decoding = rates["decode"]
     limits = (
-        f"That is {rate / rates['decode']:.0%} of what decoding alone would reach ({rates['decode']:,.0f}), and "
+        f"That is {rate / decoding:.0%} of what decoding alone would reach ({decoding:,.0f}), and "
         f"{rate / together:.0%} of what workers would reach that never wait ({together:,.0f})."
     )
     paragraphs = [tuple(first), (limits,)]

@@ -132,12 +132,14 @@ def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float |
     feeding = _feeding(rows)
     if not feeding:
         return ("No part that feeds an accelerator could be measured.",)
-    times = [f"{PARTS[row.name].feeds} takes {duration(row.values['alone_s'].median)}" for row in feeding]
+    times = {PARTS[row.name].feeds: duration(row.values["alone_s"].median) for row in feeding}
     slowest, *others = times
-    pictures = counted(settings["images"], "picture")
-    sentence = f"For {pictures} {slowest}, which is the slowest part of feeding an accelerator"
+    sentence = (
+        f"{slowest.capitalize()} is the slowest part of feeding an accelerator: {times[slowest]} for "
+        f"{counted(settings['images'], 'picture')}"
+    )
     if others:
-        sentence += f"; {' and '.join(others)}"
+        sentence += f"; {' and '.join(f'{part} takes {times[part]}' for part in others)}"
     disturbed = disturbance(other_cpu, then="")
     return (f"{sentence}.", disturbed) if disturbed else (f"{sentence}.",)
 
@@ -150,11 +152,11 @@ def _describe_conditions(machine: Mapping[str, str], settings: Mapping[str, Any]
         f"Times are of this part alone, once over {pictures} ({human_bytes(settings['file_bytes'])}): files "
         f"through memory and disk (random: one block at a time), pictures decoded, their pixels (224x224) to "
         f"the device, training steps of ResNet-50 at the full rate of matrix multiply.",
-        f"Medians of {counted(settings['repeats'], 'run')}, taking turns, with the lowest and the highest.",
+        f"Medians of {counted(settings['repeats'], 'run')}, taking turns.",
     ]
     if not settings["on_scratch_disk"]:
         conditions.append(
-            f"{settings['pictures']} lies on another disk than {settings['scratch']}, which was measured: name "
-            f"a folder on its disk with --scratch."
+            f"{settings['pictures']} lies on another disk than {settings['scratch']}, which was measured: "
+            f"name a folder on its disk with --scratch."
         )
     return tuple(conditions)

@@ -100,7 +100,7 @@ COLUMNS: dict[str, Column] = {
     "converted_images_per_s": Column(
         "images/s", "of all workers together; of a stage, if it were all there is to do", _rate, "more"
     ),
-    "time_share": Column("of the time", "of one worker", _share),
+    "time_share": Column("of a worker's time", "", _share),
     "rate": Column("rate", "in brackets the lowest and the highest run"),
     "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),
     "how": Column("how", ""),

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bench.lab import converting, object_storage, stored_sizes
 from bench.measure.candidates import Candidate
-from bench.measure.comparison import compare
+from bench.measure.comparison import Comparison, compare
 from precache import convert
 from precache.pictures import images
 from tests.bench.settings import quick
@@ -71,5 +71,5 @@ def test_the_stage_that_is_slowed_down_is_named(
 
     monkeypatch.setattr(images, slowed, late)
     settings = quick(trainer="emulated:1000", repeats=2, workers=0)  # in no process but this one
-    (row,) = compare([Candidate("pytorch", raw_tree)], settings).rows
-    assert row.binds == stage, row.advice
+    (row,) = compare(Comparison(candidates=[Candidate("pytorch", raw_tree)], settings=settings)).rows
+    assert row.bottleneck == stage, row.advice

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from bench.measure.candidates import Candidate
-from bench.measure.comparison import compare
+from bench.measure.comparison import Comparison, compare
 from bench.measure.peers import PeerCandidate, choose_peers, limits, run_peer, version_of, write_data
 from bench.measure.settings import Settings
 from bench.peers import libraries
-from bench.peers.libraries import LIMIT, PEERS, Work
+from bench.peers.libraries import PEERS, Work
+from bench.report.loaders import LIMIT
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.formats import FORMATS
 from precache.sources.tree import scan_tree
@@ -124,11 +125,14 @@ def test_peers_are_rows_that_ours_are_compared_with(
     shards = converted["shards"]
     missing = PeerCandidate("mds", tmp_path / "mds", STORED_SIZE, missing_python, raw_tree)
     settings = Settings(trainer="none", device=torch.device("cpu"), repeats=1, batches=7, **TRIAL)
-    result = compare([Candidate("shards", shards)], settings, peers=[*limits([shards]), missing])
+    comparison = Comparison(
+        candidates=[Candidate("shards", shards)], settings=settings, peers=[*limits([shards]), missing]
+    )
+    result = compare(comparison)
     ours, limit = result.rows
-    assert [row.peer for row in result.rows] == [False, True]
+    assert [bool(row.of.get("peer")) for row in result.rows] == [False, True]
     assert "-m pip install mosaicml-streaming" in result.skipped[missing.label]
-    assert ours.of_limit is not None
-    assert ours.of_limit.median == pytest.approx(ours.loader.median / limit.loader.median)
+    rates = [row.values["loader_images_per_s"].median for row in (ours, limit)]
+    assert ours.values["limit_ratio"].median == pytest.approx(rates[0] / rates[1])
     # 7 timed batches after the first, epochs of 5: one begins
-    assert all(row.epoch_gap_s is not None and row.epoch_gap_s > 0 for row in result.rows)
+    assert all(row.values["epoch_gap_ratio"].median > 0 for row in result.rows)

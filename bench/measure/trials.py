@@ -5,6 +5,7 @@ The file is whole JSON at any time: after each trial it is written anew, beside 
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 

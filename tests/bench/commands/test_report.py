@@ -30,7 +30,8 @@ def test_report_shows_what_was_said_and_draws_the_page(data: Path, bench: Bench)
     assert "Backend `shards` delivers 22,000 images/s" in shown.stdout.splitlines()[0]
     assert "<html" in (data / "new/r.html").read_text()
     copied = bench("report", path, "--json", "-")
-    assert json.loads(copied.stdout) == json.loads(path.read_text())
+    again, first = json.loads(copied.stdout), json.loads(path.read_text())
+    assert (again["answer"], again["trials"]) == (first["answer"], first["trials"])
     assert bench("report", path, "--markdown").stdout.count("| shards (ours) |") == 1
 
 

@@ -1,4 +1,4 @@
-"""What the programs of the lab share: runs that take turns, and a table of what they gave.
+"""Runs that take turns, and a table of their figures: shared by the programs of the lab.
 
 A program names its runs, each a function that measures once and returns figures by name; `take_turns` calls
 one after the other, again and again, so that what the machine does meanwhile meets all of them alike.
@@ -42,7 +42,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What each of several runs gave.
+    """Figures of several runs, turn by turn.
 
     Attributes:
         figures: the figures of each turn, in order, by the run's name.

@@ -1,4 +1,4 @@
-"""How fast a loader reads from an object storage, beside a plain download.
+"""Speed of a loader that reads from an object storage, beside a plain download.
 
     python -m bench.lab.object_storage DATA
 
@@ -108,7 +108,7 @@ def _serve(told: Connection, root: Path, latency_s: float, bytes_per_s: float) -
 
 @contextmanager
 def serving(root: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
-    """The address of such a storage of the files in `root`; in a process of its own, while the block runs."""
+    """Address of a storage of the files in `root`, which a process of its own serves while the block runs."""
     context = multiprocessing.get_context("spawn")
     told, telling = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(telling, root, latency_s, bytes_per_s), daemon=True)
@@ -151,7 +151,7 @@ def read(url: Url, folder: str, batch_size: int, workers: int, size: int) -> lis
 def run(
     url: Url, sizes: dict[str, int], images: int, settings: tuple[int, int, int] | None
 ) -> dict[str, float]:
-    """Figures of one run with an empty cache; of a plain download where there are no settings."""
+    """Figures of one run with an empty cache; without settings, of a plain download."""
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
         if settings is None:
             return {"mb_per_s": run_fresh(download, url, sizes, folder) / 1e6}

@@ -1,4 +1,4 @@
-"""In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
+"""Sizes in which pictures can be stored: bytes, speed, and distance from what torchvision would show a model.
 
     python -m bench.lab.stored_sizes TREE [--size 224]
 

@@ -1,4 +1,4 @@
-"""How fast this machine copies, reads, decodes and multiplies: what `bench hardware` measures."""
+"""Probes of how fast this machine copies, reads, decodes and multiplies, for `bench hardware`."""
 
 import threading
 import time
@@ -22,19 +22,19 @@ from precache.sources.base import Scan, reads_of
 
 PICTURES = 200
 _RANDOM_BYTES = (4 << 10, 128 << 10)
-_LAUNCHES = 10  # multiplications before a GPU is waited for: launching and waiting take time, too
+_LAUNCHES = 10  # multiplications before the GPU is waited for: launching and waiting take time, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HardwareSpec:
-    """What to measure, and how long.
+    """Size and duration of the measurements.
 
     Attributes:
         scratch: a folder on the disk to measure.
         seconds: duration of each measurement, at least; of the disk's, at most.
         buffer_bytes: size of each copy; more than the CPU's caches hold.
         file_bytes: size of the file that is read from the disk.
-        matrix: rows and columns of the matrices on the CPU; on a GPU four times as many.
+        matrix: rows and columns of the matrices that a GPU multiplies.
     """
 
     scratch: Path
@@ -42,7 +42,7 @@ class HardwareSpec:
     seconds: float = 0.5
     buffer_bytes: int = 256 << 20
     file_bytes: int = 512 << 20
-    matrix: int = 2048
+    matrix: int = 8192
 
     def __post_init__(self) -> None:
         check_range("repeats", self.repeats, 1)
@@ -72,7 +72,7 @@ class Probe:
 def prepare_probes(
     spec: HardwareSpec, pictures: Sequence[bytes], device: torch.device
 ) -> Iterator[list[Probe]]:
-    """All probes; the file that is read from the disk is there for the duration of the block.
+    """Yield all probes; the file that is read from the disk is there for the duration of the block.
 
     Args:
         pictures: JPEGs to decode.
@@ -195,23 +195,20 @@ def _transfer_probes(spec: HardwareSpec, device: torch.device) -> list[Probe]:
 
 
 def _multiply_probe(spec: HardwareSpec, device: torch.device) -> Probe:
-    on_gpu = device.type == "cuda"
-    side = 4 * spec.matrix if on_gpu else spec.matrix
+    if device.type != "cuda":
+        return Probe("matrix multiply", "no GPU", None)
     dtype = DTYPES[resolve_amp("auto", device)]
     # random: a GPU draws less power where no bit changes, and runs the faster for it
-    left, right = (torch.randn((side, side), dtype=dtype, device=device) for _ in range(2))
+    left, right = (torch.randn((spec.matrix, spec.matrix), dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
-    launches = _LAUNCHES if on_gpu else 1
 
     def multiply() -> int:
-        for _ in range(launches):
+        for _ in range(_LAUNCHES):
             torch.matmul(left, right, out=out)
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        return launches * 2 * side**3
+        torch.cuda.synchronize(device)
+        return _LAUNCHES * 2 * spec.matrix**3
 
-    conditions = f"{launches} at a time" if on_gpu else f"{torch.get_num_threads()} threads"
-    how = f"{str(dtype).removeprefix('torch.')}, {conditions}"
+    how = f"{str(dtype).removeprefix('torch.')}, {_LAUNCHES} at a time"
     return Probe("matrix multiply", how, lambda: _rate(multiply, spec.seconds))
 
 

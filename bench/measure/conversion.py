@@ -1,4 +1,4 @@
-"""What a conversion spends its time on, and how it compares with other writers: `bench convert`.
+"""Time of a conversion, stage by stage, and of other writers beside it: what `bench convert` measures.
 
 Stages are those of a worker that writes one shard in this process, of pictures taken evenly from the tree.
 Whole conversions run as a user runs them, each in a process of its own, start-up included; with other
@@ -52,7 +52,7 @@ _STAGE_CODE: dict[str, tuple[CodeType, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionSpec:
-    """What to convert, and how often.
+    """Conversions to measure.
 
     Attributes:
         source: a tree.
@@ -141,7 +141,7 @@ def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progres
 
 
 def _run_in_folder(measure_once: Callable[[Path], Trial], scratch: Path, is_warm: bool) -> Trial:
-    """What a measurement gives in an empty folder, which is removed, with what else the machine did."""
+    """Measure in an empty folder, which is removed; note what other processes took of the CPUs meanwhile."""
     with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-convert-") as folder:
         others = OtherProcesses()
         trial = measure_once(Path(folder))

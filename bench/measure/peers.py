@@ -29,7 +29,7 @@ _WORK = {"shards": "pixels", "webdataset": "jpeg", "dali": "jpeg"}
 """Work of a centre crop from each of our formats, as `bench.peers.libraries.Peer` names it."""
 
 Work = tuple[str, int]
-"""What serving a picture costs: the kind of work, and the side of the stored square in pixels."""
+"""Cost of serving a picture: the kind of work, and the side of the stored square in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ class PeerCandidate:
 
     @property
     def work(self) -> Work:
-        """What serving a picture costs."""
+        """Cost of serving a picture."""
         return PEERS[self.name].work, self.stored
 
 
 def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
-    """What serving `size` costs a backend of ours; None where no peer does the same.
+    """Cost of serving a picture of `size` by a backend of ours; None where no peer does the same.
 
     Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.
     """
@@ -89,7 +89,7 @@ def _shown(size: int) -> int:
 def choose_peers(
     names: Sequence[str], paths: Sequence[Path], size: int, python: str, peer_data: Path
 ) -> list[PeerCandidate]:
-    """Which peer reads which folder: one of `paths`, or one of its own under `peer_data`.
+    """Choose the folder that each peer reads: one of `paths`, or one of its own under `peer_data`.
 
     Its own is written from the raw tree among `paths`, with squares as large as those of the shards there.
 

@@ -62,7 +62,7 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a loader has to serve.
+    """Pictures that a loader has to serve, and how.
 
     Attributes:
         folder: what it reads.

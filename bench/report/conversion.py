@@ -92,7 +92,7 @@ def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
     rates: dict[str, list[float]] = {OURS: []}
     for trial in sorted(trials, key=lambda trial: int(trial.of["repeat"])):
         rates.setdefault(trial.of["writer"], []).append(trial.images_per_s)
-    rows = []
+    rows: list[Row] = []
     for writer, values in rates.items():
         row = Row(
             name=f"{writer}, start-up included",
@@ -113,7 +113,7 @@ def _answer(
     whole_rows: Sequence[Row],
     other_cpu: float | None,
 ) -> tuple[tuple[str, ...], ...]:
-    """How fast it is, what takes the time, how near it comes to the limit, and how others compare."""
+    """Say how fast it is, what takes the time, how near it comes to the limit, and how others compare."""
     ours = whole_rows[0]
     rate = ours.values["converted_images_per_s"].median
     remedy = _REMEDIES.get(narrowest.name, "")

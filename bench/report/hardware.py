@@ -49,7 +49,7 @@ PARTS = {
     "host to device, pageable": Part("bytes_per_s", SERVED_BYTES),
     "matrix multiply": Part("flop_per_s", STEP_FLOP),
 }
-"""In the order of the table."""
+"""Parts by name, in the order of the table."""
 
 
 def make_result(
@@ -128,7 +128,7 @@ def _find_slowest(rows: Sequence[Row]) -> Row | None:
 
 
 def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float | None) -> tuple[str, ...]:
-    """Which part of feeding an accelerator takes longest."""
+    """Name the part of feeding an accelerator that takes longest."""
     feeding = _feeding(rows)
     if not feeding:
         return ("No part that feeds an accelerator could be measured.",)

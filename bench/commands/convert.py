@@ -6,26 +6,39 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, names_of, option
+from bench.commands.options import PATH, names_of
 from bench.commands.output import Output, output_options
 from bench.measure.conversion import ConversionSpec, measure
 from bench.peers.libraries import WRITERS
 from precache.cli import commandline
 from precache.cli.commandline import gathered
 from precache.engines import worker_count
-from precache.recipe import DEFAULT_SIZE, FORMAT_NAMES, Recipe
+from precache.pictures.images import FITS
+from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
 _RECIPE = {
     "format": click.option(
-        "--format", default="shards", show_default=True, help=f"One of: {', '.join(FORMAT_NAMES)}."
+        "--format", default="shards", show_default=True, help=f"What to write: {', '.join(FORMAT_NAMES)}."
     ),
-    "size": option("size", {"default": DEFAULT_SIZE, "help": "Side that is stored, pixels."}),
-    "fit": click.option("--fit", default="keep", show_default=True, help="keep, crop, as precache convert."),
+    "size": click.option(
+        "--size",
+        default=DEFAULT_SIZE,
+        show_default=True,
+        help="Most pixels of the shorter side; with --fit crop, the side of a square.",
+    ),
+    "fit": click.option(
+        "--fit", default="keep", show_default=True, help=f"How pictures get that size: {', '.join(FITS)}."
+    ),
     "quality": click.option(
-        "--quality", default=95, show_default=True, help="JPEG quality (webdataset, dali)."
+        "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality, in webdataset and dali."
     ),
-    "decode": click.option("--decode", default="full", show_default=True, help="full or scaled."),
+    "decode": click.option(
+        "--decode",
+        default="full",
+        show_default=True,
+        help="How JPEGs are decoded: full, or scaled, which is faster and less exact.",
+    ),
 }
 
 
@@ -34,9 +47,13 @@ _RECIPE = {
 @gathered("recipe", Recipe, _RECIPE)
 @click.option("--workers", type=int, help="Processes of each writer.  [default: one per CPU]")
 @click.option("--pictures", default=1000, show_default=True, help="Pictures that the stages are timed on.")
-@click.option("--repeats", default=5, show_default=True, help="Runs of each kind, taking turns.")
+@click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")
 @click.option("--against", default="", help=f"Compare with some of: {', '.join(WRITERS)}.")
-@click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
+@click.option(
+    "--peer-python",
+    default=sys.executable,
+    help="Python that has the packages of --against.  [default: this one]",
+)
 @click.option(
     "--scratch",
     type=PATH,
@@ -55,7 +72,7 @@ def command(
     scratch: Path,
     output: Output,
 ) -> None:
-    """Say what takes the time when the tree SRC (default: data/raw) is converted.
+    """Time each stage of converting the tree SRC (default: data/raw).
 
     \b
     bench convert photos

@@ -27,15 +27,15 @@ _WITHOUT_DATA = 1_000  # pictures that times are for where no tree is given
 
 
 @click.command(name="hardware", cls=commandline.Command)
-@click.option("--data", type=PATH, help="Tree of pictures to decode; times are for all of them.")
+@click.option("--data", type=PATH, help="Tree of pictures to decode, for all of which times are given.")
 @click.option(
     "--scratch",
     type=PATH,
     default=Path(tempfile.gettempdir()),
     help="Folder on the disk to measure; takes 512 MiB for a minute.  [default: the temporary folder]",
 )
-@click.option("--repeats", default=5, show_default=True, help="Runs of each measurement, taking turns.")
-@click.option("--seconds", default=0.5, show_default=True, help="Duration of each run.")
+@click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")
+@click.option("--seconds", default=0.5, show_default=True, help="Seconds of each repeat.")
 @output_options
 def command(data: Path | None, scratch: Path, repeats: int, seconds: float, output: Output) -> None:
     """Measure how fast this machine copies, reads, decodes and multiplies, each alone.

@@ -13,7 +13,15 @@ import torch
 
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
-from bench.measure.peers import PeerCandidate, choose_peers, limits, run_peer, version_of, write_data
+from bench.measure.peers import (
+    PeerCandidate,
+    choose_peers,
+    limits,
+    run_peer,
+    version_of,
+    write_data,
+    write_squares,
+)
 from bench.measure.settings import Settings
 from bench.peers import libraries
 from bench.peers.libraries import PEERS, Work
@@ -89,6 +97,38 @@ def test_timed_batches_and_starts_of_epochs_are_told(converted: dict[str, Path],
     # two batches went before: 16 16 6 of the first epoch, 16 16 16 16 of the second
     assert answer["images"] == 6 * BATCH + IMAGES % BATCH
     assert (len(answer["batch_s"]), answer["epoch_starts"]) == (7, [3])
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "labels", "said"),
+    [
+        ((4, SIZE, SIZE, 3), "float32", 4, "expected uint8"),
+        ((4, 3, SIZE + 1, SIZE), "uint8", 4, f"expected uint8 of {SIZE}x{SIZE}"),
+        ((4, SIZE, SIZE, 3), "uint8", 3, "4 pictures with 3 labels"),
+        ((4, SIZE, SIZE, 3), "uint8", 4, None),
+        ((4, 3, SIZE, SIZE), "uint8", 4, None),
+    ],
+)
+def test_a_loader_that_does_other_work_is_refused(
+    shape: tuple[int, ...], dtype: str, labels: int, said: str | None, tmp_path: Path
+) -> None:
+    batch = (np.zeros(shape, dtype), np.zeros(labels))
+    peer = replace(PEERS[LIMIT], serve=lambda work: lambda: [batch])
+    work = Work(tmp_path, STORED_SIZE, SIZE, 4, 1)
+    if said is None:
+        assert libraries.measure(peer, work, warmup=0, batches=2)["images"] == 8
+    else:
+        with pytest.raises(SystemExit, match=said):
+            libraries.measure(peer, work, warmup=0, batches=2)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="runs a shell script")
+def test_a_writer_that_leaves_pictures_out_is_refused(raw_tree: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh\nmkdir "$5"; echo x > "$5/data"; echo '{"version": "none"}'\n""")
+    python.chmod(0o755)
+    with pytest.raises(WorkerError, match=f"mds wrote 2 bytes .*; {IMAGES} pictures of 48x48 have"):
+        write_squares("mds", scan_tree(raw_tree), tmp_path / "out", 48, 1, str(python))
 
 
 def test_data_of_another_tree_is_refused_and_left_alone(raw_tree: Path, tmp_path: Path) -> None:

@@ -5,10 +5,10 @@ import sys
 from importlib import metadata
 
 from precache.errors import MissingDependencyError
+from precache.imports import OURS, explain_hiding, hiding_files
 
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """For CUDA 12 and CUDA 13; the same modules."""
-_OURS = ("bench", "loaders", "precache")
 TORCHCODEC = (0, 16)
 """The first version of torchcodec with a JPEG decoder for GPUs."""
 _CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
@@ -41,14 +41,16 @@ def pip_install(*arguments: str) -> str:
 
 
 def check_package(error: ImportError, user: str, extra: str = "") -> None:
-    """Raise MissingDependencyError where `error` is of a package of others: missing, broken, too old.
+    """Raise MissingDependencyError where `error` is of a package of others: missing, broken, too old, hidden.
 
     Args:
         user: what needs it.
         extra: that brings it; else precache itself does.
     """
     name = (error.name or "").partition(".")[0]
-    if name and name not in _OURS:
+    if name and (hiding := hiding_files(sys.path, [name])):
+        raise MissingDependencyError(f"{user}: {explain_hiding(hiding)}") from None
+    if name and name not in OURS:
         command = install_extra(extra) if extra else pip_install("precache")
         raise MissingDependencyError(f"{user} needs the package {name} ({error}); run: {command}") from None
 

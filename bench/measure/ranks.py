@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from bench.measure import trial
-from bench.measure.fresh import environment, in_one_line
+from bench.measure.fresh import in_one_line
 from bench.measure.settings import Settings
 from bench.measure.trainers import ModelTrainer, Trainer
 from bench.report import stats
@@ -30,7 +30,9 @@ from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
 from loaders.batch import Batch
 from precache.engines import available_cpus
 from precache.errors import PrecacheError, WorkerError
+from precache.imports import child_environment
 from precache.reporting import Progress, unseen
+from precache.storage.staging import temporary_folder
 
 ONE, OWN, TOGETHER, DATA_WAIT = "one", "own", "together", "data_wait"
 _GRACE_S = 40  # torchrun gives its ranks 30 s to end
@@ -86,17 +88,17 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
         PrecacheError: what a rank could not go on with.
         WorkerError: a rank died.
     """
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+    with temporary_folder() as folder, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks"]
-        (Path(folder) / "settings").write_bytes(pickle.dumps(settings))
+        (folder / "settings").write_bytes(pickle.dumps(settings))
         process = subprocess.Popen(
-            [*command, folder],
+            [*command, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**environment(), "OMP_NUM_THREADS": str(max(1, available_cpus() // ranks))},
+            env={**child_environment(), "OMP_NUM_THREADS": str(max(1, available_cpus() // ranks))},
         )
         try:
             assert process.stdout is not None
@@ -110,7 +112,7 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
                 process.wait(_GRACE_S)
             process.kill()
             process.wait()
-        files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
+        files = [folder / f"{rank}.json" for rank in range(ranks)]
         answers: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files if file.exists()]
         for answer in answers:
             if "error" in answer:

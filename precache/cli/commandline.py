@@ -39,6 +39,7 @@ from precache.errors import (
     open_files_error,
     printable,
 )
+from precache.imports import OURS, explain_hiding, hiding_files
 from precache.packages import check_package, check_pillow
 from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
@@ -152,6 +153,8 @@ class Group(click.Group):
 
 def _imported(module: str, program: str) -> click.Command:
     """The command of `module`; MissingDependencyError if that needs what its package's extra brings."""
+    if hiding := hiding_files(sys.path, OURS):
+        raise MissingDependencyError(explain_hiding(hiding))
     try:
         command: click.Command = importlib.import_module(module).command
     except ImportError as error:
@@ -223,11 +226,15 @@ def _run(group: click.Command, program: str, arguments: list[str]) -> int:
 
 def _with_remedy(error: Exception, program: str) -> Exception:
     """`error`; of a package that is missing, what names the command that installs it."""
-    if isinstance(error, ImportError) and not isinstance(error, PrecacheError):
+    if isinstance(error, (PrecacheError, click.ClickException, OSError)):
+        return error
+    if isinstance(error, ImportError):
         try:
             check_package(error, program, "bench" if "bench" in sys.modules else "")
         except MissingDependencyError as missing:
             return missing
+    if hiding := hiding_files(sys.path):
+        return MissingDependencyError(f"{type(error).__name__}: {error}; {explain_hiding(hiding)}")
     return error
 
 

@@ -3,14 +3,17 @@
 torch is looked up, not imported: the answer comes at once. It runs where Pillow does not.
 """
 
+import os
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 
 import click
 
 from precache import engines
 from precache.cli.commandline import Command
+from precache.imports import hiding_files
 from precache.packages import (
     DALI,
     TORCHCODEC,
@@ -65,6 +68,19 @@ def examine() -> list[Finding]:
         _packages("datasets of Hugging Face", "hf", "datasets"),
         _packages("tensorboard", "tensorboard", "tensorboard"),
         *gpus,
+        *_hiding_files(),
+    ]
+
+
+def _hiding_files() -> list[Finding]:
+    """Files that a program in the working folder would import instead of what has their name."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return []
+    return [
+        Finding("in the way", f"{file}: 'import {file.stem}' in a program beside it finds this file; rename it")
+        for file in hiding_files([folder, *sys.path])
     ]
 
 

@@ -1,7 +1,9 @@
 """What the process of a trial runs; only Python's own modules are imported before it can report an error."""
 
 import multiprocessing
+import os
 import pickle
+import threading
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
@@ -18,6 +20,7 @@ class Outcome:
 
 def answer(connection: "Connection[Outcome, Outcome]", work: bytes) -> None:
     """Unpack a function and its arguments, call it, and send the outcome."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         # else the processes that a loader starts would be made like this one, not as in a training
         multiprocessing.set_start_method(None, force=True)
@@ -27,6 +30,14 @@ def answer(connection: "Connection[Outcome, Outcome]", work: bytes) -> None:
         return  # who asked is gone
     except BaseException as error:
         connection.send(Outcome(error=_packed(error)))
+
+
+def _end_with_parent() -> None:
+    """Wait for the end of the process that asked; a killed command leaves no trial that runs on."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _packed(error: BaseException) -> bytes:

@@ -90,6 +90,7 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
     """
     with temporary_folder() as folder, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--log-dir", str(folder / "logs")]  # else it leaves a folder in TMPDIR
         command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks"]
         (folder / "settings").write_bytes(pickle.dumps(settings))
         process = subprocess.Popen(

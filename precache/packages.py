@@ -48,8 +48,10 @@ def check_package(error: ImportError, user: str, extra: str = "") -> None:
         extra: that brings it; else precache itself does.
     """
     name = (error.name or "").partition(".")[0]
-    if name and (hiding := hiding_files(sys.path, [name])):
-        raise MissingDependencyError(f"{user}: {explain_hiding(hiding)}") from None
+    # what is there and cannot be imported may itself import a file that lies in the way
+    hiding = hiding_files(sys.path, [name] if isinstance(error, ModuleNotFoundError) else ())
+    if hiding:
+        raise MissingDependencyError(f"{user}: {error}; {explain_hiding(hiding)}") from None
     if name and name not in OURS:
         command = install_extra(extra) if extra else pip_install("precache")
         raise MissingDependencyError(f"{user} needs the package {name} ({error}); run: {command}") from None

@@ -13,6 +13,7 @@ import click
 
 from precache import engines
 from precache.cli.commandline import Command
+from precache.errors import printable
 from precache.imports import hiding_files
 from precache.packages import (
     DALI,
@@ -34,7 +35,7 @@ def doctor_command() -> None:
     findings = examine()
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        click.echo(f"{finding.subject:<{width}}  {finding.found}")
+        click.echo(f"{finding.subject:<{width}}  {printable(finding.found)}")
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
 
@@ -79,7 +80,7 @@ def _hiding_files() -> list[Finding]:
     except FileNotFoundError:  # it was removed
         return []
     return [
-        Finding("in the way", f"{file}: 'import {file.stem}' in a program beside it finds this file; rename it")
+        Finding("in the way", f"{file}: a program beside it that imports {file.stem} gets this; rename it")
         for file in hiding_files([folder, *sys.path])
     ]
 

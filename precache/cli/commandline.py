@@ -38,6 +38,7 @@ from precache.errors import (
     SettingError,
     open_files_error,
     printable,
+    similar_name,
 )
 from precache.imports import OURS, explain_hiding, hiding_files
 from precache.packages import check_package, check_pillow
@@ -143,6 +144,15 @@ class Group(click.Group):
     def _line_of(self, ctx: click.Context, name: str) -> str:
         command = self.get_command(ctx, name)
         return "" if command is None else command.get_short_help_str(1000)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first word names; UsageError, with what has nearly its name, if none."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}{similar_name(args[0], names)}")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name; None if there is none."""

@@ -61,11 +61,12 @@ def put_pillow(name: str) -> str:
     """The command line that gives the running Python `pillow` or `pillow-simd`, and removes the other.
 
     Both are the package PIL, so that removing one breaks the other: both are removed, whichever is there. The
-    new one is downloaded, and compiled, before that: where that fails, nothing has changed.
+    new one is downloaded, and compiled, before that: where that fails, nothing has changed. It is compiled
+    anew: what pip may have in its cache does not know of headers that were installed later.
     """
     pip = shlex.join([sys.executable, "-m", "pip"])
     return (
-        f'wheels=$(mktemp -d) && {pip} wheel --no-deps --wheel-dir "$wheels" {name} && '
+        f'wheels=$(mktemp -d) && {pip} wheel --no-deps --no-cache-dir --wheel-dir "$wheels" {name} && '
         f"{pip} uninstall -y pillow pillow-simd && "
         f'{pip} install --no-deps --no-index --find-links "$wheels" {name}'
     )

@@ -1,6 +1,7 @@
 """`precache convert`: its options, and what it says of what it did."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, shell_command
 from precache.pictures.images import FITS, RESAMPLING
-from precache.pictures.kinds import looks_like_picture
+from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
@@ -225,6 +226,8 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
             f"{destination}: update {len(manifest.updates):,}: {counted(done.added, 'picture')} added, "
             f"{done.removed:,} removed"
         )
+    if missing := _missing_decoders(manifest):
+        click.echo(printable(f"WARNING: {destination}: {missing}"), err=True)
     note(
         f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
@@ -238,7 +241,8 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         note(f"{destination}: {result.duplicates}; list them: {remedy}")
     for line in lines_of_nodes(result.nodes):
         note(f"  {line}")
-    for rejected in manifest.rejected[:10]:
+    damaged = [one for one in manifest.rejected if not kind_without_decoder(one.reason)]
+    for rejected in damaged[:10]:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
     for line in lines_of_ignored(manifest, pictures_only=True):
         click.echo(printable(f"  {line}"), err=True)
@@ -246,6 +250,18 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
         listed = destination / REJECTED_NAME
         click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
+
+
+def _missing_decoders(manifest: Manifest) -> str:
+    """What to say of pictures that may be intact, but cannot be read here; empty if there are none."""
+    kinds = Counter(kind for one in manifest.rejected if (kind := kind_without_decoder(one.reason)))
+    if not kinds:
+        return ""
+    remedies = "; ".join(dict.fromkeys(map(decoder_remedy, kinds)))
+    return (
+        f"{counted(kinds.total(), 'picture')} left out only because this Pillow has no decoder for "
+        f"{', '.join(kinds)}; {remedies}; then run the same command with --overwrite"
+    )
 
 
 def lines_of_ignored(manifest: Manifest, *, pictures_only: bool = False) -> Iterator[str]:

@@ -93,14 +93,17 @@ def _pillow() -> Finding:
     from precache.pictures import kinds
 
     found = f"{kinds.pillow_name()} {PIL.__version__}, {kinds.pillow_jpeg()}"
-    if missing := kinds.kinds_without_decoder():
-        found += f"; cannot read {', '.join(missing)}, which stock Pillow can"
+    lost = kinds.kinds_lost()
+    if lost:
+        found += f"; scripts cannot read {', '.join(lost)} with it, as they can with stock Pillow"
+        if plugged := [kind for kind in lost if kind not in kinds.kinds_without_decoder()]:
+            found += f" ({', '.join(plugged)} where they import its plugin, as precache does)"
     if not kinds.pillow_is_simd():
         faster = f"{found}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
         return Finding("pillow", faster, put_pillow("pillow-simd"))
     if version_of("pillow"):
         found += "; pip also lists Pillow, and may install it over this"
-    return Finding("pillow", found, put_pillow("pillow") if missing else None)
+    return Finding("pillow", found, put_pillow("pillow") if lost else None)
 
 
 def _packages(subject: str, extra: str, *packages: str) -> Finding:

@@ -205,7 +205,8 @@ def pillow_jpeg() -> str:
 
 def kinds_lost() -> list[str]:
     """Kinds that stock Pillow reads, and this one, without plugins, does not."""
-    return [kind for feature, kind in _OPTIONAL.items() if not features.check(feature)]
+    built_with = set(features.get_supported())
+    return [kind for feature, kind in _OPTIONAL.items() if feature not in built_with]
 
 
 def kinds_without_decoder() -> list[str]:

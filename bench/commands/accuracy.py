@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from bench.commands.options import PATH, option
-from bench.machine.hardware import choose_device, describe_machine, resolve_amp
+from bench.machine.hardware import describe_machine, resolve_amp
 from bench.measure.accuracy import Task, find_pictures, open_source, run, write_splits
 from bench.measure.training import MODELS, Recipe
 from bench.report import accuracy as report
 from bench.report.words import say
+from loaders.deliver import find_device
 from precache import page
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
@@ -22,7 +23,7 @@ from precache.errors import SettingError
 
 
 def _recipe(*, device: str, workers: int | None, amp: str, **others: Any) -> Recipe:
-    chosen = choose_device(device)
+    chosen = find_device(device)
     return Recipe(device=chosen, workers=worker_count(workers), amp=resolve_amp(amp, chosen), **others)
 
 

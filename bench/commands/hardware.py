@@ -18,6 +18,7 @@ from precache.cli.commandline import STDOUT, ProgressBar, check_output, human_by
 from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _GENERATED = 64  # pictures; making them takes longer than measuring
 _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
@@ -103,6 +104,6 @@ def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
     if data is not None:
         yield scan_tree(data)
         return
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-hardware-") as folder:
-        make_sample(Path(folder) / "tree", images=_GENERATED, like="caltech", workers=0)
-        yield scan_tree(Path(folder) / "tree")
+    with temporary_folder(scratch) as folder:
+        make_sample(folder / "tree", images=_GENERATED, like="caltech", workers=0)
+        yield scan_tree(folder / "tree")

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from bench.machine import disk
-from bench.machine.hardware import DTYPES, choose_device, describe_machine, resolve_amp
+from bench.machine.hardware import DTYPES, describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
 from bench.report import stats
+from loaders.deliver import find_device
 from precache.engines import available_cpus
 from precache.errors import ImageError, SettingError, check_range
 from precache.pictures import jpeg
@@ -142,7 +143,7 @@ def measure(
         pictures: JPEGs to decode.
         data: `pictures` and `file_bytes` of the data set that the times are for.
     """
-    device = choose_device("auto")
+    device = find_device("auto")
     with ExitStack() as stack:
         probes: list[Probe] = [
             *_memory(spec),

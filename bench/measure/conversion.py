@@ -11,7 +11,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -36,12 +35,14 @@ from precache.errors import (
     shell_command,
 )
 from precache.formats import FORMATS, Sample
+from precache.imports import child_environment
 from precache.pictures import images, jpeg
 from precache.recipe import Recipe
 from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.output import publish
+from precache.storage.staging import temporary_folder
 
 OURS = "precache"
 _PACKAGES = {"ffcv": "ffcv", "litdata": "litdata", "mds": "mosaicml-streaming", "webdataset": "webdataset"}
@@ -137,8 +138,8 @@ def measure(
     walls: dict[str, list[float]] = {name: [] for name in names}
     total, steps = repeats * (1 + len(names)), itertools.count(1)
     on_progress(0, total)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-convert-") as folder:
-        destination = Path(folder) / "out"
+    with temporary_folder(scratch) as folder:
+        destination = folder / "out"
 
         def run(name: str) -> float:
             if name == OURS:
@@ -153,7 +154,7 @@ def measure(
             return wall_s
 
         for _ in range(repeats):
-            stage_runs.append(time_stages(scan, recipe, pictures, Path(folder)))
+            stage_runs.append(time_stages(scan, recipe, pictures, folder))
             on_progress(next(steps), total)
             for name in names:
                 walls[name].append(run(name))
@@ -225,7 +226,9 @@ def _version(python: str, name: str) -> str | None:
         f"print(json.dumps([v({package!r}), PIL.__version__]))"
     )
     try:
-        answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
+        answer = subprocess.run(
+            [python, "-c", code], capture_output=True, text=True, check=True, env=child_environment()
+        ).stdout
     except subprocess.CalledProcessError as error:
         raise MissingDependencyError(
             f"{python} lacks {package} or pillow; name another Python with --peer-python, or "

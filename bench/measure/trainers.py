@@ -15,7 +15,7 @@ import torch
 
 from bench.machine.hardware import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError, check_choice, similar_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,8 @@ def resolve(name: str, device: torch.device) -> str:
         argument = argument or DEFAULT_PRESET
         emulated_images_per_s(argument)
         return f"emulated:{argument}"
-    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
+    hint = similar_name(name, ["auto", "none", *MODELS, "emulated"])
+    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}{hint}")
 
 
 def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = False) -> None:

@@ -10,20 +10,30 @@ import click
 
 from bench.commands.options import PATH, option
 from bench.machine.hardware import choose_device, describe_machine, resolve_amp
-from bench.measure.accuracy import Task, find_pictures, open_source, run, write_splits
-from bench.measure.training import MODELS, Recipe
+from bench.measure.accuracy import Recipe, Task, find_pictures, open_source, run, write_splits
 from bench.report import accuracy as report
 from bench.report.words import say
+from loaders.examples.models import MODELS
 from precache import page
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
 from precache.engines import worker_count
-from precache.errors import SettingError
+from precache.errors import SettingError, check_choice
 
 
-def _recipe(*, device: str, workers: int | None, amp: str, **others: Any) -> Recipe:
+def _recipe(
+    *, model: str, lr: float | None, device: str, workers: int | None, amp: str, **others: Any
+) -> Recipe:
+    check_choice("model", model, MODELS)
     chosen = choose_device(device)
-    return Recipe(device=chosen, workers=worker_count(workers), amp=resolve_amp(amp, chosen), **others)
+    return Recipe(
+        model=model,
+        lr=MODELS[model].lr if lr is None else lr,
+        device=chosen,
+        workers=worker_count(workers),
+        amp=resolve_amp(amp, chosen),
+        **others,
+    )
 
 
 _RECIPE = {
@@ -33,7 +43,7 @@ _RECIPE = {
     "size": option("size", {"default": 64}),
     "epochs": click.option("--epochs", default=40, show_default=True, help="Of each training."),
     "batch_size": option("batch_size"),
-    "lr": click.option("--lr", default=0.2, show_default=True, help="Highest learning rate."),
+    "lr": click.option("--lr", type=float, help="Highest learning rate (default: the model's)."),
     "amp": option("amp"),
     "workers": option("workers"),
     "device": option("device"),

@@ -14,29 +14,40 @@ import csv
 import hashlib
 import io
 import json
+import math
+import os
 import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import PIL
 import torch
+import torchvision
+from torchvision import transforms
+from torchvision.datasets.folder import pil_loader
 
 import loaders
+from bench.machine.hardware import DTYPES
 from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import CHOICES, READS
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
-from bench.measure.imagefolder import ImageFolderLoader
+from bench.measure.imagefolder import ImageFolderLoader, shape
 from bench.measure.lines import Lines, check_same
 from bench.measure.settings import LAST, check_fills_batch
-from bench.measure.training import Pixels, Recipe, Training, validation_pictures
 from loaders.augment import RandomAugmentation, augment_batch
+from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData, open_split
+from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
+from loaders.examples.train import Learner
 from loaders.read import choose_backend
+from loaders.transfer import normalise
 from precache.errors import DatasetError, PrecacheError, SettingError, check_choice, check_range
 from precache.reporting import Progress, tells
 from precache.sources.tree import scan_tree
@@ -50,6 +61,52 @@ _CURVE = 10
 Line = dict[str, Any]
 Feed = loaders.Loader | ImageFolderLoader
 Positions = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+_EVALUATED = 250  # pictures at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recipe:
+    """What one training does, but for its seed and where its pictures come from.
+
+    Attributes:
+        model: of `loaders.examples.models.MODELS`.
+        size: side of the pictures, pixels.
+        epochs: each of all full batches.
+        batch_size: samples per step.
+        lr: the highest learning rate.
+        amp: precision that the model computes in: "bf16", "fp16", or "off" for float32.
+        workers: of each loader.
+    """
+
+    model: str
+    size: int
+    epochs: int
+    batch_size: int
+    lr: float
+    amp: str
+    device: torch.device
+    workers: int
+
+    def __post_init__(self) -> None:
+        check_choice("model", self.model, MODELS)
+        check_choice("amp", self.amp, DTYPES)
+        for name in ("size", "epochs", "batch_size"):
+            check_range(name, getattr(self, name), 1)
+        check_size(self.model, self.size)
+        if not 0 < self.lr < math.inf:
+            raise SettingError(f"lr must be positive, got {self.lr}")
+
+    @property
+    def conditions(self) -> dict[str, Any]:
+        """JSON: what must be the same for two trainings to be compared."""
+        return {**asdict(self), "device": str(self.device), "threads": torch.get_num_threads()}
+
+    def learner(self, classes: int, steps: int, seed: int) -> Learner:
+        """The model at the begin of a training of so many steps; `seed` is that of its weights."""
+        model = build_model(self.model, classes, seed).to(self.device)
+        optimizer, schedule = build_optimizer(self.model, model, steps, self.lr)
+        return Learner(model, optimizer, schedule, dtype=DTYPES[self.amp])
 
 
 @dataclass(frozen=True)
@@ -277,13 +334,16 @@ class Task:
         """Of an epoch."""
         return len(self.pictures.train) // self.recipe.batch_size
 
-    @cached_property
-    def validation(self) -> tuple[Pixels, npt.NDArray[np.int64]]:
-        """The pictures that models are tried on, uint8 [n, side, side, 3], and their classes."""
+    def validation(self) -> Iterator[Batch]:
+        """The pictures that models are tried on, as they take them."""
         val, recipe = self.pictures.val, self.recipe
-        files = self.pictures.files(val)
-        images = validation_pictures(files, recipe.size, self.folder, recipe.workers)
-        return images, np.asarray(self.pictures.tree.labels[val])
+        pictures = validation_pictures(self.pictures.files(val), recipe.size, self.folder, recipe.workers)
+        for start in range(0, len(val), _EVALUATED):
+            rows = val[start : start + _EVALUATED]
+            pixels = torch.from_numpy(np.array(pictures[start : start + _EVALUATED])).to(recipe.device)
+            labels = torch.from_numpy(np.asarray(self.pictures.tree.labels[rows])).to(recipe.device)
+            images = normalise(pixels.permute(0, 3, 1, 2), torch.float32)
+            yield Batch(images, labels, torch.from_numpy(np.asarray(self.pictures.tree.ids[rows])))
 
     def same(self, source: Source) -> dict[str, dict[str, Any]]:
         """JSON: what must be the same for trainings to be compared, or gone on with."""
@@ -348,34 +408,34 @@ def train(task: Task, source: Source, seed: int, on_epoch: Callable[[int], None]
         DatasetError: an epoch has more or fewer batches than those of other sources.
     """
     recipe, kept, classes = task.recipe, task.kept(source, seed), len(task.pictures.tree.classes)
-    images, labels = task.validation
     steps = recipe.epochs * task.batches
     told = (
         f"in the training of {source.name}, seed {seed}; finished trainings and epochs are kept, and the "
         f"same command goes on"
     )
     with tells(lambda: told), source.open(task.pictures, recipe, seed) as feed:
-        training = Training(recipe, classes, steps, seed)
-        line = _begun(task, source, seed, training)
+        learner = recipe.learner(classes, steps, seed)
+        line = _begun(task, source, seed, learner)
         for epoch in range(line["epochs"], recipe.epochs):
-            _train_epoch(training, feed, epoch, line)
-            if training.step != (epoch + 1) * task.batches:
+            _train_epoch(learner, feed, epoch, line)
+            if learner.schedule.last_epoch != (epoch + 1) * task.batches:
                 raise DatasetError(
-                    f"{source.name}: after epoch {epoch} {training.step:,} batches were served, expected "
-                    f"{(epoch + 1) * task.batches:,}: it does not serve the same pictures as the others"
+                    f"{source.name}: after epoch {epoch} {learner.schedule.last_epoch:,} batches were served, "
+                    f"expected {(epoch + 1) * task.batches:,}: it does not serve the same pictures as the others"
                 )
             if (epoch + 1) % max(1, recipe.epochs // _CURVE) == 0 or epoch + 1 == recipe.epochs:
-                line["curve"].append([epoch + 1, training.top1(images, labels), line["train_s"]])
+                top1 = 100 * learner.validate(task.validation())["validation_accuracy"]
+                line["curve"].append([epoch + 1, top1, line["train_s"]])
             if epoch + 1 < recipe.epochs:
                 with atomic_write(kept) as file:
-                    torch.save({"line": line, "training": training.state()}, file)
+                    torch.save({"line": line, "training": learner.state_dict()}, file)
             on_epoch(epoch + 1)
     line["other_cpu"] = line["other_cpu_s"] / line["train_s"] if line["train_s"] else 0.0
     del line["other_cpu_s"]
     return {**line, "classes": classes, "steps": steps, "images": steps * recipe.batch_size}
 
 
-def _begun(task: Task, source: Source, seed: int, training: Training) -> Line:
+def _begun(task: Task, source: Source, seed: int, learner: Learner) -> Line:
     """What is known of the training, which is brought to the epoch that it stands at."""
     same, kept = task.same(source), task.kept(source, seed)
     if not kept.exists():
@@ -383,22 +443,50 @@ def _begun(task: Task, source: Source, seed: int, training: Training) -> Line:
         return {"arm": source.name, "seed": seed, **same, **begun}
     state = torch.load(kept, map_location=task.recipe.device, weights_only=True)
     check_same(str(kept), state["line"], same)
-    training.load_state(state["training"])
+    learner.load_state_dict(state["training"])
     line: Line = state["line"]
     line["resumed"] += 1
     return line
 
 
-def _train_epoch(training: Training, feed: Feed, epoch: int, line: Line) -> None:
+def _train_epoch(learner: Learner, feed: Feed, epoch: int, line: Line) -> None:
     """One epoch; its time is added to the line."""
     others = OtherProcesses()
     start_s = time.perf_counter()
     feed.set_epoch(epoch)
-    training.train(feed)
+    learner.train(batch.to(learner.device, non_blocking=True) for batch in feed)
     lasted_s = time.perf_counter() - start_s
     line["epochs"] = epoch + 1
     line["train_s"] += lasted_s
     line["other_cpu_s"] += lasted_s * (others.share() or 0.0)
+
+
+def validation_pictures(files: Sequence[str], size: int, folder: Path, workers: int) -> Pixels:
+    """uint8 [n, size, size, 3], RGB: what every model is tried on, by torchvision's own recipe and Pillow.
+
+    They are decoded once, and kept in a file of `folder` that is named after what made them.
+
+    Raises:
+        DatasetError: a picture cannot be decoded.
+    """
+    stats = [(file, (stat := os.stat(file)).st_size, stat.st_mtime_ns) for file in files]
+    made_by = json.dumps([size, PIL.__version__, torchvision.__version__, stats])
+    path = folder / f"validation-{hashlib.sha256(made_by.encode()).hexdigest()[:16]}.npy"
+    if not path.exists():
+        recipe = transforms.Compose(shape("eval", size))
+
+        def decode(file: str) -> Pixels:
+            try:
+                return np.asarray(recipe(pil_loader(file)))
+            except (OSError, SyntaxError, ValueError) as error:
+                raise DatasetError(f"{file}: {error}") from error
+
+        with ThreadPoolExecutor(max(1, workers)) as pool, atomic_write(path) as kept:
+            pixels = np.empty((len(files), size, size, 3), np.uint8)
+            for number, picture in enumerate(pool.map(decode, files)):
+                pixels[number] = picture
+            np.save(kept, pixels)
+    return cast(Pixels, np.load(path, mmap_mode="r"))
 
 
 def write_splits(path: Path, tree: Path, per_class: int) -> tuple[int, int]:

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bench.measure.accuracy import Source, Task, find_pictures, open_source, write_splits
-from bench.measure.training import MODELS, Recipe
+from bench.measure.accuracy import Recipe, Source, Task, find_pictures, open_source, write_splits
+from loaders.examples.models import MODELS, Model
 from precache import Recipe as Conversion
 from precache import convert
 
@@ -24,7 +24,7 @@ def tiny(classes: int) -> nn.Module:
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
 
 
-MODELS["tiny"] = tiny
+MODELS["tiny"] = Model(make=tiny, lr=0.1)
 TINY = Recipe(
     model="tiny", size=16, epochs=5, batch_size=8, lr=0.1, amp="off", device=torch.device("cpu"), workers=0
 )

@@ -1,14 +1,13 @@
 """In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
 
-    python -m bench.lab.stored_sizes TREE [--size 224] [--accuracy TRAININGS.jsonl]
+    python -m bench.lab.stored_sizes TREE [--size 224] [--accuracy RESULT.json]
 
 Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
 validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
-photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
+photographs as large as ImageNet's, which it makes. Accuracy is a result of `bench accuracy` for trainings at
 another side, of which what is stored is the same multiple: a source `keep128` at 64 stands for twice it.
 """
 
-import json
 import shutil
 import statistics
 import tempfile
@@ -27,6 +26,7 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
 from bench.machine import page_cache
+from bench.measure.trials import read_document
 from bench.report import accuracy
 from bench.report.table import Table
 from loaders.augment import RandomAugmentation, draw, shown_boxes
@@ -51,7 +51,6 @@ _TITLES = (
     "validation, dB",
     "top-1, points",
 )
-_MARGIN = 0.5  # points
 _COLUMNS = (Column("images/s", "warm"), Column("from disk", "cold"))
 
 
@@ -164,20 +163,23 @@ def _made(tree: Path, size: int, folder: Path) -> Iterator[tuple[Stored, Path]]:
 
 
 def _differences(trainings: Path | None) -> Mapping[str, str]:
-    """Points of top-1 beside ImageFolder, with their interval, by name of the way."""
+    """Points of top-1 beside the baseline, with their interval, by name of the way."""
     if trainings is None:
         return {}
-    lines = [json.loads(line) for line in trainings.read_text().splitlines()]
-    side = lines[0]["conditions"]["size"]
-    ordered = sorted(lines, key=lambda line: line["arm"] != "imagefolder")
-    found = {compared.name: compared for compared in accuracy.compare(ordered, _MARGIN)}
-    known = {way.name: found[way.source(side)] for way in WAYS if way.source(side) in found}
-    return {name: f"{at.difference:+.1f} ({at.low:+.1f} to {at.high:+.1f})" for name, at in known.items()}
+    document = read_document(trainings)
+    compared = {one.name: one for one in accuracy.compare(document.settings, document.trials)}
+    differences = {}
+    for way in WAYS:
+        source = way.source(document.settings["size"])
+        if source in compared:
+            points = compared[source].difference
+            differences[way.name] = f"{points.median:+.1f} ({points.low:+.1f} to {points.high:+.1f})"
+    return differences
 
 
 @click.command(cls=commandline.Command)
 @click.argument("tree", type=click.Path(path_type=Path))
-@click.option("--accuracy", "trainings", type=click.Path(path_type=Path), help="What bench accuracy wrote.")
+@click.option("--accuracy", "trainings", type=click.Path(path_type=Path), help="A result of bench accuracy.")
 @click.option("--size", default=224, show_default=True, help="Side that is served.")
 @click.option("--pictures", default=500, show_default=True, help="Of TREE, and of photographs that are made.")
 @click.option("--workers", default=2, show_default=True, help="Of each loader.")

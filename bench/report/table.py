@@ -115,7 +115,7 @@ COLUMNS: dict[str, Column] = {
     "train_s": Column("training", "time of one, without evaluations", _duration),
     "train_ratio": Column("of its time", "training over that of the first row, seed by seed", _ratio),
     "saves": Column("compared with today", "of an hour of training"),
-    "convert_s": Column("converting", "takes once", _duration),
+    "convert_s": Column("converting", "takes once", _duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
 }
 """Columns by the name of their value, in the order in which a table has them."""

@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
-from bench.report import conversion, hardware, loaders, ranks
+from bench.report import accuracy, conversion, hardware, loaders, ranks
 from bench.report.regression import (
     Comparison,
     compare_results,
@@ -42,6 +42,7 @@ def _without_price(make: Callable[..., Result]) -> Callable[[Document, float | N
 
 
 MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
+    "accuracy": _without_price(accuracy.make_result),
     "convert": _without_price(conversion.make_result),
     "hardware": _without_price(hardware.make_result),
     "loaders": _make_loaders_result,

@@ -3,16 +3,27 @@
 It is registered with `precache` by the name of this module, for `precache` imports nothing of `bench`.
 """
 
+from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.commands.options import PLACE
-from bench.commands.recommend import CONVERTING, FORMATS_HELP, MEASURING, convert_what_pays
+from bench.commands.options import PATH, PLACE
+from bench.commands.output import Output
+from bench.commands.recommend import (
+    CONVERTING,
+    FORMATS_HELP,
+    MEASURING,
+    Conversions,
+    chosen_formats,
+    convert_as_recommended,
+    on_disk,
+)
 from bench.measure.trainers import EPILOG
 from precache.cli import commandline
 from precache.cli.commandline import gathered
 from precache.cli.main import RAW
+from precache.conversion.destination import resolve as resolve_place
 from precache.storage.urls import Location
 
 
@@ -22,6 +33,12 @@ from precache.storage.urls import Location
 @click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
 @click.option("--format", "formats", help=FORMATS_HELP)
 @click.option("--yes", is_flag=True, help="Convert without asking.")
+@click.option(
+    "--json",
+    "json_path",
+    type=PATH,
+    help="Keep what is measured of the sample in this file, and go on from it.",
+)
 @gathered("converting", dict, CONVERTING)
 @gathered("asked", dict, MEASURING)
 def command(
@@ -30,6 +47,7 @@ def command(
     max_bytes: str | None,
     formats: str | None,
     yes: bool,
+    json_path: Path | None,
     converting: dict[str, Any],
     asked: dict[str, Any],
 ) -> None:
@@ -37,6 +55,13 @@ def command(
 
     A sample is measured, as by 'bench recommend'. What keeps most of the pictures within --max-bytes is
     chosen, you are asked, and after the conversion the trainer is fed from both. Nothing is converted where
-    another loader of the tree is as fast. Killed, the same command goes on.
+    another loader of the tree is as fast, or beside other busy processes. Killed, the same command goes on.
     """
-    convert_what_pays(src, dst, max_bytes, formats, yes, converting, asked)
+    conversions = Conversions(
+        dst=None if dst is None else resolve_place(on_disk("DST", dst)),
+        max_bytes=max_bytes,
+        formats=chosen_formats(formats),
+        yes=yes,
+        **converting,
+    )
+    convert_as_recommended(src, conversions, asked, Output(json_path=json_path))

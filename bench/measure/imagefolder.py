@@ -3,8 +3,8 @@
 The recipe is that of torchvision's own training, references/classification of its repository: `presets.py`
 with its default backend, PIL, and `train.py`: decode with Pillow, RandomResizedCrop, RandomHorizontalFlip,
 normalise, `DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`. It is not ours to speed up.
-Three things are ours: full batches only, as all trials have them, workers that live on from epoch to epoch, and
-that a picture which Pillow cannot open is left out, where a training would stop: `find_refused` says which.
+Three things are ours: full batches only, as all trials have them; workers that live on from epoch to epoch;
+a picture that Pillow cannot open is left out, where a training would stop: `find_refused` says which.
 """
 
 import os
@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from loaders.batch import Batch
@@ -35,6 +35,8 @@ CONDITION = (
 )
 """What a result says that has it."""
 AUGMENTATIONS = ("eval", "train")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""`torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
 _FLIP = 0.5
 _ORDER, _DRAWS = 1, 2  # what is random for
 _MOST_TRIES = 1000  # pictures in a row that cannot be opened, before this is no folder to measure
@@ -46,9 +48,7 @@ def known(files: Sequence[str]) -> int:
 
 
 def _is_listed(path: str) -> bool:
-    from torchvision.datasets.folder import IMG_EXTENSIONS
-
-    return path.lower().endswith(IMG_EXTENSIONS)
+    return path.lower().endswith(EXTENSIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +82,18 @@ class Refused:
         return said
 
 
-def find_refused(scan: Scan, root: Path, paths: Sequence[str]) -> Refused:
+def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
     """Find what ImageFolder stops at, among some of the pictures and all that the scan left out.
 
     Args:
-        scan: of a tree on disk.
-        root: folder of the class folders: the tree, or that of a split.
+        scan: of a tree on disk; of its splits, ImageFolder is given that of training.
         paths: below the tree, of the pictures to try.
     """
-    below = f"{root.relative_to(scan.folder)}/" if root != scan.folder else ""
+    below = ""
+    if "train" in scan.samples.split_names:
+        row = int(np.argmax(scan.samples.splits == scan.samples.split_names.index("train")))
+        below = f"{scan.samples[row].path.split('/')[0]}/"
+    root = scan.folder / below
     in_classes = [path for path in (one.path for one in scan.ignored) if path.removeprefix(below).count("/")]
     tried = [path for path in (*paths, *in_classes) if path.startswith(below) and _is_listed(path)]
     filled = {path.removeprefix(below).split("/")[0] for path in tried}
@@ -110,12 +113,11 @@ def find_refused(scan: Scan, root: Path, paths: Sequence[str]) -> Refused:
 
 
 def _load_regular(path: str) -> Any:
-    """Load a picture as torchvision does; OSError for a pipe, which it would wait for without end."""
-    from torchvision.datasets.folder import default_loader
-
+    """Load a picture as torchvision's `pil_loader` does; OSError for a pipe, for which it would wait."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError("not a regular file")
-    return default_loader(path)
+    with open(path, "rb") as file:
+        return Image.open(file).convert("RGB")
 
 
 def _why_refused(path: str) -> str:

@@ -3,13 +3,12 @@
 It is registered with `precache` by the name of this module, for `precache` imports nothing of `bench`.
 """
 
-from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.commands.options import PATH, PLACE
-from bench.commands.output import Output
+from bench.commands.options import PLACE
+from bench.commands.output import Output, output_options
 from bench.commands.recommend import (
     CONVERTING,
     FORMATS_HELP,
@@ -33,23 +32,18 @@ from precache.storage.urls import Location
 @click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
 @click.option("--format", "formats", help=FORMATS_HELP)
 @click.option("--yes", is_flag=True, help="Convert without asking.")
-@click.option(
-    "--json",
-    "json_path",
-    type=PATH,
-    help="Keep what is measured of the sample in this file, and go on from it.",
-)
 @gathered("converting", dict, CONVERTING)
 @gathered("asked", dict, MEASURING)
+@output_options
 def command(
     src: Location,
     dst: Location | None,
     max_bytes: str | None,
     formats: str | None,
     yes: bool,
-    json_path: Path | None,
     converting: dict[str, Any],
     asked: dict[str, Any],
+    output: Output,
 ) -> None:
     """Convert the tree SRC (default data/raw) to what suits this machine, into DST (default data/FORMAT).
 
@@ -64,4 +58,4 @@ def command(
         yes=yes,
         **converting,
     )
-    convert_as_recommended(src, conversions, asked, Output(json_path=json_path))
+    convert_as_recommended(src, conversions, asked, output)

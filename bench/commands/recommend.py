@@ -20,7 +20,7 @@ from bench.commands.output import Output, output_options
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import Comparison, compare
 from bench.measure.imagefolder import find_refused
-from bench.measure.recommend import Question, ready, recommend
+from bench.measure.recommend import Question, look_at_sample, recommend
 from bench.measure.sample import train_images
 from bench.measure.settings import Settings
 from bench.measure.storing import check_free, choose, find_begun, find_limit, free_folder
@@ -32,7 +32,7 @@ from bench.report.recommendation import USUAL_REJECTS, allowed_rejects, build_li
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
 from bench.report.verdict import RAW_TREE, training_rate
-from bench.report.words import say
+from loaders.dataset import open_split
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, gathered, human_bytes, note, parse_bytes, parse_share
 from precache.cli.main import DATA, convert
@@ -43,6 +43,7 @@ from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, check_choice, printable
 from precache.plan import plan_conversion
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
+from precache.reporting import Progress
 from precache.sources.base import Scan
 from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Location, Url
@@ -52,7 +53,7 @@ _BATCH_SIZE = 64
 QUICK: dict[str, Any] = {"pictures": 100, "limit_s": 22.0}
 QUICK_S, THOROUGH_S = 0.5, 2.0  # of each run
 QUICK_FORMATS = ("shards", "webdataset")
-_FIRST_EPOCH_S = 10.0  # one that takes longer does not go before what is measured
+_BATCHES = 20  # of each run that compares the tree and what was converted
 MEASURING = {
     "trainer": option("trainer"),
     "trainer_rate": option("trainer_rate"),
@@ -250,9 +251,11 @@ def convert_as_recommended(
         if chosen is None:
             return
         recipe, predicted, conversions = chosen
+    elif conversions.max_rejects is None:
+        conversions = _allow_rejects_again(scan, conversions, recipe, settings)
     place = conversions.places[recipe.format]
     done = _convert(scan, place, recipe, conversions)
-    _prove(scan, place, recipe, settings, done, predicted, conversions)
+    _prove(scan, place, settings, done, predicted, conversions, output)
 
 
 def _find_begun(scan: Scan, conversions: Conversions, size: int) -> Recipe | None:
@@ -282,7 +285,7 @@ def _choose(
         result = recommend(question, output.json_path, bar, folders=folders)
     if all(row.of["data"] == RAW_TREE for row in result.rows):
         raise DatasetError(f"no format could be measured: {'; '.join(result.skipped.values())}")
-    output.finish(result)
+    replace(output, html_path=None).finish(result)  # the page is of what came of it
     if not result.best:
         note("Nothing is converted.")
         if is_disturbed(other_cpu_share(result.trials)):
@@ -316,13 +319,25 @@ def _with_rejects(conversions: Conversions, sample: Trial, images: int) -> Conve
     share = f"{rejects:.0%}"
     if sample.numbers["undecodable"] > USUAL_REJECTS * sample.numbers["taken"]:
         raise SettingError(
-            f"{sample.numbers['undecodable']:,.0f} of {sample.numbers['taken']:,.0f} pictures that were tried "
-            f"may be intact, first {sample.facts['undecodable']}: this Pillow has no decoder for that kind; "
-            f"install one, by the command that 'precache doctor' prints, or leave them out with "
+            f"{sample.numbers['undecodable']:,.0f} of {sample.numbers['taken']:,.0f} pictures that were "
+            f"tried may be intact, first {sample.facts['undecodable']}: this Pillow has no decoder for that "
+            f"kind; install one, by the command that 'precache doctor' prints, or leave them out with "
             f"--max-rejects {share}"
         )
     note(f"Up to {share} of the pictures may be left out as damaged, by what the sample has: --max-rejects.")
     return replace(conversions, max_rejects=share)
+
+
+def _allow_rejects_again(
+    scan: Scan, conversions: Conversions, recipe: Recipe, settings: Settings
+) -> Conversions:
+    """Allow as many damaged pictures as an earlier call of the same command did."""
+    place = conversions.places[recipe.format]
+    if is_converted(place):
+        rejected = len(open_dataset(place).manifest.rejected)
+        return replace(conversions, max_rejects=f"{100 * rejected / len(scan.samples):.3f}%")
+    question = Question(scan=scan, recipe=recipe, settings=settings, formats=(recipe.format,), **QUICK)
+    return _with_rejects(conversions, look_at_sample(question), len(scan.samples))
 
 
 def _convert(scan: Scan, place: Path, recipe: Recipe, conversions: Conversions) -> Conversion:
@@ -344,80 +359,71 @@ def _convert(scan: Scan, place: Path, recipe: Recipe, conversions: Conversions) 
 def _prove(
     scan: Scan,
     place: Path,
-    recipe: Recipe,
     settings: Settings,
     done: Conversion,
     predicted: Result | None,
     conversions: Conversions,
+    output: Output,
 ) -> None:
     """Feed the trainer from the tree and from the dataset, by turns, and say what converting brought.
 
     The result is kept beside the dataset, in AUTO_NAME, trial by trial.
     """
-    path = place / AUTO_NAME
-    result = _compare(scan, place, recipe, settings, done, predicted, path)
-    output = Output(json_path=path)
-    output.finish(result)
-    manifest = open_dataset(place).manifest
-    rejected = [each.path for each in manifest.rejected]
-    for sentence in find_refused(scan, rejected).sentences():
+    manifest = done.manifest
+    output = replace(output, json_path=place / AUTO_NAME)
+    with output.measuring("measure", "run") as bar:
+        result = _compare(scan, place, settings, done, bar)
+    measured = {
+        **result.settings,
+        "batch_size": result.settings["batch_sizes"][-1],
+        "trainer": result.settings["trainers"][-1],
+    }
+    steps = f"To train from it:\n    loader = {build_line(place, measured)}\n{describe_dtype(measured)}"
+    output.finish(replace(result, next_step=steps))
+    for sentence in find_refused(scan, [each.path for each in manifest.rejected]).sentences():
         note(sentence)
     if predicted is not None:
         note(f"Predicted images/s were {_median_error(predicted, result):.0%} off in the median.")
-    (trainer,) = result.settings["trainers"]
-    written = {**result.settings, "batch_size": settings.batch_size, "trainer": trainer}
-    click.echo("\nTo train from it:")
-    click.echo(f"    loader = {build_line(place, written)}")
-    say(describe_dtype(written))
     takes = manifest.stored_bytes
     if conversions.max_bytes is not None and takes > parse_bytes(conversions.max_bytes):
         said = f"{place}: takes {human_bytes(takes)}, more than --max-bytes {conversions.max_bytes}"
         click.echo(printable(f"{said}; make room, or remove it"), err=True)
         raise click.exceptions.Exit(1)
-    line, converted = _row_of(result, RAW_TREE), _row_of(result, recipe.format)
+    line, converted = _row_of(result, RAW_TREE), _row_of(result, manifest.recipe.format)
     if line is None or converted is None or is_disturbed(other_cpu_share(result.trials)):
         return
     before, after = training_rate(line), training_rate(converted)
     if after.high < before.low:
         note(
-            f"Converting lost: from {recipe.format} the trainer gets {after.median:,.0f} images/s, by "
-            f"{way(line)} from the tree {before.median:,.0f}."
+            f"Converting lost: from {manifest.recipe.format} the trainer gets {after.median:,.0f} images/s, "
+            f"by {way(line)} from the tree {before.median:,.0f}."
         )
         raise click.exceptions.Exit(1)
 
 
-def _compare(
-    scan: Scan,
-    place: Path,
-    recipe: Recipe,
-    settings: Settings,
-    done: Conversion,
-    predicted: Result | None,
-    path: Path,
-) -> Result:
-    """The comparison that `bench loaders` would make of the tree and the dataset."""
-    whole = done.converted == done.manifest.samples  # else an earlier call did some of it
-    slowest = 0.0
-    if predicted is not None:
-        slowest = min(row.values["loader_images_per_s"].median for row in predicted.rows)
-    short_epochs = slowest > 0 and train_images(scan) / slowest < _FIRST_EPOCH_S
-    settings = replace(
-        ready(settings), check="first-read", warmup=0, batches=1, first_epoch=short_epochs, workers=None
-    )
+def _compare(scan: Scan, place: Path, settings: Settings, done: Conversion, on_progress: Progress) -> Result:
+    """Compare loaders of the tree and of the dataset, as `bench loaders` does, and keep the trials there."""
+    path = place / AUTO_NAME
+    is_whole = done.converted == done.manifest.samples  # else an earlier call did some of it
+    samples = len(open_split(place, "train"))
+    backends = [TODAY_BACKEND, "pytorch", done.manifest.recipe.format]
     comparison = Comparison(
-        candidates=choose_candidates((scan.folder, place), [TODAY_BACKEND, "pytorch", recipe.format], DATA),
-        settings=settings,
-        convert_s={place: done.elapsed_s} if whole else {},
+        candidates=choose_candidates((scan.folder, place), backends, DATA),
+        settings=replace(
+            settings,
+            augment="train",
+            seconds=0.0,
+            batches=_BATCHES,
+            batch_size=min(settings.batch_size, samples),
+        ),
+        convert_s={place: done.elapsed_s} if is_whole else {},
     )
-    output = Output(json_path=path)
-    with output.measuring("measure", "run") as bar:
+    if path.exists():
         try:
-            return compare(comparison, path, bar)
-        except SettingError:
-            if not path.exists():
-                raise
-        path.unlink()  # of another machine, or other settings: it is this project's own file
-        return compare(comparison, path, bar)
+            return compare(comparison, path, on_progress)
+        except SettingError:  # it is of another machine, or of other settings
+            path.unlink()
+    return compare(comparison, path, on_progress)
 
 
 def _row_of(result: Result, data: str) -> Row | None:

@@ -124,6 +124,13 @@ def recommend(
     return result
 
 
+def look_at_sample(question: Question) -> Trial:
+    """What cannot be read of the sample, as its trial says it; nothing is measured."""
+    with tempfile.TemporaryDirectory(prefix="bench-recommend-") as folder:
+        trees = make_trees(question.scan, question.recipe, question.settings, Path(folder), question.pictures)
+        return _describe_sample(question.scan, trees)
+
+
 def ready(settings: Settings) -> Settings:
     """Settings as a recommendation measures: random crops, no checksums; SettingError for an unknown trainer.
 

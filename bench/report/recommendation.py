@@ -153,7 +153,11 @@ def allowed_rejects(sample: Trial, images: int) -> float | None:
 
 
 def build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool = False) -> str:
-    """The call of `loaders.build` that serves what was measured, to be pasted."""
+    """The call of `loaders.build` that serves what was measured, to be pasted.
+
+    Args:
+        settings: with `batch_size`, `size`, `device` and `trainer`.
+    """
     words = [repr(str(path)), f"batch_size={settings['batch_size']}", f"size={settings['size']}"]
     words.append("augment='train'")
     if settings["device"] != "cpu":
@@ -168,7 +172,7 @@ def build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool
 def _serves_uint8(settings: Mapping[str, Any]) -> bool:
     """Whether batches were timed as a GPU gets them: on the CPU, for an accelerator that is emulated."""
     trainer = str(settings["trainer"])
-    return settings["device"] == "cpu" and (trainer == "none" or trainer.startswith("emulated"))
+    return bool(settings["device"] == "cpu" and (trainer == "none" or trainer.startswith("emulated")))
 
 
 def describe_dtype(settings: Mapping[str, Any]) -> str:

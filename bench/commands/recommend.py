@@ -379,11 +379,12 @@ def _prove(
         "trainer": result.settings["trainers"][-1],
     }
     steps = f"To train from it:\n    loader = {build_line(place, measured)}\n{describe_dtype(measured)}"
-    output.finish(replace(result, next_step=steps))
-    for sentence in find_refused(scan, [each.path for each in manifest.rejected]).sentences():
-        note(sentence)
+    paragraphs = [tuple(find_refused(scan, [each.path for each in manifest.rejected]).sentences())]
     if predicted is not None:
-        note(f"Predicted images/s were {_median_error(predicted, result):.0%} off in the median.")
+        off = _median_error(predicted, result)
+        paragraphs.append((f"Predicted images/s were {off:.0%} off in the median.",))
+    answer = (*result.answer, *(paragraph for paragraph in paragraphs if paragraph))
+    output.finish(replace(result, answer=answer, next_step=steps))
     takes = manifest.stored_bytes
     if conversions.max_bytes is not None and takes > parse_bytes(conversions.max_bytes):
         said = f"{place}: takes {human_bytes(takes)}, more than --max-bytes {conversions.max_bytes}"

@@ -110,6 +110,9 @@ def make_trees(
         try:
             data = images.read_bytes(path)
             pixels, _ = images.render(data, path, rendering)
+        except SourceError as error:  # a conversion would stop: it may be intact
+            damaged[ref.path] = str(error).removeprefix(f"{path}: ")
+            continue
         except ImageError as error:  # a conversion would leave it out, too
             damaged[ref.path] = error.reason
             if data and (kind := kinds.missing_decoder(data)):

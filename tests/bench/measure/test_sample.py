@@ -1,5 +1,7 @@
 """The sample that predictions rest on: like the tree, large enough to measure, and honest about damage."""
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -76,3 +78,14 @@ def test_damaged_pictures_are_left_out_and_named(raw_tree: Path, tmp_path: Path)
         path.write_bytes(b"none")
     with pytest.raises(SourceError, match="none of 70 pictures taken from it can be decoded; first: "):
         make_trees(scan, RECIPE, seconds(0.1), tmp_path / "more", 1000)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all files")
+def test_a_picture_that_may_not_be_read_is_left_out_and_named(raw_tree: Path, tmp_path: Path) -> None:
+    shutil.copytree(raw_tree, tmp_path / "tree")
+    scan = scan_tree(tmp_path / "tree")
+    closed = scan.samples[3].path
+    (tmp_path / "tree" / closed).chmod(0)
+    trees = make_trees(scan, RECIPE, seconds(0.1), tmp_path, 1000)
+    assert list(trees.damaged) == [closed]
+    assert "Permission denied" in trees.damaged[closed]

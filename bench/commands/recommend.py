@@ -28,7 +28,13 @@ from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
 from bench.report.gain import TODAY_BACKEND, way
 from bench.report.loaders import other_cpu_share
-from bench.report.recommendation import USUAL_REJECTS, allowed_rejects, build_line, describe_dtype
+from bench.report.recommendation import (
+    USUAL_REJECTS,
+    allowed_rejects,
+    build_line,
+    convert_line,
+    describe_dtype,
+)
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
 from bench.report.verdict import RAW_TREE, training_rate
@@ -239,6 +245,8 @@ def convert_as_recommended(
         asked: values of the options MEASURING.
         output: its file keeps what was measured of the sample.
     """
+    if output.json_path == STDOUT:
+        raise SettingError("--json - prints a result alone, and converting has more to say; name a file")
     scan = scan_tree(on_disk("SRC", src))
     # a picture of the sample may be damaged, and left out by the conversion
     settings = measuring(asked, train_images(scan) // 2, QUICK_S)
@@ -285,15 +293,15 @@ def _choose(
         result = recommend(question, output.json_path, bar, folders=folders)
     if all(row.of["data"] == RAW_TREE for row in result.rows):
         raise DatasetError(f"no format could be measured: {'; '.join(result.skipped.values())}")
-    replace(output, html_path=None).finish(result)  # the page is of what came of it
     if not result.best:
+        output.finish(result)
         note("Nothing is converted.")
         if is_disturbed(other_cpu_share(result.trials)):
-            note(
-                f"Run the same command on a quiet machine, or choose a format yourself: "
-                f"precache convert --format {', '.join(fitting)}"
-            )
+            note("Run the same command on a quiet machine, or convert without knowing what that gains:")
+            line = convert_line(str(scan.root), places[recipe.format], recipe, None)
+            click.echo(f"    {printable(line)}")
         return None
+    replace(output, html_path=None).finish(result)  # the page is of what comes of it
     name = result.rows[result.best[0]].of["data"]
     recipe = replace(recipe, format=name, splits=conversions.splits)
     risk = "" if recipe.size == stored_size(settings.size) else f" {RISK}"

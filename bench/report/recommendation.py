@@ -30,6 +30,7 @@ from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
 from bench.report.words import counted, machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
+from precache.storage.urls import locate
 
 __all__ = ["CONVERT", "DISK", "SAMPLE", "allowed_rejects", "build_line", "convert_line", "make_result"]
 
@@ -185,9 +186,9 @@ def describe_dtype(settings: Mapping[str, Any]) -> str:
     )
 
 
-def convert_line(source: object, destination: object, recipe: Recipe, rejects: float | None) -> str:
+def convert_line(source: str, destination: str | Path, recipe: Recipe, rejects: float | None) -> str:
     """The call of `precache convert` that stores what was measured, to be pasted."""
-    words: list[object] = ["precache convert", Path(str(source)), Path(str(destination)), recipe.to_flags()]
+    words: list[object] = ["precache convert", locate(source), Path(destination), recipe.to_flags()]
     if rejects is not None:
         words.append(f"--max-rejects {rejects:.0%}")
     return shell_command(*words)

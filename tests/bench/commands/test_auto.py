@@ -3,6 +3,7 @@
 import io
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -31,6 +32,8 @@ from precache.conversion.shard_writer import predict_bytes
 from precache.errors import SettingError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
+from precache.storage.objects import ObjectStore
+from precache.storage.urls import Url
 from tests.command import check_bad_input
 from tests.damage import damage_tree
 
@@ -111,7 +114,7 @@ def auto(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
 
-    def auto(*words: object, tree: Path = raw_tree) -> "subprocess.CompletedProcess[str]":
+    def auto(*words: object, tree: object = raw_tree) -> "subprocess.CompletedProcess[str]":
         return run_here(main, "precache", ["auto", tree, *words, *SMALL], capfd)
 
     return auto
@@ -124,7 +127,7 @@ def recommend(
     """Runs `bench recommend` likewise."""
     monkeypatch.chdir(tmp_path)
 
-    def recommend(*words: object, tree: Path = raw_tree) -> "subprocess.CompletedProcess[str]":
+    def recommend(*words: object, tree: object = raw_tree) -> "subprocess.CompletedProcess[str]":
         return run_here(bench, "bench", ["recommend", tree, *words, *SMALL], capfd)
 
     return recommend
@@ -225,6 +228,9 @@ def test_beside_other_processes_no_winner_is_named_and_nothing_converted(
         assert "Other processes took 60% of the CPUs" in flat(ended.stdout)
         for word in ("sooner", "Change that line", "Convert to", "loader ="):
             assert word not in ended.stdout
+        for line in paste(ended.stdout):
+            assert line.startswith("precache convert")
+            shutil.rmtree(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     machine.other_cpu = 0.0
     assert auto("out", "--yes").returncode == 0
@@ -329,6 +335,19 @@ def test_every_line_to_paste_runs_on_sound_and_on_broken_trees(
     assert "4 of 4 that were tried" in flat(ended.stdout)
     paste(ended.stdout)
     assert auto("converted", "--yes", tree=Path("it's $broken")).returncode == 0
+
+
+def test_of_a_tree_at_a_url_the_line_to_convert_is_given(
+    machine: Machine, recommend: Run, raw_tree: Path, bucket: Url
+) -> None:
+    for path in raw_tree.glob("*/*"):
+        ObjectStore(bucket / "photos").upload(path, str(path.relative_to(raw_tree)))
+    ended = recommend(tree=bucket / "photos")
+    assert ended.returncode == 0, ended.stderr
+    assert "Change that line" not in ended.stdout, "loaders.build reads no raw tree there"
+    lines = paste(ended.stdout)
+    assert lines[0].startswith(f"precache convert {bucket}/photos data/shards")
+    assert len(lines) == 2
 
 
 def test_pictures_without_a_decoder_are_not_left_out_unasked(

@@ -25,6 +25,7 @@ from bench.measure.sample import train_images
 from bench.measure.settings import Settings
 from bench.measure.storing import check_free, choose, find_begun, find_limit, free_folder
 from bench.measure.trainers import EPILOG, emulated_images_per_s
+from bench.measure.trials import read_document
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
 from bench.report.gain import TODAY_BACKEND, way
 from bench.report.loaders import other_cpu_share
@@ -413,7 +414,6 @@ def _prove(
 def _compare(scan: Scan, place: Path, settings: Settings, done: Conversion, on_progress: Progress) -> Result:
     """Compare loaders of the tree and of the dataset, as `bench loaders` does, and keep the trials there."""
     path = place / AUTO_NAME
-    is_whole = done.converted == done.manifest.samples  # else an earlier call did some of it
     samples = len(open_split(place, "train"))
     backends = [TODAY_BACKEND, "pytorch", done.manifest.recipe.format]
     comparison = Comparison(
@@ -425,7 +425,7 @@ def _compare(scan: Scan, place: Path, settings: Settings, done: Conversion, on_p
             batches=_BATCHES,
             batch_size=min(settings.batch_size, samples),
         ),
-        convert_s={place: done.elapsed_s} if is_whole else {},
+        convert_s=_find_convert_s(place, done),
     )
     if path.exists():
         try:
@@ -433,6 +433,17 @@ def _compare(scan: Scan, place: Path, settings: Settings, done: Conversion, on_p
         except SettingError:  # it is of another machine, or of other settings
             path.unlink()
     return compare(comparison, path, on_progress)
+
+
+def _find_convert_s(place: Path, done: Conversion) -> dict[Location, float]:
+    """Seconds that converting took, by the folder; nothing where several calls did it."""
+    if done.converted == done.manifest.samples:
+        return {place: done.elapsed_s}
+    try:
+        earlier = read_document(place / AUTO_NAME).settings["data"][str(place)]["convert_s"]
+    except (SettingError, KeyError):
+        return {}
+    return {} if earlier is None else {place: earlier}
 
 
 def _row_of(result: Result, data: str) -> Row | None:

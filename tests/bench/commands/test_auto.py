@@ -175,6 +175,7 @@ def test_it_says_why_converts_measures_and_keeps_the_result(
     assert "nothing to do" in again.stdout
     assert TODAY in flat(again.stdout)
     assert machine.trials == measured, "all trials are kept"
+    assert saved(out)["settings"]["data"]["out"]["convert_s"] > 0, "and what converting took"
     assert precache.open_dataset(out).manifest == before
 
 

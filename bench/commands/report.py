@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
-from bench.report import accuracy, conversion, hardware, loaders, ranks
+from bench.report import accuracy, conversion, hardware, loaders, ranks, recommendation
 from bench.report.regression import (
     Comparison,
     compare_results,
@@ -46,6 +46,7 @@ MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
     "convert": _without_price(conversion.make_result),
     "hardware": _without_price(hardware.make_result),
     "loaders": _make_loaders_result,
+    "recommend": _without_price(recommendation.make_result),
 }
 """By the command whose file it is: the function that works out what the trials in it say."""
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from bench.measure.fresh import run_fresh
-from bench.measure.recommend import convert_twice, make_trees, ready, train_images
+from bench.measure.recommend import ready
+from bench.measure.sample import convert_twice, make_trees, train_images
 from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.forecast import fit_conversion, stored_size

@@ -94,7 +94,7 @@ def make_page(result: Result) -> str:
     parts = [
         _draw_bars(result),
         charts({**dict(_draw_workers(result)), **_draw_learning(result)}, "chart"),
-        page.paragraphs([result.next_step] if result.next_step else []),
+        page.paragraphs(result.next_step.splitlines()),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
         page.folded("All numbers", _draw_numbers(result)),
         *_draw_details(result),

@@ -8,6 +8,7 @@ import click
 from bench.report.result import Result
 from bench.report.table import legend, make_table
 from bench.report.words import say, versions_of
+from precache.errors import printable
 from precache.packages import DALI
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
@@ -66,10 +67,19 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
             say(finding)
     if result.next_step:
         click.echo()
-        say(result.next_step)
+        show_next_step(result.next_step)
     has_more = any(row.advice or row.findings or row.detail for row in result.rows)
     if has_more and not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")
+
+
+def show_next_step(text: str) -> None:
+    """Print sentences, and unbroken the indented lines, which are to be pasted."""
+    for line in text.splitlines():
+        if line.startswith(" "):
+            click.echo(printable(line))
+        else:
+            say(line)
 
 
 def describe_rows(result: Result) -> Iterator[str]:

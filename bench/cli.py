@@ -17,11 +17,9 @@ COMMANDS = {
     "compare": "bench.commands.compare",
     "convert": "bench.commands.convert",
     "ddp": "bench.commands.ddp",
-    "evidence": "bench.commands.evidence",
     "hardware": "bench.commands.hardware",
     "profile": "bench.commands.profile",
     "report": "bench.commands.report",
-    "simulate": "bench.commands.simulate",
     "sweep": "bench.commands.sweep",
     "watch": "bench.commands.watch",
 }

@@ -1,4 +1,4 @@
-"""`bench compare` on results made by hand, as 'bench loaders --json' writes them; `bench simulate`."""
+"""`bench compare` on results made by hand, as 'bench loaders --json' writes them."""
 
 import json
 import subprocess
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from bench.cli import main
-from bench.commands.simulate import LINK, LOADER, STEP, STORAGE, predict
 from bench.report.row import Row
 from precache.cli import commandline
 from tests.bench.rich_result import altered, around, peer, rich_result
@@ -108,26 +107,3 @@ def test_a_row_that_the_second_lacks_is_exit_code_1_unless_forced_and_the_json_h
     assert found == [("shards", "loader", "not distinguishable"), ("shards", "together", "regression")]
     missing = [key["backend"] for key in (*content["only_before"], *content["only_after"])]
     assert missing == ["pytorch", "dali"]
-
-
-def test_of_many_gpus_the_slowest_stage_decides_and_rates_come_from_a_result(
-    write: Write, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """All GPUs share the storage, those of a node its link, and all wait for the fullest node."""
-    usual = {"loader_images_per_s": 1e5, "trainer_images_per_s": 1000.0, "image_bytes": 100_000.0}
-    for changed, binds, rate in (
-        ({}, STEP, 8000),
-        ({"loader_images_per_s": 500.0}, LOADER, 4000),
-        ({"storage_mbps": 50.0}, STORAGE, 500),
-        ({"node_mbps": 20.0, "storage_mbps": 1e6}, LINK, 400),
-    ):
-        found = predict(8, 4, **{**usual, **changed})
-        assert (found.binds, found.nodes, found.needed_mbps) == (binds, 2, pytest.approx(800))
-        assert found.images_per_s == pytest.approx(rate)
-        assert found.wait_share == pytest.approx(1 - rate / 8000)
-    given = ["--result", str(write("r.json", TREE)), "--backend", "pytorch", "--gpus", "1,16", "--json", "-"]
-    assert commandline.run(main, "bench", ["simulate", *given, "--loader-rate", "1800"]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["rates"]["loader_images_per_s"] == 1800
-    assert content["rates"]["trainer_images_per_s"] == TREE.trainer.median  # type: ignore[union-attr]
-    assert content["predictions"][-1]["images_per_s"] == pytest.approx(16 * 1800)

@@ -34,6 +34,7 @@ out=$(realpath -m "${OUT:-$results}")
 data=$(realpath -m "${DATA:-$pictures}")
 mkdir -p "$out/unfinished" "$data" || exit 2
 asked=("$@")
+known=()
 without_result=()
 running=
 
@@ -53,55 +54,59 @@ run() {  # SECONDS COMMAND...: ends it after so many, and with this script, howe
     return "$code"
 }
 
-has_time() {  # NAME SECONDS: a third of the limit is the plan for an H200 with 16 CPUs
-    [ $((minutes * 60 - SECONDS)) -ge $(($2 / 3)) ] && return
-    echo "$1: no time left for it; run the same line again"
-    without_result+=("$1")
-    return 1
+begin() {  # NAME SECONDS: whether the step is to run now; sets `limit`, the seconds that it may take
+    known+=("$1")
+    if [ ${#asked[@]} -gt 0 ] && [[ " ${asked[*]} " != *" $1 "* ]]; then
+        return 1
+    elif [ -e "$out/$1.json" ] || [ -e "$out/$1.txt" ]; then
+        echo "$1: has its result"
+        return 1
+    fi
+    local left=$((minutes * 60 - SECONDS))
+    if [ "$left" -lt $(($2 / 3)) ]; then  # that is the plan for an H200 with 16 CPUs
+        echo "$1: no time left for it; run the same line again"
+        without_result+=("$1")
+        return 1
+    fi
+    limit=$(($2 < left ? $2 : left))
+    echo "$1: begins, at most $limit s"
 }
 
-is_asked() {
-    [ ${#asked[@]} = 0 ] || [[ " ${asked[*]} " == *" $1 "* ]]
+end() {  # NAME EXIT-CODE RESULT LOG: keeps the result, or says why there is none
+    if [ "$2" = 0 ] && mv "$out/unfinished/$3" "$out/"; then
+        echo "$1: measured, $out/$3"
+        return
+    elif [ "$2" = 124 ] || [ "$2" = 137 ]; then
+        echo "$1: stopped after $limit s; the next run goes on from there"
+    else
+        echo "$1: failed: $(tail -n 1 "$4"); see $4"
+    fi
+    without_result+=("$1")
 }
 
 step() {  # NAME SECONDS ARGUMENTS-OF-BENCH...
-    local name=$1 limit=$2 left=$((minutes * 60 - SECONDS)) code
+    begin "$1" "$2" || return
+    local name=$1 log=$data/$1.log
     shift 2
-    is_asked "$name" || return
-    if [ -e "$out/$name.json" ]; then
-        echo "$name: is measured, $out/$name.json"
-        return
-    elif ! has_time "$name" "$limit"; then
-        return
-    fi
-    limit=$((limit < left ? limit : left))
-    echo "$name: begins, at most $limit s"
-    run "$limit" "$python" -m bench "$@" --json "$out/unfinished/$name.json" 2>"$data/$name.log"
-    code=$?
-    if [ "$code" = 0 ] && mv "$out/unfinished/$name.json" "$out/"; then
-        echo "$name: is measured, $out/$name.json"
-    elif [ "$code" = 124 ] || [ "$code" = 137 ]; then
-        echo "$name: stopped after $limit s; the next run goes on from there"
-        without_result+=("$name")
-    else
-        echo "$name: failed: $(tail -n 1 "$data/$name.log"); see $data/$name.log"
-        without_result+=("$name")
-    fi
+    run "$limit" "$python" -m bench "$@" --json "$out/unfinished/$name.json" 2>"$log"
+    end "$name" $? "$name.json" "$log"
 }
 
-tests() {  # those that are marked gpu; they are run again until they pass
-    is_asked tests || return
-    if [ -e "$out/tests.txt" ]; then
-        echo "tests: have passed, $out/tests.txt"
-    elif ! has_time tests 450; then
-        return
-    elif run 450 "$python" -m pytest "$@" -c "$root/pyproject.toml" -m gpu -q -p no:cacheprovider >"$out/unfinished/tests.txt" 2>&1; then
-        mv "$out/unfinished/tests.txt" "$out/"
-        echo "tests: have passed, $out/tests.txt"
-    else
-        echo "tests: failed: $(tail -n 1 "$out/unfinished/tests.txt"); see $out/unfinished/tests.txt"
-        without_result+=(tests)
+tests() {  # FOLDER: those that are marked gpu; a run in which one fails is no result
+    begin tests 450 || return
+    local log=$out/unfinished/tests.txt
+    run "$limit" "$python" -m pytest "$1" -c "$root/pyproject.toml" -m gpu -q -p no:cacheprovider >"$log" 2>&1
+    end tests $? tests.txt "$log"
+}
+
+make_pictures() {
+    local convert=("$python" -m precache convert "$photos")
+    if ! [ -e "$photos" ]; then
+        run 300 "$python" -m precache sample "$photos" --images "$images" --classes 64 || return
     fi
+    run 300 "${convert[@]}" "$shards" --format shards --size "$side" &&
+        run 300 "${convert[@]}" "$webdataset" --format webdataset --size "$side" &&
+        run 300 "${convert[@]}" "$squares" --format shards --fit crop --size "$side"
 }
 
 resnet50=resnet50 vit=vit_s_16 compile=(--compile)
@@ -119,15 +124,9 @@ if [ "$device" = cpu ]; then
     marked=$root/tests/loaders/test_transfer.py
 fi
 
-photos=$data/photos shards=$data/shards webdataset=$data/webdataset squares=$data/squares
-convert=("$python" -m precache convert "$photos")
-{
-    { [ -e "$photos" ] || run 300 "$python" -m precache sample "$photos" --images "$images" --classes 64; } &&
-        run 300 "${convert[@]}" "$shards" --format shards --size "$side" &&
-        run 300 "${convert[@]}" "$webdataset" --format webdataset --size "$side" &&
-        # the device keeps pictures of one size
-        run 300 "${convert[@]}" "$squares" --format shards --fit crop --size "$side"
-} || { echo "there are no pictures to measure with" >&2; exit 2; }
+photos=$data/photos shards=$data/shards webdataset=$data/webdataset
+squares=$data/squares  # --cache device keeps pictures of one size
+make_pictures || { echo "there are no pictures to measure with" >&2; exit 2; }
 
 loaders=(loaders --trainer "$resnet50" "${timing[@]}")
 loaders_vit=(loaders --trainer "$vit" "${timing[@]}")
@@ -147,14 +146,19 @@ step vit-device 180 "${loaders_vit[@]}" "$squares" --backend shards --cache devi
 step vit-photos 300 "${loaders_vit[@]}" "$photos" --backend dali,nvjpeg,pytorch
 # What do memory, disk, bus and GPU give? How many threads or processes must decode?
 step hardware 150 hardware --data "$photos" --scratch "$data" "${hardware[@]}"
-step workers 300 "${loaders[@]}" "$photos" "$shards" --workers "$workers" --repeats 1
+step workers 300 "${loaders[@]}" "$photos" "$shards" --backend pytorch,shards --workers "$workers" --repeats 1
 step resnet50-ram 180 "${loaders[@]}" "$shards" --backend shards --cache ram
 tests "$marked"
 
-measured=("$out"/*.json)
-[ ! -e "${measured[0]}" ] || "$python" -m bench report "${measured[@]}" --html "$out/page.html" || exit 2
+for name in "${asked[@]}"; do
+    if [[ " ${known[*]} " != *" $name "* ]]; then
+        echo "unknown step '$name'; choose from: ${known[*]}" >&2
+        exit 2
+    fi
+done
+"$python" -m bench.gpu_page "$out" "${without_result[@]}" || exit 2
 if [ ${#without_result[@]} -gt 0 ]; then
-    echo "without a result: ${without_result[*]}"
+    echo "without a result: ${without_result[*]}; the others are in $out/page.html"
     exit 1
 fi
-echo "every step has its result; see $out/page.html"
+echo "all that was asked for is measured; see $out/page.html"

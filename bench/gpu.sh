@@ -134,7 +134,7 @@ loaders_vit=(loaders --trainer "$vit" "${timing[@]}")
 # for JPEGs as `precache convert` stores them?
 step resnet50 240 "${loaders[@]}" "$shards" --backend shards,synthetic
 step resnet50-device 180 "${loaders[@]}" "$squares" --backend shards --cache device
-step photos 300 "${loaders[@]}" "$photos" --backend dali,nvjpeg,pytorch
+step photos 300 "${loaders[@]}" "$photos" --backend dali,nvjpeg,pytorch,imagefolder
 step stored 300 "${loaders[@]}" "$webdataset" --backend dali,nvjpeg,webdataset
 # Does it, compiled?
 step compiled 360 "${loaders[@]}" "$shards" --backend shards,synthetic "${compile[@]}"

@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 
 from bench.commands.report import read_result
+from bench.report.page import STYLE, draw_answer, draw_bars
 from bench.report.table import make_table
 from precache import page
 from precache.errors import SettingError
@@ -29,19 +30,17 @@ def make_page(folder: Path, without_result: list[str]) -> str:
     tests = folder / "tests.txt"
     if tests.exists():
         parts.append(f"<h2>tests</h2>{page.paragraphs(tests.read_text().splitlines()[-1:])}")
-    return page.document(TITLE, "".join(parts))
+    return page.document(TITLE, "".join(parts), style=STYLE)
 
 
 def _draw(path: Path) -> str:
-    """The answer first, then the table, then when it holds and where the rest is."""
+    """The answer, a bar for each loader, the table, when it holds, and where the rest is."""
     result = read_result(path)
-    sentences = [" ".join(paragraph) for paragraph in result.answer]
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in sentences)
     skipped = [f"Skipped {name}: {reason}." for name, reason in result.skipped.items()]
     notes = "<br>".join(map(escape, [*skipped, *result.conditions]))
     name = escape(path.name)
     return (
-        f'<section class="verdict">{answer}</section>{make_table(result, details=False).html()}'
+        f"{draw_answer(result)}{draw_bars(result)}{make_table(result, details=False).html()}"
         f'<p class="note">{notes}</p>'
         f'<p><a href="{name}">{name}</a>; <code>bench report {name} --html {escape(path.stem)}.html</code> '
         "draws it.</p>"

@@ -27,7 +27,7 @@ COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _SERIES_PIXELS = 170
-_STYLE = """
+STYLE = """
 .charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
 .listed th, .listed td { padding: .3rem .4rem; }
@@ -83,14 +83,9 @@ _CONFIG = {"responsive": True, "displayModeBar": False}
 
 def make_page(result: Result) -> str:
     """The page of any result."""
-    paragraphs = []
-    for first, *more in result.answer:
-        paragraphs.append(first)
-        if more:
-            paragraphs.append(" ".join(more))
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
-        _draw_bars(result),
+        draw_bars(result),
         charts(dict(_draw_workers(result)), "workers"),
         page.paragraphs([result.next_step] if result.next_step else []),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
@@ -98,14 +93,23 @@ def make_page(result: Result) -> str:
         *_draw_details(result),
         page.folded("Machine, versions and settings", _draw_facts(result)),
     ]
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
-    verdict = f'<section class="verdict">{answer}</section>' if answer else ""
-    content = f"<h1>{escape(result.question)}</h1>{verdict}{''.join(parts)}"
+    content = f"<h1>{escape(result.question)}</h1>{draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
-    return page.document(result.question, content, head_html=scripts, style=_STYLE)
+    return page.document(result.question, content, head_html=scripts, style=STYLE)
 
 
-def _draw_bars(result: Result) -> str:
+def draw_answer(result: Result) -> str:
+    """What the reader came for: the first sentence of each paragraph stands alone."""
+    paragraphs = []
+    for first, *more in result.answer:
+        paragraphs.append(first)
+        if more:
+            paragraphs.append(" ".join(more))
+    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    return f'<section class="verdict">{answer}</section>' if answer else ""
+
+
+def draw_bars(result: Result) -> str:
     """The first chart: a bar for each row with the value that counts. It is HTML and needs no script."""
     name = result.bars
     rows = [row for row in shown_rows(result, details=False) if name in row.values]

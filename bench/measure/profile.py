@@ -42,8 +42,9 @@ def profile(
         raise DatasetError("; ".join(failed.values()))
     one = opened[0]
     device = settings.device
-    is_emulated = resolve(settings.trainer, device).startswith("emulated")
-    trainer = _ON_CPU if is_emulated else settings.trainer
+    asked = resolve(settings.trainer, device)
+    is_emulated = asked.startswith("emulated")
+    trainer = _ON_CPU if is_emulated else asked
     batch_size = min(batch_size, len(one.data))
     check_fills_batch(batch_size, len(one.data))
     settings = replace(
@@ -67,7 +68,7 @@ def profile(
     by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     averages = clock.profiler.key_averages()
     click.echo("\n" + averages.table(sort_by=by, row_limit=_SHOWN, max_name_column_width=40))
-    instead = f" (instead of {settings.trainer}, which does not compute)" if is_emulated else ""
+    instead = f" (instead of {asked}, which does not compute)" if is_emulated else ""
     say(
         f"trainer {trainer}{instead}, batch {batch_size} of {settings.size}x{settings.size}, "
         f"{counted(workers, 'worker')}, {counted(STEPS, 'step')} after {settings.warmup}; "

@@ -410,11 +410,11 @@ def describe_conditions(
     machine: Mapping[str, str], settings: Mapping[str, Any], rows: Sequence[Row], trials: Sequence[Trial]
 ) -> list[str]:
     """When the figures hold, a sentence each: machine, data, work."""
-    trainers = dict.fromkeys(
-        f"{row.of['trainer']} ({row.values['trainer_images_per_s'].median:,.0f} images/s)"
-        for row in rows
-        if "trainer_images_per_s" in row.values
-    )
+    trainers: dict[str, str] = {}
+    for row in rows:
+        if "trainer_images_per_s" in row.values:
+            rate = row.values["trainer_images_per_s"].median
+            trainers.setdefault(row.of["trainer"], f"{row.of['trainer']} ({rate:,.0f} images/s)")
     folders = dict.fromkeys(
         f"{path} ({counted(data['samples'], 'picture')})" for path, data in settings["data"].items()
     )
@@ -423,7 +423,7 @@ def describe_conditions(
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
     repeats = settings["repeats"]
     work = [
-        f"trainer {', '.join(trainers)}" if trainers else "no trainer",
+        f"trainer {', '.join(trainers.values())}" if trainers else "no trainer",
         f"batch {sizes} of {settings['size']}x{settings['size']}",
         f"augment {settings['augment']}",
         *(f"{key} {settings[key]}" for key, usual in _USUAL.items() if settings.get(key, usual) != usual),

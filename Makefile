@@ -74,7 +74,8 @@ notebook: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[all,notebook]'
 	$(PILLOW_SIMD)
 	$(BIN)/jupyter nbconvert --to notebook --execute --stdin --stdout --ExecutePreprocessor.record_timing=False \
-		<$(NOTEBOOK) >$(NOTEBOOK).partial && mv $(NOTEBOOK).partial $(NOTEBOOK)
+		<$(NOTEBOOK) >$(NOTEBOOK).partial && mv $(NOTEBOOK).partial $(NOTEBOOK) \
+		|| { rm -f $(NOTEBOOK).partial; exit 1; }
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)

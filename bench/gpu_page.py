@@ -37,6 +37,8 @@ def _draw(path: Path) -> str:
     """The answer, a bar for each loader, the table, when it holds, and where the rest is."""
     result = read_result(path)
     skipped = [f"Skipped {name}: {reason}." for name, reason in result.skipped.items()]
+    if result.settings.get("device") == "cpu":
+        skipped.append("In miniature on a CPU: no figure here says anything about a GPU.")
     notes = "<br>".join(map(escape, [*skipped, *result.conditions]))
     name = escape(path.name)
     return (

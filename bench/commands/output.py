@@ -66,9 +66,12 @@ class Output:
         elif not self.quiet:
             showing = Showing(markdown=self.markdown, details=self.details)
             show(result, showing, has_page=self.html_path is not None)
-        if self.json_path is not None and not self.json_path.is_file() and self.json_path != STDOUT:
+        is_written = self.json_path is None or self.json_path == STDOUT or self.json_path.is_file()
+        if self.json_path is not None and not is_written:  # a device, or the result was read from a file
+            self.json_path.parent.mkdir(parents=True, exist_ok=True)
             self.json_path.write_text(format_document(result.to_json()), encoding="utf-8")
         if self.html_path is not None:
+            self.html_path.parent.mkdir(parents=True, exist_ok=True)
             write_page(self.html_path, make_page(result))
         if not self.quiet and self.json_path != STDOUT:
             for path in (self.json_path, self.html_path):

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.report.gain import TODAY_BACKEND
+from bench.report.gain import TODAY_BACKEND, find_gain
 from bench.report.result import Row
 from bench.report.stats import Estimate, estimate
-from bench.report.verdict import RAW_TREE, find_gain
+from bench.report.verdict import RAW_TREE
 from precache.pictures.images import MAX_SIZE
 from precache.recipe import Recipe
 

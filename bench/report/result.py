@@ -82,7 +82,7 @@ class Trial:
         """Plain JSON values, without what is empty; `from_json` reads them back."""
         parts: dict[str, Any] = {
             "of": self.of,
-            "numbers": self.numbers,
+            "numbers": {name: float(number) for name, number in self.numbers.items()},
             "series": self.series,
             "facts": self.facts,
         }

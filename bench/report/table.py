@@ -95,7 +95,7 @@ COLUMNS: dict[str, Column] = {
     "batch_p95_s": Column("95%", "most batches take no longer", _milliseconds),
     "epoch_gap_ratio": Column("epoch gap", "the longest time of an epoch's first batch, in medians", _times),
     "saves": Column("compared with today", "of an hour of training"),
-    "convert_s": Column("converting", "takes once", _duration),
+    "convert_s": Column("converting", "takes once", _duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
 }
 """Columns by the name of their value, in the order in which a table has them."""

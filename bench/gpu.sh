@@ -121,7 +121,7 @@ if [ "$device" = cpu ]; then
     timing=(--size 32 --batch-size 8 --batches 3 --warmup 1 --repeats 1 --device cpu)
     hardware=(--seconds 0.01 --repeats 1)
     workers=1,2
-    marked=$root/tests/loaders/test_transfer.py
+    marked=$root/tests/loaders/test_masks.py
 fi
 
 photos=$data/photos shards=$data/shards webdataset=$data/webdataset

@@ -23,12 +23,15 @@ export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
 if [ "$device" = cpu ]; then
     results=$root/data/gpu-cpu/results pictures=$root/data/gpu-cpu
     export CUDA_VISIBLE_DEVICES=
-elif machine=$("$python" -c 'import torch; print(torch.cuda.get_device_name())' 2>/dev/null); then
+else
+    name='import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else "")'
+    machine=$("$python" -c "$name") || exit 2
+    if [ -z "$machine" ]; then
+        echo "torch finds no GPU here; 'DEVICE=cpu bash bench/gpu.sh' tries the steps in miniature on the CPU" >&2
+        exit 2
+    fi
     machine=$(echo "${machine#NVIDIA }" | tr -cs '[:alnum:]\n' -)
     results=$root/bench/results/gpu-$machine-$(nproc)cpu pictures=$root/data/gpu
-else
-    echo "torch finds no GPU here; 'DEVICE=cpu bash bench/gpu.sh' tries the steps in miniature on the CPU" >&2
-    exit 2
 fi
 out=$(realpath -m "${OUT:-$results}")
 data=$(realpath -m "${DATA:-$pictures}")

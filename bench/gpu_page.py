@@ -1,6 +1,6 @@
 """Page of what `bench/gpu.sh` has measured: the answer and the table of each step, a link to its file.
 
-    python -m bench.gpu_page FOLDER [STEP-WITHOUT-A-RESULT ...]
+python -m bench.gpu_page FOLDER [STEP-WITHOUT-A-RESULT ...]
 """
 
 import sys

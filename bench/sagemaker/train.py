@@ -1,4 +1,4 @@
-"""Train with `loaders.examples.train` on Amazon SageMaker: start torchrun on each host, as SageMaker's files say.
+"""Train with `loaders.examples.train` on Amazon SageMaker: torchrun on each host, as SageMaker's files say.
 
     python -m bench.sagemaker.train --epochs 90          # in a container that SageMaker has started
 
@@ -27,7 +27,6 @@ from torch.distributed import run as torchrun
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from bench.measure.fresh import environment
 from precache.errors import PrecacheError, SettingError
 
 RESOURCES = "input/config/resourceconfig.json"
@@ -44,7 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         hosts = find_hosts(ml)
         command = [*hosts, "--module", "loaders.examples.train", *training_options(ml), *given]
-        os.environ.update(environment())
+        os.environ["PYTHONSAFEPATH"] = (
+            "1"  # the ranks import this project, no loaders.py of the working folder
+        )
         use_network(ml)
         # torchrun's own variable for --nproc-per-node
         os.environ.setdefault("PET_NPROC_PER_NODE", str(torch.cuda.device_count() or 1))
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def find_hosts(ml: Path) -> list[str]:
-    """Options of torchrun that say which of the hosts this is; each host has the list in an order of its own."""
+    """Options of torchrun: which of the hosts this is. Each host has their list in an order of its own."""
     path = ml / RESOURCES
     if not path.exists():
         raise SettingError(

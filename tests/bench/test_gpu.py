@@ -15,7 +15,7 @@ from tests.test_guides import command_of
 
 SCRIPT = ROOT / "bench/gpu.sh"
 STAND_IN = """#!/bin/bash
-# in place of Python: notes what it is asked, and leaves a result, unless the file `broken` has the step's name
+# in place of Python: notes what it is asked, and leaves a result, unless the file `broken` names the step
 if [ "$1" = -c ]; then echo "NVIDIA H200"; exit; fi
 printf '%s\\x1f' "${@:2}" >>asked; echo >>asked
 [ "$2" != bench.gpu_page ] || exit 0
@@ -68,8 +68,8 @@ def test_every_step_is_a_command_that_bench_takes(device: str, folder: Path) -> 
     assert [words[0] for words in found[-2:]] == ["pytest", "bench.gpu_page"]
     for module, name, *words in found[:-2]:
         # a GPU that is asked for and not there would be refused
-        words = ["cpu" if word == "cuda" else word for word in words]
-        command_of(module, name).make_context(name, words)
+        given = ["cpu" if word == "cuda" else word for word in words]
+        command_of(module, name).make_context(name, given)
     names = {path.stem for path in (folder / "out").glob("*.json")}
     assert {"resnet50", "photos", "compiled", "vit", "hardware", "workers"} <= names
 

@@ -1,4 +1,4 @@
-"""Training on SageMaker, Slurm and Kubernetes: what torchrun is told, and real trainings of two ranks on CPUs."""
+"""Training on SageMaker, Slurm and Kubernetes: what torchrun is told, and trainings of two ranks on CPUs."""
 
 import json
 import os
@@ -17,7 +17,6 @@ from torch.distributed import run as torchrun
 from bench.sagemaker.train import find_hosts, main, training_options
 from loaders.examples import common
 from precache import Recipe, convert
-from precache.errors import SettingError
 from tests.command import ROOT
 
 SLURM = ROOT / "bench" / "sagemaker" / "slurm.sh"

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         use_network(ml)
         # torchrun's own variable for --nproc-per-node
         os.environ.setdefault("PET_NPROC_PER_NODE", str(torch.cuda.device_count() or 1))
-        torchrun.run(torchrun.parse_args(command))
+        torchrun.run(torchrun.parse_args(command))  # type: ignore[no-untyped-call]
         if "--node-rank=0" in hosts:
             save_model(ml)
     except (PrecacheError, OSError) as error:

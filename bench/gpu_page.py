@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 
 from bench.commands.report import read_result
-from bench.report.page import STYLE, draw_answer, draw_bars
+from bench.report.page import STYLE, draw_summary
 from bench.report.table import make_table
 from precache import page
 from precache.errors import SettingError
@@ -42,7 +42,7 @@ def _draw(path: Path) -> str:
     notes = "<br>".join(map(escape, [*skipped, *result.conditions]))
     name = escape(path.name)
     return (
-        f"{draw_answer(result)}{draw_bars(result)}{make_table(result, details=False).html()}"
+        f"{draw_summary(result)}{make_table(result, details=False).html()}"
         f'<p class="note">{notes}</p>'
         f'<p><a href="{name}">{name}</a>; <code>bench report {name} --html {escape(path.stem)}.html</code> '
         "draws it.</p>"

@@ -85,7 +85,7 @@ def make_page(result: Result) -> str:
     """The page of any result."""
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
-        draw_bars(result),
+        _draw_bars(result),
         charts(dict(_draw_workers(result)), "workers"),
         page.paragraphs([result.next_step] if result.next_step else []),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
@@ -93,12 +93,17 @@ def make_page(result: Result) -> str:
         *_draw_details(result),
         page.folded("Machine, versions and settings", _draw_facts(result)),
     ]
-    content = f"<h1>{escape(result.question)}</h1>{draw_answer(result)}{''.join(parts)}"
+    content = f"<h1>{escape(result.question)}</h1>{_draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
     return page.document(result.question, content, head_html=scripts, style=STYLE)
 
 
-def draw_answer(result: Result) -> str:
+def draw_summary(result: Result) -> str:
+    """The answer and a bar for each row, as a part of another page with STYLE."""
+    return _draw_answer(result) + _draw_bars(result)
+
+
+def _draw_answer(result: Result) -> str:
     """What the reader came for: the first sentence of each paragraph stands alone."""
     paragraphs = []
     for first, *more in result.answer:
@@ -109,7 +114,7 @@ def draw_answer(result: Result) -> str:
     return f'<section class="verdict">{answer}</section>' if answer else ""
 
 
-def draw_bars(result: Result) -> str:
+def _draw_bars(result: Result) -> str:
     """The first chart: a bar for each row with the value that counts. It is HTML and needs no script."""
     name = result.bars
     rows = [row for row in shown_rows(result, details=False) if name in row.values]

@@ -77,7 +77,7 @@ begin() {  # NAME SECONDS: whether the step is to run now; sets `limit`, the sec
 
 end() {  # NAME EXIT-CODE RESULT LOG: keeps the result, or says why there is none
     if [ "$2" = 0 ] && mv "$out/unfinished/$3" "$out/"; then
-        echo "$1: measured, $out/$3"
+        echo "$1: done, $out/$3"
         return
     elif [ "$2" = 124 ] || [ "$2" = 137 ]; then
         echo "$1: stopped after $limit s; the next run goes on from there"

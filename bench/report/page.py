@@ -29,7 +29,7 @@ BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _SERIES_PIXELS = 170
 _DASHES = ("solid", "dash", "dot")
-_STYLE = """
+STYLE = """
 .charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
 .listed th, .listed td { padding: .3rem .4rem; }
@@ -85,11 +85,6 @@ _CONFIG = {"responsive": True, "displayModeBar": False}
 
 def make_page(result: Result) -> str:
     """The page of any result."""
-    paragraphs = []
-    for first, *more in result.answer:
-        paragraphs.append(first)
-        if more:
-            paragraphs.append(" ".join(more))
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
         _draw_bars(result),
@@ -100,11 +95,25 @@ def make_page(result: Result) -> str:
         *_draw_details(result),
         page.folded("Machine, versions and settings", _draw_facts(result)),
     ]
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
-    verdict = f'<section class="verdict">{answer}</section>' if answer else ""
-    content = f"<h1>{escape(result.question)}</h1>{verdict}{''.join(parts)}"
+    content = f"<h1>{escape(result.question)}</h1>{_draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
-    return page.document(result.question, content, head_html=scripts, style=_STYLE)
+    return page.document(result.question, content, head_html=scripts, style=STYLE)
+
+
+def draw_summary(result: Result) -> str:
+    """The answer and a bar for each row, as a part of another page with STYLE."""
+    return _draw_answer(result) + _draw_bars(result)
+
+
+def _draw_answer(result: Result) -> str:
+    """What the reader came for: the first sentence of each paragraph stands alone."""
+    paragraphs = []
+    for first, *more in result.answer:
+        paragraphs.append(first)
+        if more:
+            paragraphs.append(" ".join(more))
+    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    return f'<section class="verdict">{answer}</section>' if answer else ""
 
 
 def _draw_bars(result: Result) -> str:

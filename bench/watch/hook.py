@@ -100,7 +100,7 @@ class _Steps:
 _log, _steps, _inside = _Log(), _Steps(), threading.local()
 _streams: list["_Stream"] = []
 _of_loader: dict[int, tuple[Any, "_Stream"]] = {}  # by the id of a loader: a weak reference to it, its stream
-_sources: dict[str, "_Source"] = {}  # by the key of a stream: what was iterated last
+_places: dict[tuple[int, str], "_Place"] = {}  # by process and key of a stream
 
 
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,6 +163,7 @@ def _watch_torch(module: ModuleType) -> None:
         make(self, dataset, *args, **kwargs)
 
     module.DataLoader.__init__ = __init__
+    _describing()  # notes the working folder as it is now
     base = module._BaseDataLoaderIter
     for each in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
         _watch_making(each)
@@ -328,21 +329,59 @@ class _Source:
     start: Any
 
 
+class _Place:
+    """What loaders that are made at one place for one dataset share: what is measured of them.
+
+    Attributes:
+        number: of the first one's stream.
+        source: what a probe needs of the last one; None where that is not known.
+        rounds: of holding batches, that are left.
+        held_steps: how many steps were timed alone.
+        done: what was asked for and is over: "hold", "probe".
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.source: _Source | None = None
+        self.asked: set[str] = set()
+        self.done: set[str] = set()
+        self.rounds, self.held_steps = _ROUNDS, 0
+        self._looked_s = 0.0
+
+    def look(self) -> None:
+        """Look, not too often, for what `bench.watch.run` asks for."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        for what in ("hold", "probe"):
+            if os.path.exists(os.path.join(_FOLDER, f"{what}-{os.getpid()}-{self.number}")):
+                self.asked.add(what)
+
+    def wants(self, what: str) -> bool:
+        """Whether it was asked for, and is not done."""
+        return what in self.asked and what not in self.done
+
+
 class _Stream:
-    """What a loader gives, epoch after epoch. Loaders that are made at one place of the script share a key."""
+    """What a loader gives, epoch after epoch."""
 
     def __init__(self, info: dict[str, Any], loader: Any = None) -> None:
         self.number, self.key, self.pid = len(_streams), info["key"], os.getpid()
+        self.place = _places.setdefault((self.pid, self.key), _Place(self.number))
         self.batches, self.trained = 0, 0
         self._loader = None if loader is None else weakref.ref(loader)
-        self._steps_before, self._is_described, self._is_ahead, self._looked_s = 0, False, False, 0.0
-        self._rounds, self._held_steps, self._is_held_asked, self._is_probe_asked = 0, 0, False, False
-        self._is_probed, self._is_alone_written = False, False
+        self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
         _streams.append(self)
         _steps.begin()
         _log.write("stream", stream=self.number, **info)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the script has thrown its loader away."""
+        return self._loader is not None and self._loader() is None
 
     @_quietly
     def begin(self, begin_s: float) -> None:
@@ -351,34 +390,25 @@ class _Stream:
     @_quietly
     def prepare(self, iterator: Any, advance: Callable[[Any], Any]) -> str:
         """Measure what is asked for; returns how the next batch is served, of SERVED."""
-        self._look()
+        place = self.place
+        place.look()
         held = iterator.__dict__.get("_bench_watch_held")
-        if held is None and self._rounds and self._held_steps < _HELD_STEPS and _can_hold(iterator):
-            self._rounds -= 1
-            held = _Held(iterator, advance)
+        if place.wants("hold") and held is None:
+            if place.rounds and place.held_steps < _HELD_STEPS and _can_hold(iterator):
+                place.rounds -= 1
+                held = _Held(iterator, advance)
+            else:
+                place.done.add("hold")
+                _log.write("alone", stream=self.number)
         if held:
-            self._held_steps += 1
+            place.held_steps += 1
             return "held"
-        is_done = not self._rounds or self._held_steps >= _HELD_STEPS or not _can_hold(iterator)
-        if self._is_held_asked and is_done and not self._is_alone_written:
-            self._is_alone_written = True
-            _log.write("alone", stream=self.number)
         served = "usual"
-        if self._is_probe_asked and is_done and not self._is_probed:
+        if place.wants("probe") and not place.wants("hold"):
             self.probe()
             served = "late"
         self._event = _cuda_event()
         return served
-
-    def _look(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_S or self._loader is None:
-            return
-        self._looked_s = now_s
-        asked = {each: os.path.exists(_request(each, self.number)) for each in ("hold", "probe")}
-        if asked["hold"] and not self._is_held_asked:
-            self._is_held_asked, self._rounds = True, _ROUNDS
-        self._is_probe_asked = asked["probe"]
 
     @_quietly
     def got(self, asked: _Moment, served: str, batch: Any, sizes: Any) -> None:
@@ -424,16 +454,13 @@ class _Stream:
 
     @_quietly
     def probe(self) -> None:
-        source = _sources.get(self.key)
-        if self._is_probed or source is None:
+        """Time the parts of its samples, once."""
+        if "probe" in self.place.done:
             return
-        self._is_probed = True
-        _log.write("parts", stream=self.number, **_probe(source))
-
-
-def _request(what: str, stream: int) -> str:
-    """The file by which `bench.watch.run` asks for a measurement."""
-    return os.path.join(_FOLDER, f"{what}-{os.getpid()}-{stream}")
+        self.place.done.add("probe")
+        source = self.place.source
+        found = _probe(source) if source else {"failed": "that is done for DataLoaders alone"}
+        _log.write("parts", stream=self.number, **found)
 
 
 @_quietly
@@ -480,11 +507,12 @@ def _stream_of_loader(loader: Any) -> _Stream:
     else:
         size = 0 if loader.batch_sampler is None else batch_size or 1
         given, collate = dataset, loader.collate_fn
+    info["remade"] = any(each.key == info["key"] and each.is_dead for each in _streams)
+    stream = _Stream(info, shown)
     if is_list or not is_fastai:
         start = loader.multiprocessing_context
         start = start if hasattr(start, "Process") and hasattr(start, "Pipe") else None
-        _sources[info["key"]] = _Source(given, collate, size, loader.num_workers, start)
-    stream = _Stream(info, shown)
+        stream.place.source = _Source(given, collate, size, loader.num_workers, start)
     _of_loader[id(shown)] = weakref.ref(shown), stream
     return stream
 
@@ -578,7 +606,7 @@ def _describe_batch(batch: Any) -> dict[str, Any]:
 
 def _probe_at_exit() -> None:
     """Time the parts of what was trained on most, in a script that ends before it was asked to."""
-    mine = [stream for stream in _streams if stream.key in _sources and stream.pid == os.getpid()]
+    mine = [stream for stream in _streams if stream.place.source and stream.pid == os.getpid()]
     crashed, first = hasattr(sys, "last_value"), os.environ.get("RANK", "0") == "0"
     if mine and first and not crashed and _records() and not os.path.exists(os.path.join(_FOLDER, "done")):
         max(mine, key=lambda stream: (stream.trained, stream.batches)).probe()

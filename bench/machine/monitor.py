@@ -186,7 +186,7 @@ class _Seconds:
 
 
 class OtherProcesses:
-    """Watches from when it is made; `share()` at any time after.
+    """Watches from when it is made; `share()` and `shares()` at any time after.
 
     Ours are this process and its descendants, also those that have ended.
     """
@@ -195,13 +195,18 @@ class OtherProcesses:
         self._start = _read()
 
     def share(self) -> float | None:
-        """Of the CPUs that this process may use, 0 to 1, since then; None where that is not known."""
+        """What they took of the CPUs that this process may use, 0 to 1; None where that is not known."""
+        return self.shares()[1]
+
+    def shares(self) -> tuple[float | None, float | None]:
+        """What we took of the CPUs, and what others took, 0 to 1; None where that is not known."""
         now = _read()
         if self._start is None or now is None:
-            return None
-        total = now.total - self._start.total
-        theirs = (now.busy - self._start.busy) - (now.ours - self._start.ours)
-        return min(1.0, max(0.0, theirs) / total) if total > 0 else 0.0
+            return None, None
+        total = max(now.total - self._start.total, 1e-9)
+        ours = now.ours - self._start.ours
+        theirs = max(0.0, now.busy - self._start.busy - ours)
+        return min(1.0, ours / total), min(1.0, theirs / total)
 
 
 def _read() -> _Seconds | None:

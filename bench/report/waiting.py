@@ -191,7 +191,9 @@ def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
     if not any(stream.role == TRAINING for stream in streams):
         streams = [replace(stream, role=READING) for stream in streams]
     order = {TRAINING: 0, READING: 1, VALIDATION: 2}
-    streams.sort(key=lambda one: (order[one.role], -one.share.median if one.rank is not None else -one.batches))
+    streams.sort(
+        key=lambda one: (order[one.role], -one.share.median if one.rank is not None else -one.batches)
+    )
     parts = {one.info["key"]: one.parts for one in streams if one.parts}  # one rank is asked for them
     return [replace(one, parts=parts.get(one.info["key"], {})) for one in streams]
 

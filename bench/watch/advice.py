@@ -38,6 +38,7 @@ _REMAKERS = ("accelerate.", "lightning", "pytorch_lightning", "torchdata.")
 _IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
 _SUBSET = "torch.utils.data.dataset.Subset"
 _READERS = ("torchvision.datasets.folder:default_loader", "torchvision.datasets.folder:pil_loader")
+_USUAL_SIDE = 224  # pixels, of pictures whose batches do not say it
 _UPRIGHT = "It turns pictures upright as their EXIF says, which ImageFolder does not."
 
 
@@ -52,7 +53,7 @@ class Advice:
         edits: lines of the script.
         says: sentences: what stays as it was, what does not, and where to write what has no line.
         root: of the pictures that are served.
-        size: that they are served in; None where the script's transforms say it.
+        size: that they are served in.
         recipe: how they are to be converted; None: they are not.
     """
 
@@ -62,8 +63,13 @@ class Advice:
     edits: tuple[Edit, ...] = ()
     says: tuple[str, ...] = ()
     root: str = ""
-    size: Size | None = None
+    size: Size = 0
     recipe: Recipe | None = None
+
+    @property
+    def keeps_loader(self) -> bool:
+        """Whether it changes the dataset, and the script's DataLoader stays."""
+        return self.name.startswith("ImageDataset")
 
     def lines(self, folder: str) -> list[str]:
         """Text of it; paths below `folder` are relative to it."""
@@ -387,37 +393,53 @@ def _base(chain: _Chain) -> tuple[Script, Any] | None:
 
 def _as_dataset(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advice]:
     """`loaders.ImageDataset` in the place of ImageFolder, over the tree, and over shards of it."""
-    folder = chain.folder
-    own = _base(chain) if folder["class"] != _IMAGE_FOLDER else None
-    script = own[0] if own else Script(folder["made"]["path"])
+    folder, own = chain.folder, None
+    script = Script(folder["made"]["path"])
     call = script.find_call(folder["made"])
-    changes = Changes(script)
-    named = f"{changes.import_loaders()}.ImageDataset"
-    changes.replace(own[1] if own else call.func, named)  # type: ignore[union-attr]
-    says = ["It keeps all transforms.", _UPRIGHT, *_more_pictures(chain, tree)]
-    advice = Advice(name="ImageDataset", edits=changes.edits(), says=tuple(says), root=tree.root)
-    steps = folder["transforms"]
-    if own or chain.wrapper or not steps or folder["made_of"] > 1 or script.is_shared(call, None):  # type: ignore[arg-type]
-        return [advice]
+    if folder["class"] != _IMAGE_FOLDER:
+        own = _base(chain)
+    says = ("It keeps all transforms.", _UPRIGHT, *_more_pictures(chain, tree))
     shape = (source["batch"].get("images") or {}).get("shape", [])
-    if len(shape) != 4 or not pictures.keeps_what_is_shown(steps):
-        return [advice]
-    size = max(stored_size(max(shape[2:])), pictures.resized_to(steps))
-    recipe = Recipe(format="shards", size=size)
+    side = max(shape[2:]) if len(shape) == 4 else _USUAL_SIDE
+    if own is not None:
+        changes = Changes(own[0])
+        changes.replace(own[1], f"{changes.import_loaders()}.ImageDataset")
+        edits = changes.edits()
+        return [Advice(name="ImageDataset", edits=edits, says=says, root=tree.root, size=side)]
+    if call is None:
+        return []
     changes = Changes(script)
-    named = f"{changes.import_loaders()}.ImageDataset"
-    changes.replace(call.func, named)  # type: ignore[union-attr]
-    given = {"root": repr(_into(source, dst)), **({"split": repr(tree.split)} if tree.split else {})}
-    changes.set_arguments(call, given, IMAGE_FOLDER)  # type: ignore[arg-type]
-    on_shards = Advice(
-        name="ImageDataset on shards",
-        commands=(_convert(source, tree, dst, recipe),),
-        edits=changes.edits(),
-        says=tuple(says),
-        root=tree.root,
-        recipe=recipe,
+    changes.replace(call.func, f"{changes.import_loaders()}.ImageDataset")
+    found = [Advice(name="ImageDataset", edits=changes.edits(), says=says, root=tree.root, size=side)]
+    steps, _ = _steps(chain)
+    is_shared = folder["made_of"] > 1 or script.is_shared(call, None)
+    if chain.wrapper or is_shared or not pictures.keeps_what_is_shown(steps):
+        return found
+    recipe = Recipe(format="shards", size=max(stored_size(side), pictures.resized_to(steps)))
+    given = {"root": repr(_into(source, dst))}
+    if tree.split:
+        given["split"] = repr(tree.split)
+    changes.set_arguments(call, given, IMAGE_FOLDER)
+    found.append(
+        Advice(
+            name="ImageDataset on shards",
+            commands=(_convert(source, tree, dst, recipe),),
+            edits=changes.edits(),
+            says=says,
+            root=tree.root,
+            size=side,
+            recipe=recipe,
+        )
     )
-    return [advice, on_shards]
+    return found
+
+
+def _steps(chain: _Chain) -> tuple[Sequence[Record], int]:
+    """The transforms of each view of a picture, and how many views there are."""
+    steps = chain.folder["transforms"] or []
+    if len(steps) == 1 and "views" in steps[0]:
+        return steps[0]["inner"], steps[0]["views"]
+    return steps, 1
 
 
 def _against_build(source: Record, chain: _Chain) -> Iterator[str]:
@@ -473,9 +495,7 @@ def _against_line(source: Record, remade: bool) -> Iterator[str]:
 
 def _as_build(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advice] | str:
     """`loaders.build` in the place of the DataLoader, over the tree, and over shards of it; or why not."""
-    steps, views = chain.folder["transforms"] or [], 1
-    if len(steps) == 1 and "views" in steps[0]:
-        steps, views = steps[0]["inner"], steps[0]["views"]
+    steps, views = _steps(chain)
     if source["batch"]["views"] != views:
         return f"a sample is {source['batch']['views']} pictures"
     shape = source["batch"]["images"]["shape"]
@@ -488,7 +508,7 @@ def _as_build(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advi
     if views > 1 and not shown.is_random:
         return "the views of a picture are alike"
     kept = ", ".join(step["name"] for step in steps)
-    says = [f"It keeps {kept}.", _UPRIGHT, *_more_pictures(chain, tree)]
+    says = [f"It keeps {kept or 'pictures as they are'}.", _UPRIGHT, *_more_pictures(chain, tree)]
     found = []
     if settings.raw:
         edits = _build_edits(source, chain, tree, settings, views, None)

@@ -488,7 +488,9 @@ def _stream_of_loader(loader: Any) -> _Stream:
     is_list = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     samples = len(dataset) if is_list else None
     where, kind = _place(shown) or "", _type_name(dataset)
-    batch_size = shown.bs if is_fastai else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    batch_size = (
+        shown.bs if is_fastai else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    )
     info = {
         "kind": "DataLoader",
         "key": f"{where} {kind} {samples}",

@@ -96,7 +96,7 @@ class Script:
         return None
 
     def is_shared(self, call: ast.Call, dataset: ast.expr | None) -> bool:
-        """Whether one call stands for several datasets: in a comprehension, or a function that is given them."""
+        """Whether one call is for several datasets: in a comprehension, or a function that is given them."""
         for node in self._above(call):
             if isinstance(node, _COMPREHENSIONS):
                 return True

@@ -13,7 +13,7 @@ there. `bench.watch.advice` makes text of the record, which is plain values:
     sampler     {"name": "RandomSampler", ...}
     dataset     see `_dataset`
     root        of the innermost dataset, absolute; "" where it has none
-    batch       {"form": "pair", "images": {"dtype": ..., "shape": ...}, "labels": {...}, "views": 1}
+    batch       of `describe_batch`: {"form": "pair", "images": {"dtype": ..., "shape": ...}, "labels": {...}, "views": 1}
     main        the script's file; `guarded`: whether it got here below `if __name__ == "__main__"`
     start       how processes are started: fork, spawn, forkserver
     cuda        whether the script uses a GPU
@@ -99,8 +99,8 @@ def place(loader: Any) -> str:
     return f"{call['path']}:{call['line']}" if call else ""
 
 
-def describe(loader: Any, batch: Any) -> _Record:
-    """The record of the module's docstring."""
+def describe(loader: Any) -> _Record:
+    """The record of the module's docstring, without `batch`."""
     origin = _find(_made, loader) or {"made": None, "libraries": [], "main": "", "guarded": False}
     origin["made_of"] = _counts.get(_key(origin["made"]), 0)
     dataset = _dataset(getattr(loader, "dataset", None))
@@ -116,7 +116,6 @@ def describe(loader: Any, batch: Any) -> _Record:
         "sampler": _sampler(loader),
         "dataset": dataset,
         "root": innermost["root"],
-        "batch": _batch(batch),
         "start": _start_method(loader),
         "cuda": bool(torch is not None and torch.cuda.is_initialized()),
         "folder": _FOLDER,
@@ -335,7 +334,7 @@ def _start_method(loader: Any) -> str:
     return str(context.get_start_method())
 
 
-def _batch(batch: Any) -> _Record:
+def describe_batch(batch: Any) -> _Record:
     """Its form, "pair" of images and labels, "dict" or the name of its class; its images, if it has some."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         images, labels = batch

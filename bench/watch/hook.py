@@ -371,6 +371,7 @@ class _Stream:
         self.place = _places.setdefault((self.pid, self.key), _Place(self.number))
         self.batches, self.trained = 0, 0
         self._loader = None if loader is None else weakref.ref(loader)
+        self._source = None if loader is None else _source_of(loader)
         self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
@@ -448,9 +449,10 @@ class _Stream:
 
     @_quietly
     def _describe(self, batch: Any) -> None:
-        loader = None if self._loader is None else self._loader()
-        source = None if loader is None else _source_of(loader, batch)
-        _log.write("described", stream=self.number, source=source or {}, **_describe_batch(batch))
+        source = self._source or {}
+        if source:
+            source["batch"] = _describing().describe_batch(batch)
+        _log.write("described", stream=self.number, source=source, **_describe_batch(batch))
 
     @_quietly
     def probe(self) -> None:
@@ -464,8 +466,8 @@ class _Stream:
 
 
 @_quietly
-def _source_of(loader: Any, batch: Any) -> Any:
-    return _describing().describe(loader, batch)
+def _source_of(loader: Any) -> Any:
+    return _describing().describe(loader)
 
 
 def _cuda_event() -> Any:

@@ -262,7 +262,8 @@ def described() -> Iterator[list[dict[str, Any]]]:
 
     def __iter__(self: Any) -> Any:
         batches = list(iterate(self))
-        records.append(json.loads(json.dumps(describe.describe(self, batches[0]))))
+        record = {**describe.describe(self), "batch": describe.describe_batch(batches[0])}
+        records.append(json.loads(json.dumps(record)))
         return iter(batches)
 
     with (

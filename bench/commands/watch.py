@@ -117,7 +117,18 @@ def _find_changes(found: Observed, streams: list[Stream]) -> tuple[Replacements,
             replaced = measure_replaced(advised.advices, first.info.get("batch_size"), first.parts)
         except PrecacheError as error:
             warn(f"what another data set would bring was not measured: {error}")
-    return advised, waiting.find_changes(first, streams, found.machine, replaced)
+    changes = waiting.find_changes(first, streams, found.machine, replaced)
+    return advised, [change for change in changes if _advice_for(change, first, advised) is not None]
+
+
+def _advice_for(change: Change, stream: Stream, advised: Replacements) -> Advice | None:
+    """What to write for a change; None: the script cannot have it."""
+    if change.name == "pillow-simd":
+        return Advice(name=change.name, commands=(advice.put_simd(),))
+    for each in advised.advices:
+        if each.name == change.name:
+            return each
+    return advice.set_arguments(stream.source, change.arguments)
 
 
 def show(
@@ -136,7 +147,7 @@ def show(
         for sentence in waiting.sentences(first, streams, found.machine, gpu_price):
             say(sentence)
         if changes:
-            _show_changes(first, advised.advices, changes)
+            _show_changes(first, advised, changes)
         elif why := waiting.why_no_change(first, found.machine):
             say(why)
         for sentence in advised.left_out:
@@ -153,7 +164,7 @@ def show(
     )
 
 
-def _show_changes(first: Stream, advised: Sequence[Advice], changes: Sequence[Change]) -> None:
+def _show_changes(first: Stream, advised: Replacements, changes: Sequence[Change]) -> None:
     click.echo()
     lines = []
     for change in changes:
@@ -162,19 +173,13 @@ def _show_changes(first: Stream, advised: Sequence[Advice], changes: Sequence[Ch
         spread = f"{number(rate.low)} to {number(rate.high)}"
         lines.append([change.name, number(rate.median), spread, f"{times:.2f}", change.cost])
     Table(("change", "images/s", "range", "times", "takes"), lines, words=("takes",)).show()
-    by_name = {each.name: each for each in advised}
     for change in changes:
-        click.echo()
-        say(f"{change.name}:")
-        if change.name == "pillow-simd":
-            say(advice.put_simd())
-            continue
-        if change.name in by_name:
-            told = by_name[change.name]
-        else:
-            told = advice.set_arguments(first.source, change.arguments)
-        for line in told.lines(os.getcwd()):
-            click.echo(line)
+        told = _advice_for(change, first, advised)
+        if told is not None:
+            click.echo()
+            say(f"{change.name}:")
+            for line in told.lines(os.getcwd()):
+                click.echo(line)
 
 
 def _say_why_nothing(found: Observed) -> None:

@@ -117,7 +117,7 @@ class Framework:
 _SAME = {name: name for name in ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")}
 FRAMEWORKS = {
     "transformers": Framework(
-        title="The Trainer of transformers",
+        title="the Trainer of transformers",
         function="TrainingArguments",
         names={name: f"dataloader_{name}" for name in _SAME},
     ),
@@ -134,8 +134,8 @@ def put_simd() -> str:
     return put_pillow("pillow-simd")
 
 
-def set_arguments(source: Record, values: Mapping[str, Any]) -> Advice:
-    """Have the loader made with these arguments of torch's DataLoader."""
+def set_arguments(source: Record, values: Mapping[str, Any]) -> Advice | None:
+    """Have the loader made with these arguments of torch's DataLoader; None: its library takes none."""
     name, made = next(iter(values)), source["made"]
     texts = {key: repr(value) for key, value in values.items()}
     says = []
@@ -152,7 +152,7 @@ def set_arguments(source: Record, values: Mapping[str, Any]) -> Advice:
         where = f"made at {made['path']}:{made['line']}" if made else "of the script"
         given = ", ".join(f"{key}={text}" for key, text in texts.items())
         return Advice(name=name, says=(*says, f"Give {given} to the DataLoader {where}."))
-    options, texts = _split_options([script, *_main(source, script)], call, texts, DATALOADER)
+    options, texts = _split_options(script, source, call, texts, DATALOADER)
     changes = Changes(script)
     if values.get("persistent_workers") and script.is_repeated(call):
         loop = script.loop_to_leave(call)
@@ -170,15 +170,13 @@ def set_arguments(source: Record, values: Mapping[str, Any]) -> Advice:
     return Advice(name=name, options=options, edits=changes.edits(), says=tuple(says))
 
 
-def _of_framework(name: str, source: Record, texts: Mapping[str, str], says: list[str]) -> Advice:
+def _of_framework(name: str, source: Record, texts: Mapping[str, str], says: list[str]) -> Advice | None:
     """Where a library makes the DataLoader: its own argument, or the option that gives it."""
     library, made = source["libraries"][0], source["made"]
     framework = FRAMEWORKS.get(library) or Framework(title=library, function="", names=_SAME)
-    for key in texts.keys() - framework.names.keys():
-        says.append(f"{framework.title} has no argument for {key}.")
     own = {framework.names[key]: text for key, text in texts.items() if key in framework.names}
     if not own:
-        return Advice(name=name, says=tuple(says))
+        return None
     script = _read(made)
     scripts = [] if script is None else [script, *_main(source, script)]
     if framework.command and made and os.path.basename(made["path"]) == framework.command:
@@ -188,32 +186,38 @@ def _of_framework(name: str, source: Record, texts: Mapping[str, str], says: lis
     if library == "transformers" and any("HfArgumentParser" in one.text for one in scripts):
         return Advice(name=name, options=tuple(f"--{key} {text}" for key, text in own.items()))
     for one in scripts:
-        calls = [call for call in one.calls if function_name(call).endswith(framework.function or "\0")]
-        at_place = one.find_call(made) if one is script else None
-        if not framework.function and library in FRAMEWORKS and at_place is not None:
-            calls = [at_place]
-        if not framework.function and library not in FRAMEWORKS and at_place is not None:
-            calls = [at_place] if argument(at_place, "num_workers", ()) is not None else []
-        if len(calls) == 1:
-            options, left = _split_options(scripts, calls[0], own, ())
+        call = _call_of_framework(one, made, framework, library in FRAMEWORKS)
+        if call is not None:
+            options, left = _split_options(one, source, call, own, ())
             changes = Changes(one)
-            changes.set_arguments(calls[0], left, ())
+            changes.set_arguments(call, left, ())
             return Advice(name=name, options=options, edits=changes.edits(), says=tuple(says))
     given = ", ".join(f"{key}={text}" for key, text in own.items())
-    where = f", called at {made['path']}:{made['line']}," if made else ""
-    to = f"{framework.function}(...)" if framework.function else "it"
-    return Advice(
-        name=name, says=(*says, f"{framework.title}{where} makes the DataLoader: give {given} to {to}.")
-    )
+    where = f", called at {made['path']}:{made['line']}" if made else ""
+    to = f"{framework.function}(...)" if framework.function else framework.title
+    says.append(f"Give {given} to {to}: {framework.title} makes the DataLoader{where}.")
+    return Advice(name=name, says=tuple(says))
+
+
+def _call_of_framework(script: Script, made: Record, framework: Framework, is_known: bool) -> Any:
+    """The call that takes the arguments of the DataLoader; None: it is not known, or one of several."""
+    at_place = script.find_call(made) if script.path == made["path"] else None
+    if at_place is not None and not is_known:  # any function may be the one, if it takes workers now
+        return at_place if argument(at_place, "num_workers", ()) is not None else None
+    if at_place is not None and function_name(at_place).endswith(framework.function):
+        return at_place
+    calls = [call for call in script.calls if function_name(call).endswith(framework.function)]
+    return calls[0] if framework.function and len(calls) == 1 else None
 
 
 def _split_options(
-    scripts: Sequence[Script], call: Any, texts: Mapping[str, str], positions: tuple[str, ...]
+    script: Script, source: Record, call: Any, texts: Mapping[str, str], positions: tuple[str, ...]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """Options of the command line for those arguments that come from there, and the others."""
     options, left = [], {}
+    scripts = [script, *_main(source, script)]
     for name, text in texts.items():
-        value = argument(call, name, positions)
+        value = argument(call, name, positions) or script.unpacked_value(call, name)
         known = [option for one in scripts if (option := one.option_for(value))]
         if known and text not in ("True", "False"):
             options.append(f"{known[0]} {text}")
@@ -286,7 +290,9 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
         found.left_out.append(f"loaders.ImageDataset is left out: {reason}.")
     else:
         found.advices.extend(_as_dataset(source, chain, tree, dst))
-    reasons = [*_against_build(source, chain), *_against_line(source, remade)]
+    reasons = list(_against_build(source, chain))
+    if not source["libraries"]:
+        reasons += _against_line(source, remade)
     built = "; ".join(reasons) or _as_build(source, chain, tree, dst)
     if isinstance(built, str):
         found.left_out.append(f"loaders.build is left out: {built}.")
@@ -447,10 +453,11 @@ def _against_build(source: Record, chain: _Chain) -> Iterator[str]:
     batch, sampler = source["batch"], source["sampler"]
     if source["libraries"]:
         yield f"{_title(source)} makes the DataLoader"
-    elif source["loader"] != _DATALOADER and not source["loader"].startswith(_REMAKERS):
+        return
+    if source["loader"] != _DATALOADER and not source["loader"].startswith(_REMAKERS):
         yield f"the loader is a {_last(source['loader'])}"
     if chain.wrapper or chain.folder["class"] != _IMAGE_FOLDER:
-        yield f"the dataset is a {chain.wrapper or _last(chain.folder['class'])} of the script"
+        yield f"the dataset is a {chain.wrapper or _last(chain.folder['class'])}"
     if chain.folder["target_transform"]:
         yield "the dataset has a target_transform"
     if chain.repeats:
@@ -459,7 +466,9 @@ def _against_build(source: Record, chain: _Chain) -> Iterator[str]:
         yield f"the batches are made by {source['collate'].rpartition(':')[2]}"
     elif batch["form"] != "pair" or (batch["labels"] or {}).get("dtype") != "int64":
         yield "the batches are not images and labels"
-    if "batches" in sampler:
+    if source["arguments"]["batch_size"] is None:
+        yield "the script makes its batches itself"
+    elif "batches" in sampler:
         yield f"the batches are chosen by {_last(sampler['batches'])}"
     elif not _has_sampler(source, chain):
         yield f"the samples are chosen by {_last(sampler['name'])}"

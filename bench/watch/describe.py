@@ -13,7 +13,7 @@ there. `bench.watch.advice` makes text of the record, which is plain values:
     sampler     {"name": "RandomSampler", ...}
     dataset     see `_dataset`
     root        of the innermost dataset, absolute; "" where it has none
-    batch       of `describe_batch`: {"form": "pair", "images": {"dtype": ..., "shape": ...}, "labels": {...}, "views": 1}
+    batch       what `describe_batch` says of the first one
     main        the script's file; `guarded`: whether it got here below `if __name__ == "__main__"`
     start       how processes are started: fork, spawn, forkserver
     cuda        whether the script uses a GPU
@@ -39,6 +39,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.getcwd()
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
+_LIBRARIES = ("accelerate", "fastai", "lightning", "timm", "transformers", "ultralytics")
+"""They are libraries where they are run from a checkout, too."""
 _FIRST_CLASSES = 20  # whose names are told
 _IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
 _MOST = 64  # numbers of a value that is told
@@ -55,8 +57,8 @@ _ARGUMENTS = (
 _Record = dict[str, Any]
 _made: dict[int, tuple[Any, _Record]] = {}
 """By the id of a dataset or loader: a reference to it, and where it was made."""
-_loaded: dict[int, tuple[Any, _Record]] = {}
-"""By the id of a dataset: a reference to it, and where the script made a loader of it."""
+_loaded: dict[int, tuple[Any, tuple[_Record, Any]]] = {}
+"""By the id of a dataset: a reference to it; where the script made a loader of it, a reference to that."""
 _counts: dict[tuple[str, int, int | None], int] = {}
 """By path, line and column of a call: datasets that it made, or of which it made a loader."""
 _roots: dict[int, tuple[Any, str]] = {}
@@ -86,9 +88,11 @@ def loader_made(loader: Any, dataset: Any) -> None:
     origin = _origin(sys._getframe(1))
     own = _find(_loaded, dataset)
     if origin["libraries"] and own is not None:
-        origin = own
-    elif own is None or own["made"] != origin["made"]:
-        _note(_loaded, dataset, origin)
+        origin, original = own
+        if original() is not None:
+            origin = {**origin, **_settings(original())}
+    elif own is None or own[0]["made"] != origin["made"]:
+        _note(_loaded, dataset, (origin, weakref.ref(loader)))
         _count(origin)
     _note(_made, loader, origin)
 
@@ -109,17 +113,28 @@ def describe(loader: Any) -> _Record:
         innermost = innermost["inner"][0]
     torch = sys.modules.get("torch")
     return {
-        "loader": _full_name(type(loader)),
+        **_settings(loader),
         **origin,
-        "arguments": {name: _plain(getattr(loader, name, None)) for name in _ARGUMENTS},
-        "collate": _collate(loader),
-        "sampler": _sampler(loader),
         "dataset": dataset,
         "root": innermost["root"],
         "start": _start_method(loader),
         "cuda": bool(torch is not None and torch.cuda.is_initialized()),
         "folder": _FOLDER,
         "moved": os.getcwd() != _FOLDER,
+    }
+
+
+def _settings(loader: Any) -> _Record:
+    """The class of a loader, and what it was told."""
+    batches = getattr(loader, "batch_sampler", None)
+    arguments = {name: _plain(getattr(loader, name, None)) for name in _ARGUMENTS}
+    if batches is not None:  # which a script may give in their place
+        arguments |= {name: _plain(getattr(batches, name, None)) for name in ("batch_size", "drop_last")}
+    return {
+        "loader": _full_name(type(loader)),
+        "arguments": arguments,
+        "collate": _collate(loader),
+        "sampler": _sampler(loader),
     }
 
 
@@ -163,11 +178,11 @@ def _origin(frame: FrameType | None) -> _Record:
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith("<") and not _is_here(path):
-            if not _is_library(path):
+            if not _is_library(frame):
                 if call is None:
                     call = _call(frame)
             elif call is None:
-                library = _library(frame, path)
+                library = _library(frame)
                 if library not in ("", "torch", "torchvision") and library not in libraries:
                     libraries.insert(0, library)
                 outermost = _call(frame)
@@ -182,14 +197,23 @@ def _is_here(path: str) -> bool:
     return os.path.dirname(os.path.abspath(path)) == _HERE
 
 
-def _is_library(path: str) -> bool:
-    return any(f"{os.sep}{name}{os.sep}" in path for name in _PACKAGES) or path.startswith(_STANDARD_LIBRARY)
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is of Python or a package, and not of the script or a module of its project."""
+    path = frame.f_code.co_filename
+    is_installed = any(f"{os.sep}{name}{os.sep}" in path for name in _PACKAGES)
+    return is_installed or path.startswith(_STANDARD_LIBRARY) or _package(frame) in _LIBRARIES
 
 
-def _library(frame: FrameType, path: str) -> str:
-    """The package that a file of a library is of; "" for Python's own."""
-    if not any(name in path for name in _PACKAGES):
+def _library(frame: FrameType) -> str:
+    """The package that a frame of a library is of; "" for Python's own, and for what passes a call on."""
+    if frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) and "-packages" not in frame.f_code.co_filename:
         return ""
+    if "lightning" in _package(frame) and frame.f_code.co_name == "wrapper":  # around `DataLoader.__init__`
+        return ""
+    return _package(frame)
+
+
+def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
@@ -313,8 +337,8 @@ def _collate(loader: Any) -> str:
 
 
 def _sampler(loader: Any) -> _Record:
-    sampler = getattr(loader, "sampler", None)
     batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
     found: _Record = {"name": type(sampler).__name__}
     names = ("replacement", "num_samples", "shuffle", "drop_last")
     found |= {name: _plain(getattr(sampler, name)) for name in names if hasattr(sampler, name)}

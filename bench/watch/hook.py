@@ -142,6 +142,8 @@ def imported(name: str, module: ModuleType) -> None:
     elif name == "torchdata.stateful_dataloader.stateful_dataloader":
         _watch_making(module._StatefulSingleProcessDataLoaderIter)
         _watch_making(module._StatefulMultiProcessingDataLoaderIter)
+    elif name == "fastai.data.load":
+        _watch_loaders(module.DataLoader)
     elif name == "torchvision.datasets.vision":
         _describing().watch_datasets(module)
     elif name == "loaders.loader":
@@ -155,14 +157,7 @@ def _describing() -> ModuleType:
 
 def _watch_torch(module: ModuleType) -> None:
     """Time torch's iterators, and not its DataLoader: other loaders make iterators, too, and take from them."""
-    make = module.DataLoader.__init__
-
-    @functools.wraps(make)
-    def __init__(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-        _loader_made(self, dataset)
-        make(self, dataset, *args, **kwargs)
-
-    module.DataLoader.__init__ = __init__
+    _watch_loaders(module.DataLoader)
     _describing()  # notes the working folder as it is now
     base = module._BaseDataLoaderIter
     for each in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
@@ -170,6 +165,18 @@ def _watch_torch(module: ModuleType) -> None:
     base.__next__ = _timed_next(base.__next__, lambda iterator: getattr(iterator, "_bench_watch", None))
     base._next_index = _noted_index(base._next_index)
     atexit.register(_probe_at_exit)
+
+
+def _watch_loaders(kind: Any) -> None:
+    """Note where loaders are made."""
+    make = kind.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
+        _loader_made(self, dataset)
+        make(self, dataset, *args, **kwargs)
+
+    kind.__init__ = __init__
 
 
 @_quietly

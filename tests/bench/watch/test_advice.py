@@ -1,4 +1,4 @@
-"""What is advised is pasted into scripts of several kinds, and has to serve what the script's own loader does."""
+"""What is advised is pasted into scripts of several kinds, and serves what the script's own loader does."""
 
 import contextlib
 import json
@@ -160,13 +160,14 @@ KINDS = {
         + folder(CROP)
         + "loader = DataLoader(Noisy(data), batch_size=4)",
         frozenset({"ImageDataset"}),
-        "the dataset is a Noisy of the script",
+        "the dataset is a Noisy",
     ),
     "own_reader": Kind(
         "from PIL import Image\n\n"
         "def read(path):\n    return Image.open(path).convert('RGB')\n\n"
-        'data = torchvision.datasets.ImageFolder("photos", T.Compose([T.RandomResizedCrop(16), T.ToTensor()]), '
-        "loader=read)\nloader = DataLoader(data, 4)",
+        "steps = T.Compose([T.RandomResizedCrop(16), T.ToTensor()])\n"
+        'data = torchvision.datasets.ImageFolder("photos", steps, loader=read)\n'
+        "loader = DataLoader(data, 4)",
         reason="has a reader of its own, read",
     ),
     "dicts": Kind(
@@ -203,7 +204,7 @@ KINDS = {
         'data = Doubled("photos", T.Compose([T.RandomResizedCrop(16), T.ToTensor()]))\n'
         "loader = DataLoader(data, batch_size=4, shuffle=True)",
         frozenset({"ImageDataset"}),
-        "the dataset is a Doubled of the script",
+        "the dataset is a Doubled",
     ),
 }
 IN_A_LOOP = (
@@ -217,8 +218,8 @@ IN_A_LOOP = (
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A working folder with `photos`, and with `parts/train` and `parts/val`, of pictures each of a colour."""
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with `photos`, `parts/train` and `parts/val`, of pictures each of a colour."""
     root = tmp_path_factory.mktemp("work")
     for top, per_class in (("photos", 6), ("parts/train", 6), ("parts/val", 3)):
         number = 0
@@ -227,7 +228,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             for place in range(per_class):
                 draw(number, 24 + number % 3 * 8, 32).save(root / top / name / f"{place}.png")
                 number += 1
-    yield root
+    return root
 
 
 def draw(number: int, height: int, width: int) -> Image.Image:
@@ -284,7 +285,7 @@ def paste(advised: Advice, script: Path, name: str) -> Path:
     for command in advised.commands:
         program, *words = shlex.split(command)
         assert program == "precache"
-        assert run(precache, "precache", [*words, "--overwrite"]) == 0
+        assert run(precache, "precache", [*words, "--overwrite", "--workers", "0"]) == 0
     text = script.read_text()
     by_path = {edit.path for edit in advised.edits}
     assert by_path <= {str(script)}
@@ -353,6 +354,52 @@ def test_a_pasted_replacement_serves_what_the_script_did(
                     assert np.abs(ours - theirs).max() <= 2
 
 
+FRAMEWORKS = {
+    "transformers": (
+        "args = TrainingArguments('out', dataloader_num_workers=1)\nTrainer(args).train()\n",
+        "args = TrainingArguments('out', dataloader_num_workers=2, dataloader_persistent_workers=True)",
+    ),
+    "transformers by its parser": (
+        "args = HfArgumentParser(TrainingArguments).parse_args()\nTrainer(args).train()\n",
+        "--dataloader_num_workers 2 --dataloader_persistent_workers True",
+    ),
+    "timm": (
+        "val = create_loader(data)\nparser.add_argument('-j', '--workers')\n"
+        "more = dict(num_workers=args.workers)\ntrain = create_loader(data, is_training=True, **more)\n",
+        '--workers 2 train = create_loader(data, is_training=True, **{**more, "persistent_workers": True})',
+    ),
+    "fastai": (
+        "learner = 1\ndls = block.dataloaders(path, bs=8)\n",
+        "dls = block.dataloaders(path, bs=8, num_workers=2, persistent_workers=True)",
+    ),
+    "ultralytics": ("model.train(data='photos', workers=0)\n", "model.train(data='photos', workers=2)"),
+    "another": (
+        "train(make(data, num_workers=0))\n",
+        "Give num_workers=2, persistent_workers=True to another: another makes the DataLoader, called at "
+        "script.py:1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMEWORKS)
+def test_advice_names_the_argument_of_a_library(kind: str, tmp_path: Path) -> None:
+    text, expected = FRAMEWORKS[kind]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    lines = text.splitlines()
+    made = {"path": str(script), "line": len(lines), "column": None}
+    source = {"libraries": [kind.split(maxsplit=1)[0]], "made": made, "main": str(script), "guarded": True}
+    found = advice.set_arguments({**source, "start": "fork"}, {"num_workers": 2, "persistent_workers": True})
+    assert found is not None
+    said = [*found.options, *(line for edit in found.edits for line in edit.new), *found.says]
+    assert " ".join(said).replace(f"{tmp_path}/", "") == expected
+
+
+def test_advice_is_none_where_a_library_takes_no_such_argument() -> None:
+    source = {"libraries": ["ultralytics"], "made": None, "main": "", "guarded": True, "start": "fork"}
+    assert advice.set_arguments(source, {"pin_memory": True}) is None
+
+
 def record_of(
     work: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "script.py", argv: Any = ()
 ) -> tuple[Path, dict[str, Any]]:
@@ -369,6 +416,8 @@ ARGUMENTS = {
     "keyword": ("DataLoader(data, 4, num_workers=0, shuffle=True)", ""),
     "position": ("DataLoader(data, 4, True, None, None, 0)", ""),
     "unpacked": ("DataLoader(data, **{'batch_size': 4, 'num_workers': 0})", ""),
+    "unpacked_twice": ("DataLoader(data, **{'batch_size': 4}, **{'num_workers': 0})", ""),
+    "unpacked_option": ("DataLoader(data, **options)", "--num-workers 1"),
     "many_lines": ("DataLoader(\n    data,  # all\n    batch_size=(4),\n)", ""),
     "option": ("DataLoader(data, 4, num_workers=args.num_workers)", "--num-workers 1"),
 }
@@ -382,11 +431,13 @@ def test_a_pasted_argument_is_that_of_the_loader(
     text = (
         f"{HEAD}import argparse\n\nparser = argparse.ArgumentParser()\n"
         "parser.add_argument('-j', '--num-workers', type=int, default=0)\nargs = parser.parse_args()\n"
+        "options = dict(batch_size=4, num_workers=args.num_workers)\n"
         f"data = [[image] for image in torch.rand(8, 3, 4, 4)]\nloader = {call}\n"
         "seen.append((loader.num_workers, loader.persistent_workers, len(list(loader))))\n"
     )
     script, source = record_of(work, monkeypatch, text)
     found = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
+    assert found is not None
     assert " ".join(found.options) == option
     assert execute(paste(found, script, "pasted.py"), option.split()) == [(1, True, 2)]
 
@@ -398,6 +449,7 @@ def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
     script, source = record_of(work, monkeypatch, f'{HEAD}if __name__ == "__main__":\n{body}')
     kept = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
     (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    assert kept is not None
     for found in (kept, build):
         first, second = execute(paste(found, script, "pasted.py"), [])
         labels = [torch.cat([labels for _, labels in epoch]).tolist() for epoch in (first, second)]
@@ -411,7 +463,9 @@ def test_a_loader_that_needs_what_the_loop_sets_stays_and_build_is_left_out(
 ) -> None:
     text = IN_A_LOOP.replace("DataLoader(data, 4", "DataLoader(data, 4 + epoch")
     _, source = record_of(work, monkeypatch, HEAD + text)
-    assert "made anew" in advice.set_arguments(source, {"persistent_workers": True}).says[0]
+    kept = advice.set_arguments(source, {"persistent_workers": True})
+    assert kept is not None
+    assert "made anew" in kept.says[0]
     assert "made anew in a loop" in advice.find_replacements(source, "out").left_out[0]
 
 

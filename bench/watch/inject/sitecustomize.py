@@ -18,6 +18,7 @@ _TIMED = (
     "torch.utils.data.dataloader",
     "torchdata.stateful_dataloader.stateful_dataloader",
     "torchvision.datasets.vision",
+    "fastai.data.load",
     "loaders.loader",
 )
 """Modules of which the hook is told when they have been imported."""

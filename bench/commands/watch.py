@@ -17,14 +17,14 @@ from bench.report import waiting
 from bench.report.waiting import Change, Stream
 from bench.report.words import Table, counted, machine_line, number, say
 from bench.watch import advice
-from bench.watch.advice import Advice
+from bench.watch.advice import Advice, Replacements
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, write_json
 from precache.errors import PrecacheError, SettingError
 from precache.reporting import warn
 
-_SHARDS = Path("data/shards")
+_SHARDS = "data/shards"
 _VERSIONS = ("python", "torch", "pillow")
 
 
@@ -91,7 +91,7 @@ def command(
         output=sys.stderr.fileno() if json_path == STDOUT else None,
     )
     streams = waiting.find_streams(found.processes)
-    advised: list[Advice] = []
+    advised = Replacements()
     changes: list[Change] = []
     if streams and not found.failed:
         advised, changes = _find_changes(found, streams)
@@ -102,20 +102,19 @@ def command(
     raise click.exceptions.Exit(130 if found.interrupted else found.code)
 
 
-def _find_changes(found: Observed, streams: list[Stream]) -> tuple[list[Advice], list[Change]]:
+def _find_changes(found: Observed, streams: list[Stream]) -> tuple[Replacements, list[Change]]:
     """What may stand in for the data set of the first stream, and all changes that are worth naming."""
     first = streams[0]
+    advised = Replacements()
     if not waiting.waits(first) or first.batches < waiting.FEWEST or first.ahead:
-        return [], []
-    advised: list[Advice] = []
+        return advised, []
     replaced: list[waiting.Replaced] = []
     if first.source and not found.interrupted:
-        remade = bool(first.info.get("remade"))
-        advised = advice.replacements(first.source, _SHARDS, remade=remade)
-    if advised:
+        advised = advice.find_replacements(first.source, _SHARDS, remade=bool(first.info.get("remade")))
+    if advised.advices:
         click.echo("measuring what would help, on a sample of the pictures ...", err=True)
         try:
-            replaced = measure_replaced(advised, first.info.get("batch_size"), first.parts)
+            replaced = measure_replaced(advised.advices, first.info.get("batch_size"), first.parts)
         except PrecacheError as error:
             warn(f"what another data set would bring was not measured: {error}")
     return advised, waiting.find_changes(first, streams, found.machine, replaced)
@@ -124,7 +123,7 @@ def _find_changes(found: Observed, streams: list[Stream]) -> tuple[list[Advice],
 def show(
     found: Observed,
     streams: list[Stream],
-    advised: Sequence[Advice],
+    advised: Replacements,
     changes: list[Change],
     gpu_price: float | None,
 ) -> None:
@@ -137,12 +136,11 @@ def show(
         for sentence in waiting.sentences(first, streams, found.machine, gpu_price):
             say(sentence)
         if changes:
-            _show_changes(first, advised, changes)
+            _show_changes(first, advised.advices, changes)
         elif why := waiting.why_no_change(first, found.machine):
             say(why)
-        if first.source and waiting.waits(first):
-            for sentence in advice.sentences(first.source):
-                say(sentence)
+        for sentence in advised.left_out:
+            say(sentence)
     if not streams:
         return
     click.echo()
@@ -175,7 +173,7 @@ def _show_changes(first: Stream, advised: Sequence[Advice], changes: Sequence[Ch
             told = by_name[change.name]
         else:
             told = advice.set_arguments(first.source, change.arguments)
-        for line in told.lines(Path.cwd()):
+        for line in told.lines(os.getcwd()):
             click.echo(line)
 
 

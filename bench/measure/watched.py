@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from bench.measure.fresh import run_fresh
-from bench.measure.recommend import convert_twice, make_trees, ready, train_images
+from bench.measure.recommend import Trees, convert_twice, make_trees, ready, train_images
 from bench.measure.settings import Settings
 from bench.measure.trial import measure
-from bench.report.forecast import fit_conversion
+from bench.report.forecast import fit_conversion, stored_size
 from bench.report.stats import Estimate, estimate
 from bench.report.waiting import Replaced, convert_cost
 from bench.watch.advice import Advice
 from loaders import ImageDataset
+from precache.pictures.sizes import sides
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
 
@@ -34,50 +35,57 @@ def measure_replaced(
     """Measure what may stand in for an ImageFolder, on its tree and on what that is converted to.
 
     Args:
-        advised: what may, by name; all are of one root and serve one size.
+        advised: what may; all are of one root and serve one size.
         batch_size: of the DataLoader; None: it has none.
         parts: seconds of a sample by stage; empty: not known, so that only whole loaders are measured.
 
     Raises:
         PrecacheError: the tree cannot be read, or no picture of it be decoded.
     """
-    names = {each.name for each in advised}
-    stored_sizes = [each.stored for each in advised if each.stored]
-    tree, side = Path(advised[0].root), advised[0].size
-    scan = scan_tree(tree)
-    recipe = Recipe(format="shards", size=stored_sizes[0] if stored_sizes else side)
+    scan = scan_tree(Path(advised[0].root))
     batch = min(batch_size or 64, train_images(scan))
-    settings = ready(Settings(size=side, batch_size=batch, seconds=_SECONDS))
-    cpus = settings.workers_alone
-    found: list[Replaced] = []
+    settings = ready(Settings(size=max(sides(advised[0].size)), batch_size=batch, seconds=_SECONDS))
     with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
         folder = Path(scratch)
-        trees = make_trees(scan, recipe, settings, folder, _PICTURES, _CHOOSING_S)
-        shards, cost = folder / "shards", ""
-        if stored_sizes:
-            images = len(scan.samples)
-            small, large, image_bytes = convert_twice(trees, images, recipe, cpus, shards)
-            startup_s, image_s = fit_conversion(small, large, cpus)
-            cost = convert_cost(images * image_bytes, startup_s + images * image_s / cpus)
-        raw = ImageDataset(trees.large)
-        paths = [path for path, _ in raw.samples]
-        as_today = (len(paths), lambda place: _as_today(paths[place]))
-        if parts and "ImageDataset" in names:
-            today, by_tree = _take_turns([as_today, (len(raw), lambda place: _as_rgb(raw, place))])
-            factor = factor_of(parts, _ratios(by_tree, today), 1.0)
-            found.append(Replaced("ImageDataset", factor, None))
-        if parts and "ImageDataset on shards" in names:
-            stored = ImageDataset(shards)
-            today, by_shards = _take_turns([as_today, (len(stored), lambda place: _as_rgb(stored, place))])
-            factor = factor_of(parts, _ratios(by_shards, today), _fewer(stored, paths))
-            found.append(Replaced("ImageDataset on shards", factor, None, cost))
-        classes = len(raw.classes)
-        if "build" in names:
-            found.append(Replaced("build", None, _rate(settings, "pytorch", trees.large, classes)))
-        if "build on shards" in names:
-            rate = _rate(settings, "shards", shards, classes)
-            found.append(Replaced("build on shards", None, rate, cost))
+        whole = Recipe(format="shards", size=stored_size(settings.size))
+        trees = make_trees(scan, whole, settings, folder, _PICTURES, _CHOOSING_S)
+        converted: dict[Recipe, tuple[Path, str]] = {}
+        for recipe in [advice.recipe for advice in advised if advice.recipe is not None]:
+            if recipe not in converted:
+                shards = folder / f"shards-{len(converted)}"
+                converted[recipe] = shards, _convert(trees, len(scan.samples), recipe, settings, shards)
+        found = []
+        for advice in advised:
+            data, cost = trees.large, ""
+            if advice.recipe is not None:
+                data, cost = converted[advice.recipe]
+            if advice.keeps_loader:
+                if parts:
+                    factor = _factor(parts, trees.large, data)
+                    found.append(Replaced(advice.name, factor, None, cost))
+            else:
+                backend = "pytorch" if advice.recipe is None else "shards"
+                rate = _rate(settings, backend, data, len(scan.classes))
+                found.append(Replaced(advice.name, None, rate, cost))
     return found
+
+
+def _convert(trees: Trees, images: int, recipe: Recipe, settings: Settings, shards: Path) -> str:
+    """Convert the sample, and say what converting all pictures takes."""
+    cpus = settings.workers_alone
+    small, large, image_bytes = convert_twice(trees, images, recipe, cpus, shards)
+    startup_s, image_s = fit_conversion(small, large, cpus)
+    return convert_cost(images * image_bytes, startup_s + images * image_s / cpus)
+
+
+def _factor(parts: Mapping[str, float], tree: Path, data: Path) -> Estimate:
+    """Seconds of a sample over those of today, where its picture comes from `data`."""
+    loaded = ImageDataset(data)
+    paths = [path for path, _ in ImageDataset(tree).samples]
+    as_today = (len(paths), lambda place: _as_today(paths[place]))
+    today, after = _take_turns([as_today, (len(loaded), lambda place: _as_rgb(loaded, place))])
+    pixels = 1.0 if data == tree else _fewer(loaded, paths)
+    return factor_of(parts, _ratios(after, today), pixels)
 
 
 def factor_of(parts: Mapping[str, float], loading: Sequence[float], pixels: float) -> Estimate:
@@ -141,4 +149,6 @@ def _take_turns(loads: Sequence[tuple[int, Callable[[int], Any]]]) -> list[list[
 
 def _rate(settings: Settings, backend: str, path: Path, classes: int) -> Estimate:
     spec = settings.of(backend, path, classes, warmup=0, batches=1, monitored=False, first_epoch=True)
-    return estimate([run_fresh(measure, replace(spec, trainer="none")).images_per_s for _ in range(_TURNS - 1)])
+    return estimate(
+        [run_fresh(measure, replace(spec, trainer="none")).images_per_s for _ in range(_TURNS - 1)]
+    )

@@ -1,22 +1,23 @@
 """Describes the loaders of a script that `bench watch` started, in the script's own process. Stands alone.
 
 It imports the standard library alone, and looks at what the script has imported. `bench.watch.hook` calls it
-when a dataset or a loader is made, and once it has seen a first batch; whatever goes wrong in here is an event
+when a dataset or a loader is made, and once it has seen a first batch; what goes wrong in here is an event
 there. `bench.watch.advice` makes text of the record, which is plain values:
 
     loader      full name of its class
     made        the line of the script where it was made, see `_call`; None: not known
+    made_of     datasets of which a loader was made there
     libraries   that made it, between that line and the loader, the outermost first: ["transformers"]
     arguments   of the loader, by torch's names, as it has them now
     collate     "default", or the name of the function
     sampler     {"name": "RandomSampler", ...}
     dataset     see `_dataset`
     root        of the innermost dataset, absolute; "" where it has none
-    batch       {"form": "pair", "images": {"dtype": ..., "shape": ...}, "labels": {...}, "views": 1}
+    batch       of `describe_batch`: {"form": "pair", "images": {"dtype": ..., "shape": ...}, "labels": {...}, "views": 1}
     main        the script's file; `guarded`: whether it got here below `if __name__ == "__main__"`
     start       how processes are started: fork, spawn, forkserver
     cuda        whether the script uses a GPU
-    folder      the working folder as the script began
+    folder      the working folder as the script began; `moved`: whether it is another one now
 """
 
 import ast
@@ -31,7 +32,7 @@ import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from types import CodeType, FrameType, ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
@@ -39,6 +40,7 @@ _FOLDER = os.getcwd()
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
 _FIRST_CLASSES = 20  # whose names are told
+_IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
 _MOST = 64  # numbers of a value that is told
 _INNER_NAMES = ("dataset", "subset", "base_dataset", "base", "ds", "data")
 _ARGUMENTS = (
@@ -55,6 +57,8 @@ _made: dict[int, tuple[Any, _Record]] = {}
 """By the id of a dataset or loader: a reference to it, and where it was made."""
 _loaded: dict[int, tuple[Any, _Record]] = {}
 """By the id of a dataset: a reference to it, and where the script made a loader of it."""
+_counts: dict[tuple[str, int, int | None], int] = {}
+"""By path, line and column of a call: datasets that it made, or of which it made a loader."""
 _roots: dict[int, tuple[Any, str]] = {}
 """By the id of a dataset: a reference to it, and its root when it was made."""
 
@@ -68,7 +72,9 @@ def watch_datasets(module: ModuleType) -> None:
     def __init__(self: Any, root: Any = None, *args: Any, **kwargs: Any) -> None:
         make(self, root, *args, **kwargs)
         with contextlib.suppress(Exception):
-            _note(_made, self, _origin(sys._getframe(1)))
+            origin = _origin(sys._getframe(1))
+            _note(_made, self, origin)
+            _count(origin)
             if isinstance(root, (str, os.PathLike)):
                 _note(_roots, self, os.path.abspath(os.path.expanduser(os.fsdecode(root))))
 
@@ -81,8 +87,9 @@ def loader_made(loader: Any, dataset: Any) -> None:
     own = _find(_loaded, dataset)
     if origin["libraries"] and own is not None:
         origin = own
-    elif not origin["libraries"]:
+    elif own is None or own["made"] != origin["made"]:
         _note(_loaded, dataset, origin)
+        _count(origin)
     _note(_made, loader, origin)
 
 
@@ -92,9 +99,10 @@ def place(loader: Any) -> str:
     return f"{call['path']}:{call['line']}" if call else ""
 
 
-def describe(loader: Any, batch: Any) -> _Record:
-    """The record of the module's docstring."""
+def describe(loader: Any) -> _Record:
+    """The record of the module's docstring, without `batch`."""
     origin = _find(_made, loader) or {"made": None, "libraries": [], "main": "", "guarded": False}
+    origin["made_of"] = _counts.get(_key(origin["made"]), 0)
     dataset = _dataset(getattr(loader, "dataset", None))
     innermost = dataset
     while len(innermost["inner"]) == 1:
@@ -108,11 +116,20 @@ def describe(loader: Any, batch: Any) -> _Record:
         "sampler": _sampler(loader),
         "dataset": dataset,
         "root": innermost["root"],
-        "batch": _batch(batch),
         "start": _start_method(loader),
         "cuda": bool(torch is not None and torch.cuda.is_initialized()),
         "folder": _FOLDER,
+        "moved": os.getcwd() != _FOLDER,
     }
+
+
+def _count(origin: _Record) -> None:
+    key = _key(origin["made"])
+    _counts[key] = _counts.get(key, 0) + 1
+
+
+def _key(call: _Record | None) -> tuple[str, int, int | None]:
+    return (call["path"], call["line"], call["column"]) if call else ("", 0, None)
 
 
 def _note(table: dict[int, tuple[Any, Any]], subject: Any, value: Any) -> None:
@@ -139,8 +156,10 @@ def _origin(frame: FrameType | None) -> _Record:
     call: _Record | None = None
     outermost: _Record | None = None
     libraries: list[str] = []
-    spawned = sys.modules.get("__mp_main__")  # which has run what is below no guard
-    main, guarded = str(getattr(spawned, "__file__", "") or ""), spawned is not None
+    main, guarded = "", False
+    spawned = sys.modules.get("__mp_main__")
+    if spawned is not None and spawned.__name__ == "__mp_main__":  # a process that the script has started
+        main, guarded = str(spawned.__file__), True
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith("<") and not _is_here(path):
@@ -152,7 +171,8 @@ def _origin(frame: FrameType | None) -> _Record:
                 if library not in ("", "torch", "torchvision") and library not in libraries:
                     libraries.insert(0, library)
                 outermost = _call(frame)
-            if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
+            is_main = frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>"
+            if is_main and not main:
                 main, guarded = os.path.abspath(path), _is_guarded(path, frame.f_lineno)
         frame = frame.f_back
     return {"made": call or outermost, "libraries": libraries, "main": main, "guarded": guarded}
@@ -177,7 +197,7 @@ def _call(frame: FrameType) -> _Record:
     """Where the call is that a frame is in: lines from 1, columns in bytes from 0; None: not known."""
     found: _Record = {"path": os.path.abspath(frame.f_code.co_filename), "line": frame.f_lineno}
     found |= {"end_line": None, "column": None, "end_column": None}
-    if hasattr(CodeType, "co_positions"):
+    if sys.version_info >= (3, 11):
         positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
         line, found["end_line"], found["column"], found["end_column"] = positions
         found["line"] = line or frame.f_lineno
@@ -202,14 +222,19 @@ def _dataset(dataset: Any) -> _Record:
     """A dataset and those that it is made of.
 
     `inner` are the datasets in it, and `attribute` is where they are; `indices` says of a Subset how many
-    there are, and whether one of them comes twice. `digest` is of paths below the root and labels. `transforms`
-    is a list of `_transform`, empty where a picture stays as it is, None where the dataset has none to tell.
+    there are, and whether one of them comes twice. `digest` is of paths below the root and labels.
+    `transforms` is a list of `_transform`, empty where a picture stays as it is, None where the dataset has
+    none to tell.
     """
+    made = (_find(_made, dataset) or {}).get("made")
     found: _Record = {
         "class": _full_name(type(dataset)),
         "file": _file_of(type(dataset)),
+        "is_image_folder": "torchvision.datasets.folder.ImageFolder"
+        in map(_full_name, type(dataset).__mro__),
         "samples": _length(dataset),
-        "made": (_find(_made, dataset) or {}).get("made"),
+        "made": made,
+        "made_of": _counts.get(_key(made), 0),
         "root": _root(dataset),
         "inner": [],
         "attribute": "",
@@ -235,7 +260,8 @@ def _dataset(dataset: Any) -> _Record:
     classes = getattr(dataset, "classes", None)
     if isinstance(classes, Sequence) and not isinstance(classes, str):
         names = [str(name) for name in classes[:_FIRST_CLASSES]]
-        found["classes"] = {"count": len(classes), "first": names}
+        every = digest((str(name), 0) for name in classes)
+        found["classes"] = {"count": len(classes), "first": names, "digest": every}
     samples = getattr(dataset, "samples", None)
     if found["root"] and isinstance(samples, list):
         with contextlib.suppress(Exception):  # samples of another kind
@@ -282,10 +308,7 @@ def _length(dataset: Any) -> int | None:
 def _collate(loader: Any) -> str:
     function = getattr(loader, "collate_fn", None)
     name = _name_of(function)
-    usual = (
-        "torch.utils.data._utils.collate:default_collate",
-        "torch.utils.data._utils.collate:default_convert",
-    )
+    usual = [f"torch.utils.data._utils.collate:default_{word}" for word in ("collate", "convert")]
     return "default" if name in usual else name
 
 
@@ -311,8 +334,8 @@ def _start_method(loader: Any) -> str:
     return str(context.get_start_method())
 
 
-def _batch(batch: Any) -> _Record:
-    """Its form: "pair" of images and labels, "dict", or the name of its class."""
+def describe_batch(batch: Any) -> _Record:
+    """Its form, "pair" of images and labels, "dict" or the name of its class; its images, if it has some."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         images, labels = batch
         views = list(images) if isinstance(images, (list, tuple)) else [images]
@@ -322,7 +345,9 @@ def _batch(batch: Any) -> _Record:
             is_list = isinstance(images, (list, tuple))
             return {"form": "pair", **found, "views": len(views) if is_list else 1, "listed": is_list}
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):
-        return {"form": "dict", "names": [str(name) for name in batch.keys()][:_FIRST_CLASSES]}
+        tensors = [_tensor(batch[name]) for name in batch.keys()]  # noqa: SIM118 (it need not be a dict)
+        pictures = [tensor for tensor in tensors if tensor is not None and len(tensor["shape"]) == 4]
+        return {"form": "dict", "images": pictures[0] if pictures else None}
     return {"form": type(batch).__name__}
 
 
@@ -411,8 +436,9 @@ def _makes_views(transform: Any) -> tuple[str, int] | None:
     if not isinstance(value, ast.ListComp) or len(value.generators) != 1:
         return None
     name, numbers = _own_attribute(value.elt), value.generators[0].iter
-    is_range = isinstance(numbers, ast.Call) and getattr(numbers.func, "id", "") == "range"
-    if name is None or not is_range or len(numbers.args) != 1 or value.generators[0].ifs:
+    if name is None or not isinstance(numbers, ast.Call) or value.generators[0].ifs:
+        return None
+    if getattr(numbers.func, "id", "") != "range" or len(numbers.args) != 1:
         return None
     count = numbers.args[0]
     if isinstance(count, ast.Attribute) and getattr(count.value, "id", "") == "self":
@@ -444,9 +470,10 @@ def _own_attribute(call: ast.expr) -> str | None:
     """NAME of a call `self.NAME(x)`."""
     if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
         return None
-    function, given = call.func, call.args[0]
-    is_own = isinstance(function, ast.Attribute) and getattr(function.value, "id", "") == "self"
-    return function.attr if is_own and isinstance(given, ast.Name) else None  # type: ignore[attr-defined]
+    function = call.func
+    if not isinstance(function, ast.Attribute) or not isinstance(call.args[0], ast.Name):
+        return None
+    return function.attr if getattr(function.value, "id", "") == "self" else None
 
 
 # names and values
@@ -475,7 +502,7 @@ def _name_of(function: Any) -> str:
 
 def _plain(value: Any) -> Any:
     """The value as JSON has it; of others the name of the type, in angle brackets."""
-    if value is None or isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum):
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, Enum)):
         return value
     if isinstance(value, Enum):
         return str(value.value)

@@ -383,7 +383,7 @@ class _Stream:
         self.place = _places.setdefault((self.pid, self.key), _Place(self.number))
         self.batches, self.trained = 0, 0
         self._loader = None if loader is None else weakref.ref(loader)
-        self._undescribed = loader  # which may have nobody else to keep it until there is a batch
+        self._source = None if loader is None else _source_of(loader)
         self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
@@ -463,9 +463,10 @@ class _Stream:
 
     @_quietly
     def _describe(self, batch: Any) -> None:
-        loader, self._undescribed = self._undescribed, None
-        source = None if loader is None else _source_of(loader, batch)
-        _log.write("described", stream=self.number, source=source or {}, **_describe_batch(batch))
+        source = self._source or {}
+        if source:
+            source["batch"] = _describing().describe_batch(batch)
+        _log.write("described", stream=self.number, source=source, **_describe_batch(batch))
 
     @_quietly
     def probe(self) -> None:
@@ -479,8 +480,8 @@ class _Stream:
 
 
 @_quietly
-def _source_of(loader: Any, batch: Any) -> Any:
-    return _describing().describe(loader, batch)
+def _source_of(loader: Any) -> Any:
+    return _describing().describe(loader)
 
 
 def _cuda_event() -> Any:
@@ -503,7 +504,9 @@ def _stream_of_loader(loader: Any) -> _Stream:
     is_list = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     samples = len(dataset) if is_list else None
     where, kind = _place(shown) or "", _type_name(dataset)
-    batch_size = shown.bs if is_fastai else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    batch_size = (
+        shown.bs if is_fastai else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    )
     info = {
         "kind": "DataLoader",
         "key": f"{where} {kind} {samples}",

@@ -264,7 +264,9 @@ class _Steady:
         keys = {key for _, key in trained}  # all ranks: they wait for each other
         self.to_hold = [(pid, one.number) for (pid, key), one in self.streams.items() if key in keys]
         self.to_probe = [(pid, one.number) for (pid, _), one in trained.items()][:1]
-        self.waits_for = {("alone", *one) for one in self.to_hold} | {("parts", *one) for one in self.to_probe}
+        self.waits_for = {("alone", *one) for one in self.to_hold} | {
+            ("parts", *one) for one in self.to_probe
+        }
 
     def _lasted(self, one: _Progress) -> bool:
         times = 1 if one.trained > 1 else 2

@@ -9,7 +9,8 @@ import click
 from bench.commands.options import PATH, names_of, option
 from bench.measure.conversion import OURS, ConversionResult, measure
 from bench.peers.writing import WRITERS
-from bench.report.words import Table, counted, machine_line, say
+from bench.report.table import Table
+from bench.report.words import counted, machine_line, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, human_bytes, write_json
 from precache.engines import worker_count

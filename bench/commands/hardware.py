@@ -11,7 +11,8 @@ from bench.commands.options import PATH, option
 from bench.machine import measurements
 from bench.machine.measurements import Hardware, HardwareSpec
 from bench.report.stats import disturbance, is_disturbed
-from bench.report.words import Table, counted, duration, machine_line, number, say
+from bench.report.table import Table
+from bench.report.words import counted, duration, machine_line, number, say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.example_data.sample_tree import make_sample

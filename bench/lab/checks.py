@@ -16,7 +16,7 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
 from bench.measure.fresh import run_fresh
-from bench.report.words import Table
+from bench.report.table import Table
 from loaders.settings import Check
 from precache.cli import commandline
 

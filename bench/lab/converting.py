@@ -17,7 +17,7 @@ import click
 import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
-from bench.report.words import Table
+from bench.report.table import Table
 from precache import Recipe, convert
 from precache.cli import commandline
 from precache.dataset.converted import is_converted

@@ -15,7 +15,8 @@ import torch
 from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
 from bench.report.stats import Estimate, estimate, ratio
-from bench.report.words import Table, counted, machine_line
+from bench.report.table import Table
+from bench.report.words import counted, machine_line
 from precache.cli import commandline
 from precache.cli.commandline import ProgressBar
 from precache.errors import check_range

@@ -18,7 +18,7 @@ from torchvision import datasets, transforms
 
 from bench.lab import harness
 from bench.lab.harness import Column
-from bench.report.words import Table
+from bench.report.table import Table
 from loaders import ImageDataset
 from precache.cli import commandline
 from precache.errors import check_range

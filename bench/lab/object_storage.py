@@ -31,7 +31,7 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
 from bench.measure.fresh import run_fresh
-from bench.report.words import Table
+from bench.report.table import Table
 from precache import open_dataset
 from precache.cli import commandline
 from precache.errors import SettingError

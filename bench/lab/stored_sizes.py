@@ -28,7 +28,7 @@ from bench.lab import harness
 from bench.lab.harness import Column
 from bench.machine import page_cache
 from bench.report import accuracy
-from bench.report.words import Table
+from bench.report.table import Table
 from loaders.augment import RandomAugmentation, draw, shown_boxes
 from loaders.dataset import RAW, open_split
 from loaders.settings import AugmentName

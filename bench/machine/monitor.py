@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import numpy as np
 import psutil
 import torch
 
-from bench.report.row import Watched, busy_cores
+from bench.report.result import Watched, summarise_watched
+from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
 # Of one core. Summing up the pages of a large process takes long, so that is done less often then.
@@ -58,12 +59,10 @@ class Monitor:
         """What was sampled; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
-        peak = {name: max(values) for name, values in series.items()}
-        mean = {name: sum(values) / len(values) for name, values in series.items()}
+        watched = summarise_watched(tuple(self._times_s), series)
         lasted_s = np.diff(self._times_s, prepend=0.0)
         swapped = float(np.dot(series.get("swap_bytes_per_s", ()), lasted_s))
-        flags = tuple(find_limits(peak, mean, swapped))
-        return Watched(tuple(self._times_s), series, peak, mean, flags)
+        return replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped)))
 
     def _run(self) -> None:
         start_s = time.perf_counter()
@@ -125,7 +124,7 @@ def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: f
         flags.append(
             f"GPU memory was filled to {peak['gpu_memory_share']:.0%}: a larger batch or picture may not fit."
         )
-    busy = busy_cores(mean.get("cpu_share", 0.0))
+    busy = describe_busy_cores(mean.get("cpu_share", 0.0))
     if busy is not None:
         flags.append(busy)
     if swapped_bytes >= _SWAP_LIMIT_BYTES:

@@ -10,10 +10,10 @@ from types import ModuleType
 
 from bench.measure.candidates import Candidate
 from bench.measure.fresh import run_watched
-from bench.measure.trial import Trial
 from bench.peers import serving, writing
 from bench.peers.serving import LIMIT, PEERS
-from bench.report.row import RAW_TREE
+from bench.report.result import Trial
+from bench.report.verdict import RAW_TREE
 from loaders.dataset import RAW
 from loaders.settings import CROP_RATIO
 from precache.dataset.converted import is_converted, open_dataset
@@ -201,8 +201,8 @@ def script(python: str, module: ModuleType, *arguments: str | Path, **settings: 
 
 def run_peer(
     peer: PeerCandidate, *, batch_size: int, size: int, workers: int, warmup: int, batches: int
-) -> tuple[Trial, str]:
-    """One trial in a fresh process, and the library's name and version.
+) -> Trial:
+    """Run one trial in a fresh process; its fact `version` is the library's name and version.
 
     Raises:
         WorkerError: it failed; holds its last line.
@@ -214,7 +214,13 @@ def run_peer(
     if not answers:
         raise WorkerError(f"{' '.join(command)}: printed no result")
     answer = json.loads(answers[-1])
-    trial = Trial(
-        answer["first_batch_s"], answer["images"], tuple(answer["batch_s"]), tuple(answer["epoch_starts"])
+    batch_s = tuple(answer["batch_s"])
+    return Trial(
+        numbers={
+            "images_per_s": answer["images"] / sum(batch_s),
+            "first_batch_s": answer["first_batch_s"],
+            "images": float(answer["images"]),
+        },
+        series={"batch_s": batch_s, "epoch_starts": tuple(map(float, answer["epoch_starts"]))},
+        facts={"version": answer["version"]},
     )
-    return trial, answer["version"]

@@ -191,9 +191,7 @@ def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
     if not any(stream.role == TRAINING for stream in streams):
         streams = [replace(stream, role=READING) for stream in streams]
     order = {TRAINING: 0, READING: 1, VALIDATION: 2}
-    streams.sort(
-        key=lambda one: (order[one.role], -one.share.median if one.rank is not None else -one.batches)
-    )
+    streams.sort(key=lambda one: (order[one.role], -one.wait_s * one.batches))
     parts = {one.info["key"]: one.parts for one in streams if one.parts}  # one rank is asked for them
     return [replace(one, parts=parts.get(one.info["key"], {})) for one in streams]
 
@@ -252,7 +250,9 @@ def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
             loaders[event["stream"]].is_ahead = True
         elif kind in ("epoch", "batch", "end", "idle"):
             loaders[event["stream"]].events.append(event)
-    trains = {number: _is_training(loader.events) for number, loader in loaders.items()}
+    trains = {number: _is_training(loader.events, by_epoch=True) for number, loader in loaders.items()}
+    if not any(trains.values()):  # it may take each batch from an iterator of its own
+        trains = {number: _is_training(loader.events, by_epoch=False) for number, loader in loaders.items()}
     other_times = sorted(
         event["asked_s"]
         for number, loader in loaders.items()
@@ -260,11 +260,7 @@ def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
         for event in loader.events
         if event["event"] == "batch"
     )
-    groups: dict[tuple[str, bool], list[int]] = {}
-    for number, loader in loaders.items():
-        groups.setdefault((loader.info["key"], trains[number]), []).append(number)
-    for (_, is_training), numbers in groups.items():
-        members = [loaders[number] for number in numbers]
+    for members, is_training in _grouped(loaders, trains):
         batches = [
             batch for one in members for batch in _batches(one.events, other_times if is_training else ())
         ]
@@ -273,12 +269,38 @@ def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
             yield stream
 
 
-def _is_training(events: Sequence[Event]) -> bool:
-    """Whether optimizers step between batches of the stream, within its epochs."""
+def _grouped(
+    loaders: Mapping[int, _Loader], trains: Mapping[int, bool]
+) -> Iterator[tuple[list[_Loader], bool]]:
+    """Loaders of one key and role that were iterated one after the other, and whether they train."""
+    groups: list[tuple[list[_Loader], bool]] = []
+    for number, loader in loaders.items():
+        times = [event["asked_s"] for event in loader.events if event["event"] == "batch"]
+        if not times:
+            continue
+        for members, is_training in groups:
+            last = [event["asked_s"] for event in members[-1].events if event["event"] == "batch"][-1]
+            is_same = (members[0].info["key"], is_training) == (loader.info["key"], trains[number])
+            if is_same and last < times[0]:
+                members.append(loader)
+                break
+        else:
+            groups.append(([loader], trains[number]))
+    yield from groups
+
+
+def _is_training(events: Sequence[Event], by_epoch: bool) -> bool:
+    """Whether optimizers step between batches of the stream.
+
+    Args:
+        by_epoch: only what happens between two batches of an epoch counts: between two validations there are
+            steps, too.
+    """
     steps, followed, batches = None, 0, 0
     for event in events:
         if event["event"] == "epoch":
-            steps = None
+            if by_epoch:
+                steps = None
         elif event["event"] in ("batch", "end"):
             if steps is not None and event["steps"] > steps:
                 followed += 1
@@ -300,6 +322,10 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
     for event in events:
         kind = event["event"]
         if kind == "epoch":
+            if last is not None:  # the epoch was broken off
+                last.step_s = event["begin_s"] - last.got_s
+                last.step_cpu_s = event["begin_cpu_s"] - last.got_cpu_s
+                last.is_clean = bisect(others, last.got_s) == bisect(others, event["begin_s"])
             making_s += event["end_s"] - event["begin_s"]
             of_epoch, last = 0, None
         elif kind == "idle" and event["batch"] < len(batches):
@@ -309,7 +335,7 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
             if last is not None:
                 last.step_s = asked_s - last.got_s
                 last.is_clean = bisect(others, last.got_s) == bisect(others, asked_s)
-                last.step_cpu_s = event.get("asked_cpu_s", last.got_cpu_s) - last.got_cpu_s
+                last.step_cpu_s = event["asked_cpu_s"] - last.got_cpu_s
             if kind == "end":
                 making_s, last = event["got_s"] - asked_s, None
                 continue
@@ -361,7 +387,10 @@ def _summarised(
     shares = [sum(waits[a:b]) / sum(periods[a:b]) for a, b in pairwise(edges)]
     total_s, wait_s = sum(periods), sum(waits)
     starts = [wait_s for batch, wait_s in zip(steady, waits, strict=True) if batch.is_first]
-    usual_s = (wait_s - sum(starts)) / max(1, len(waits) - len(starts))
+    others = [wait_s for batch, wait_s in zip(steady, waits, strict=True) if not batch.is_first]
+    usual_s = sum(others) / len(others) if others else 0.0
+    if info["workers"] == 0 and not others:  # nothing starts
+        usual_s = wait_s / len(waits)
     held = [batch for batch in batches if batch.served == "held" and batch.is_clean]
     timed = [member.parts for member in members if member.parts]
     cpu_s = sum(batch.step_cpu_s for batch in steady)

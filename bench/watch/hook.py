@@ -9,10 +9,12 @@ here is written as an event, and never reaches the script.
     process     pid, rank               the first one
     stream      kind, where, ...        a loader is iterated for the first time: what it is
     described   source, side, ...       its first batch, and what `describe.py` knows of the loader
-    epoch       begin_s, end_s          making an iterator took from `begin_s` to `end_s`
+    epoch       begin_s, begin_cpu_s, end_s
+                                        making an iterator took from `begin_s` to `end_s`
     batch       asked_s, got_s, asked_cpu_s, got_cpu_s, steps, images, served
                                         `steps` of optimizers so far; `served` is one of SERVED
-    end         asked_s, got_s, steps   the iterator had no more
+    end         asked_s, asked_cpu_s, got_s, steps
+                                        the iterator had no more
     idle        batch, seconds          the device had nothing to do while that batch was fetched
     ahead                               batches are asked for by another thread than trains
     alone                               no further batch will be held
@@ -140,10 +142,11 @@ def imported(name: str, module: ModuleType) -> None:
     if name == "torch.utils.data.dataloader":
         _watch_torch(module)
     elif name == "torchdata.stateful_dataloader.stateful_dataloader":
+        _watch_loader(module.StatefulDataLoader)  # makes all of itself anew
         _watch_making(module._StatefulSingleProcessDataLoaderIter)
         _watch_making(module._StatefulMultiProcessingDataLoaderIter)
     elif name == "fastai.data.load":
-        _watch_loaders(module.DataLoader)
+        _watch_loader(module.DataLoader)
     elif name == "torchvision.datasets.vision":
         _describing().watch_datasets(module)
     elif name == "loaders.loader":
@@ -157,8 +160,8 @@ def _describing() -> ModuleType:
 
 def _watch_torch(module: ModuleType) -> None:
     """Time torch's iterators, and not its DataLoader: other loaders make iterators, too, and take from them."""
-    _watch_loaders(module.DataLoader)
     _describing()  # notes the working folder as it is now
+    _watch_loader(module.DataLoader)
     base = module._BaseDataLoaderIter
     for each in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
         _watch_making(each)
@@ -167,16 +170,16 @@ def _watch_torch(module: ModuleType) -> None:
     atexit.register(_probe_at_exit)
 
 
-def _watch_loaders(kind: Any) -> None:
-    """Note where loaders are made."""
-    make = kind.__init__
+def _watch_loader(loader: Any) -> None:
+    """Note where loaders of that class are made."""
+    make = loader.__init__
 
     @functools.wraps(make)
     def __init__(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
         _loader_made(self, dataset)
         make(self, dataset, *args, **kwargs)
 
-    kind.__init__ = __init__
+    loader.__init__ = __init__
 
 
 @_quietly
@@ -195,10 +198,10 @@ def _watch_making(iterator: Any) -> None:
             make(self, loader, *args, **kwargs)
             return
         self._bench_watch = stream
-        begin_s = time.monotonic()
+        begin = _Moment()
         with _nested():
             make(self, loader, *args, **kwargs)
-        stream.begin(begin_s)
+        stream.begin(begin)
 
     iterator.__init__ = __init__
     if "_reset" not in vars(iterator):
@@ -212,10 +215,10 @@ def _watch_making(iterator: Any) -> None:
         if stream is None:
             reset(self, *args, **kwargs)
             return
-        begin_s = time.monotonic()
+        begin = _Moment()
         with _nested():
             reset(self, *args, **kwargs)
-        stream.begin(begin_s)
+        stream.begin(begin)
 
     iterator._reset = _reset
 
@@ -326,12 +329,14 @@ class _Source:
 
     Attributes:
         batch_size: 0 where a sample is a batch.
+        takes_lists: whether the dataset is asked for a batch by a list of places.
         start: how processes are started; None: as torch does by default.
     """
 
     dataset: Any
     collate: Callable[[Any], Any]
     batch_size: int
+    takes_lists: bool
     workers: int
     start: Any
 
@@ -392,8 +397,9 @@ class _Stream:
         return self._loader is not None and self._loader() is None
 
     @_quietly
-    def begin(self, begin_s: float) -> None:
-        _log.write("epoch", stream=self.number, begin_s=begin_s, end_s=time.monotonic())
+    def begin(self, begin: _Moment) -> None:
+        end_s = time.monotonic()
+        _log.write("epoch", stream=self.number, begin_s=begin.s, begin_cpu_s=begin.cpu_s, end_s=end_s)
 
     @_quietly
     def prepare(self, iterator: Any, advance: Callable[[Any], Any]) -> str:
@@ -452,7 +458,8 @@ class _Stream:
 
     @_quietly
     def end(self, asked: _Moment) -> None:
-        _log.write("end", stream=self.number, asked_s=asked.s, got_s=time.monotonic(), steps=_steps.count)
+        times = {"asked_s": asked.s, "asked_cpu_s": asked.cpu_s, "got_s": time.monotonic()}
+        _log.write("end", stream=self.number, **times, steps=_steps.count)
 
     @_quietly
     def _describe(self, batch: Any) -> None:
@@ -523,7 +530,7 @@ def _stream_of_loader(loader: Any) -> _Stream:
     if is_list or not is_fastai:
         start = loader.multiprocessing_context
         start = start if hasattr(start, "Process") and hasattr(start, "Pipe") else None
-        stream.place.source = _Source(given, collate, size, loader.num_workers, start)
+        stream.place.source = _Source(given, collate, size, takes_lists, loader.num_workers, start)
     _of_loader[id(shown)] = weakref.ref(shown), stream
     return stream
 
@@ -563,7 +570,7 @@ def _stream_of_ours(iteration: Any) -> _Stream:
         known = _of_loader[id(loader)] = weakref.ref(loader), _Stream({**info, "workers": 0})
     if not hasattr(iteration, "_bench_watch"):
         iteration._bench_watch = True
-        known[1].begin(time.monotonic())
+        known[1].begin(_Moment())
     return known[1]
 
 
@@ -651,7 +658,7 @@ def _probe_here(send: Any, source: _Source) -> None:
             worker: Any = sys.modules["torch.utils.data._utils.worker"]
             info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=source.dataset)
             worker._worker_info = info
-        found = _time_parts(source.dataset, source.collate, source.batch_size)
+        found = _time_parts(source)
         if not source.workers:
             found["parts"].pop("copy")
         send.send(found)
@@ -660,7 +667,7 @@ def _probe_here(send: Any, source: _Source) -> None:
     os._exit(0)  # nothing that the script registered runs a second time
 
 
-def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
+def _time_parts(source: _Source) -> dict[str, Any]:
     """Seconds of a sample by part, the mean of a few, and of collating and handing over a batch.
 
     Parts are times of the CPU. What a sample took beyond the CPU's time and the wait for a CPU is reading.
@@ -669,7 +676,8 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
     clock = _Parts()
     samples, walls, cpus, reads = [], [], [], []
     until_s = time.monotonic() + _PROBE_S
-    for sample in _few(dataset):
+    batch_size = source.batch_size
+    for sample in _few(source):
         wall_s, cpu_s, queued_s = clock.since()
         samples.append(sample)
         if len(samples) > 2:  # the first ones import and open things
@@ -693,7 +701,7 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
 
         for _ in range(2):  # the first time memory is asked for
             clock.since()
-            collated = collate(batch)
+            collated = source.collate(batch)
             per_batch["collate"] = clock.since()[1]
             kept = ForkingPickler.dumps(collated)
             per_batch["copy"] = clock.since()[1]
@@ -705,14 +713,20 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
     return {"parts": each, "samples": count, "quartiles": [spread[quarter], spread[-1 - quarter]]}
 
 
-def _few(dataset: Any) -> Iterator[Any]:
+def _few(source: _Source) -> Iterator[Any]:
+    dataset = source.dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         yield from iter(dataset)
         return
     places = random.Random(41).sample(range(len(dataset)), min(len(dataset), _PROBE_SAMPLES))
     at_once = getattr(dataset, "__getitems__", None)
     for place in places:
-        yield at_once([place])[0] if callable(at_once) else dataset[place]
+        if source.takes_lists:
+            yield dataset[[place]]
+        elif callable(at_once):
+            yield at_once([place])[0]
+        else:
+            yield dataset[place]
 
 
 class _Parts:

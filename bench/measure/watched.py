@@ -50,10 +50,11 @@ def measure_replaced(
         whole = Recipe(format="shards", size=stored_size(settings.size))
         trees = make_trees(scan, whole, settings, folder, _PICTURES, _CHOOSING_S)
         converted: dict[Recipe, tuple[Path, str]] = {}
-        for recipe in [advice.recipe for advice in advised if advice.recipe is not None]:
-            if recipe not in converted:
+        for advice in advised:
+            if advice.recipe is not None and advice.recipe not in converted:
                 shards = folder / f"shards-{len(converted)}"
-                converted[recipe] = shards, _convert(trees, len(scan.samples), recipe, settings, shards)
+                cost = _convert(trees, advice.pictures, advice.recipe, settings, shards)
+                converted[advice.recipe] = shards, cost
         found = []
         for advice in advised:
             data, cost = trees.large, ""

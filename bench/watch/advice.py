@@ -39,6 +39,7 @@ _IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
 _SUBSET = "torch.utils.data.dataset.Subset"
 _READERS = ("torchvision.datasets.folder:default_loader", "torchvision.datasets.folder:pil_loader")
 _USUAL_SIDE = 224  # pixels, of pictures whose batches do not say it
+_INSTALLED = ("site-packages", "dist-packages")
 _UPRIGHT = "It turns pictures upright as their EXIF says, which ImageFolder does not."
 
 
@@ -55,6 +56,7 @@ class Advice:
         root: of the pictures that are served.
         size: that they are served in.
         recipe: how they are to be converted; None: they are not.
+        pictures: that the commands convert; 0: none.
     """
 
     name: str
@@ -65,6 +67,7 @@ class Advice:
     root: str = ""
     size: Size = 0
     recipe: Recipe | None = None
+    pictures: int = 0
 
     @property
     def keeps_loader(self) -> bool:
@@ -239,6 +242,7 @@ class _Tree:
         has_classes: whether classes are the same.
         samples: how many there are.
         source, split: what to convert, and which split of that the root is; "" where it is all.
+        pictures: to convert.
     """
 
     root: str
@@ -247,6 +251,7 @@ class _Tree:
     samples: int
     source: str
     split: str
+    pictures: int
 
 
 @dataclass(kw_only=True, slots=True)
@@ -314,14 +319,13 @@ def _find_folder(dataset: Record) -> _Chain | str:
         elif len(inner) == 1:
             chain.wrapper = _last(chain.folder["class"])
         else:
-            return f"its samples are of {len(inner)} datasets"
+            return f"the samples are of {len(inner)} datasets"
         chain.folder = inner[0]
-    name = _last(chain.folder["class"])
     is_folder = chain.folder["class"] == _IMAGE_FOLDER or chain.folder["is_image_folder"]
     if not is_folder or not chain.folder["root"]:
-        return f"{name} is not a folder of class folders, as ImageFolder reads it"
+        return f"they stand in for torchvision's ImageFolder, and this dataset is {_of_library(chain.folder)}"
     if chain.folder["reader"] not in _READERS:
-        return f"{name} has a reader of its own, {chain.folder['reader'].rpartition(':')[2]}"
+        return f"its ImageFolder has a reader of its own, {chain.folder['reader'].rpartition(':')[2]}"
     return chain
 
 
@@ -348,8 +352,8 @@ def _list_tree(folder: Record) -> _Tree:
             if sample.path.startswith(start)
         ]
         if whole.classes == scan.classes and inside == own:
-            return _Tree(**tree, source=around, split=split)
-    return _Tree(**tree, source=root, split="")
+            return _Tree(**tree, source=around, split=split, pictures=len(whole.samples))
+    return _Tree(**tree, source=root, split="", pictures=len(own))
 
 
 def _against_both(source: Record, chain: _Chain, tree: _Tree) -> str:
@@ -435,6 +439,7 @@ def _as_dataset(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Ad
             root=tree.root,
             size=side,
             recipe=recipe,
+            pictures=tree.pictures,
         )
     )
     return found
@@ -502,11 +507,15 @@ def _against_line(source: Record, remade: bool) -> Iterator[str]:
         yield f"the DataLoader is made anew in each epoch ({_at(made)}), and a new one begins with epoch 0"
 
 
+def _named(steps: Sequence[Record]) -> str:
+    return ", ".join(step["text"] for step in steps) or "the dataset"
+
+
 def _as_build(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advice] | str:
     """`loaders.build` in the place of the DataLoader, over the tree, and over shards of it; or why not."""
     steps, views = _steps(chain)
     if source["batch"]["views"] != views:
-        return f"a sample is {source['batch']['views']} pictures"
+        return f"a sample is {source['batch']['views']} pictures, which {_named(steps)} makes"
     shape = source["batch"]["images"]["shape"]
     shown = pictures.read_steps(steps)
     settings = pictures.settings_for(shown, shape, stored_size(max(shape[2:])))
@@ -534,6 +543,7 @@ def _as_build(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advi
                 root=tree.root,
                 size=settings.size,
                 recipe=recipe,
+                pictures=tree.pictures,
             )
         )
     return found
@@ -652,6 +662,12 @@ def _read(made: Record | None) -> Script | None:
 def _title(source: Record) -> str:
     library = source["libraries"][0]
     return FRAMEWORKS[library].title if library in FRAMEWORKS else str(library)
+
+
+def _of_library(dataset: Record) -> str:
+    """'Caltech101 of torchvision', or the name alone of a class of the script."""
+    name, library = _last(dataset["class"]), dataset["class"].partition(".")[0]
+    return f"{name} of {library}" if any(word in dataset["file"] for word in _INSTALLED) else name
 
 
 def _at(made: Record) -> str:

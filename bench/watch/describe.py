@@ -444,53 +444,59 @@ def _is_torchvision(transform: Any) -> bool:
 
 def _passes_on(transform: Any) -> str | None:
     """The attribute with a transform to which `__call__` only passes the picture on; None: it does more."""
-    value = _returned(transform)
-    if isinstance(value, ast.Call):
-        return _own_attribute(value)
-    return None
+    value, _ = _returned(transform)
+    return _own_attribute(value)
 
 
 def _makes_views(transform: Any) -> tuple[str, int] | None:
     """The attribute with a transform that `__call__` calls once for each view, and how many views."""
-    value = _returned(transform)
+    value, names = _returned(transform)
     if isinstance(value, (ast.List, ast.Tuple)):
-        names = {_own_attribute(element) for element in value.elts}
-        name = names.pop() if len(names) == 1 else None
-        return None if name is None else (name, len(value.elts))
+        views = [names.get(one.id) if isinstance(one, ast.Name) else one for one in value.elts]
+        attributes = {_own_attribute(view) for view in views}
+        attribute = attributes.pop() if len(attributes) == 1 else None
+        return None if attribute is None else (attribute, len(views))
     if not isinstance(value, ast.ListComp) or len(value.generators) != 1:
         return None
-    name, numbers = _own_attribute(value.elt), value.generators[0].iter
-    if name is None or not isinstance(numbers, ast.Call) or value.generators[0].ifs:
+    attribute, numbers = _own_attribute(value.elt), value.generators[0].iter
+    if attribute is None or not isinstance(numbers, ast.Call) or value.generators[0].ifs:
         return None
     if getattr(numbers.func, "id", "") != "range" or len(numbers.args) != 1:
         return None
     count = numbers.args[0]
     if isinstance(count, ast.Attribute) and getattr(count.value, "id", "") == "self":
-        views = getattr(transform, count.attr, None)
+        several = getattr(transform, count.attr, None)
     else:
-        views = count.value if isinstance(count, ast.Constant) else None
-    return (name, views) if isinstance(views, int) else None
+        several = count.value if isinstance(count, ast.Constant) else None
+    return (attribute, several) if isinstance(several, int) else None
 
 
-def _returned(transform: Any) -> ast.expr | None:
-    """What the `__call__`, or `forward`, of a script's own class returns, where it does nothing else."""
+def _returned(transform: Any) -> tuple[ast.expr | None, dict[str, ast.expr]]:
+    """What the `__call__`, or `forward`, of a script's own class returns, and what it calls by a name before.
+
+    None where it does anything else.
+    """
     own = type(transform)
     method = vars(own).get("forward") or vars(own).get("__call__")
+    names: dict[str, ast.expr] = {}
     if not inspect.isfunction(method):
-        return None
+        return None, names
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0].body  # type: ignore[attr-defined]
     except (OSError, TypeError, SyntaxError):
-        return None
+        return None, names
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]  # its docstring
-    if len(body) == 1 and isinstance(body[0], ast.Return):
-        returned: ast.expr | None = body[0].value
-        return returned
-    return None
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            return statement.value, names
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            break
+        names[statement.targets[0].id] = statement.value
+    return None, names
 
 
-def _own_attribute(call: ast.expr) -> str | None:
+def _own_attribute(call: ast.expr | None) -> str | None:
     """NAME of a call `self.NAME(x)`."""
     if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
         return None

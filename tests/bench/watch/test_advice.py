@@ -119,7 +119,7 @@ KINDS = {
     ),
     "two_crops": Kind(
         "class TwoCrops:\n    def __init__(self, base):\n        self.base = base\n\n"
-        "    def __call__(self, x):\n        return [self.base(x), self.base(x)]\n\n"
+        "    def __call__(self, x):\n        first = self.base(x)\n        return [first, self.base(x)]\n\n"
         f"steps = TwoCrops(T.Compose([{CROP}, T.ToTensor()]))\n"
         'data = torchvision.datasets.ImageFolder("photos", transform=steps)\n'
         "loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)",
@@ -150,7 +150,7 @@ KINDS = {
         "    def __len__(self):\n        return 8\n\n"
         "    def __getitem__(self, index):\n        return torch.rand(3, 16, 16), index\n\n"
         "loader = DataLoader(Own(), batch_size=4)",
-        reason="Own is not a folder of class folders",
+        reason="this dataset is Own",
     ),
     "own_class_around_a_folder": Kind(
         "class Noisy(torch.utils.data.Dataset):\n"

@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
-from bench.report import loaders, ranks
+from bench.report import loaders, ranks, watch
 from bench.report.regression import (
     Comparison,
     compare_results,
@@ -32,7 +32,16 @@ def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
     return make(document.machine, document.settings, document.trials, document.skipped, gpu_price)
 
 
-MAKERS: dict[str, Callable[[Document, float | None], Result]] = {"loaders": _make_loaders_result}
+def _make_watch_result(document: Document, gpu_price: float | None) -> Result:
+    return watch.make_result(
+        document.machine, document.settings, document.trials, document.skipped, gpu_price
+    )
+
+
+MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
+    "loaders": _make_loaders_result,
+    "watch": _make_watch_result,
+}
 """By the command whose file it is: the function that works out what the trials in it say."""
 
 

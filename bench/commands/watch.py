@@ -2,34 +2,34 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
 import torch
 
-from bench.commands.options import option, price_option
+from bench.commands.options import price_option
+from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
 from bench.measure.watched import measure_replaced
 from bench.report import waiting
-from bench.report.waiting import Change, Stream
-from bench.report.words import Table, counted, machine_line, number, say
+from bench.report.result import Result, format_document, make_document, parse_document
+from bench.report.stats import is_disturbed
+from bench.report.waiting import Change, Replaced, Stream
+from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
 from bench.watch import advice
 from bench.watch.advice import Advice, Replacements
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, check_output, write_json
+from precache.cli.commandline import STDOUT, check_output, note
 from precache.errors import PrecacheError, SettingError
-from precache.reporting import warn
 
 _SHARDS = "data/shards"
-_VERSIONS = ("python", "torch", "pillow")
 
 
 class _Command(commandline.Command):
-    """Takes no option that stands behind `-m MODULE`: as with `python -m`, all that follows is the module's."""
+    """Leaves what stands behind `-m MODULE` to the module, as `python -m` does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split the command line at the module, and leave the options before it to click."""
@@ -60,7 +60,7 @@ class _Command(commandline.Command):
 @click.option("--batches", type=click.IntRange(min=waiting.FEWEST), help="The same in batches.")
 @click.option("--whole", is_flag=True, help="Let the script go on to its end.")
 @price_option
-@option("json_path")
+@output_options
 @click.argument("words", metavar="SCRIPT [ARGS]...", nargs=-1, type=click.UNPROCESSED)
 def command(
     module: str | None,
@@ -68,7 +68,7 @@ def command(
     batches: int | None,
     whole: bool,
     gpu_price: float | None,
-    json_path: Path | None,
+    output: Output,
     words: tuple[str, ...],
 ) -> None:
     """Run your training script as it is, and say how much it waits for its batches, and for what.
@@ -82,143 +82,74 @@ def command(
     a minute of steady batches it ends the script, with exit code 0. A script that ends before that keeps its
     exit code. Ctrl-C ends it, too, and says what was seen so far.
     """
-    check_output(json_path)
+    seconds = _seconds(length)
+    for path in (output.json_path, output.html_path):
+        check_output(path)
+    alone = output.quiet or output.json_path == STDOUT
     found = watch(
         command_line(words, module),
-        seconds=_seconds(length),
+        seconds=seconds,
         batches=batches,
         whole=whole,
-        output=sys.stderr.fileno() if json_path == STDOUT else None,
+        output=sys.stderr.fileno() if alone else None,
     )
-    streams = waiting.find_streams(found.processes)
-    advised = Replacements()
-    changes: list[Change] = []
-    if streams and not found.failed:
-        advised, changes = _find_changes(found, streams)
-    if json_path != STDOUT:
-        show(found, streams, advised, changes, gpu_price)
-    if json_path is not None:
-        write_json(json_path, _content(found, streams, changes))
+    if not alone:
+        click.echo()
+    result = _make_result(found, [*(["-m", module] if module else []), *words], gpu_price)
+    if output.json_path is not None and output.json_path.is_file():
+        output.json_path.unlink()  # a script that is watched again is another one
+    output.finish(result)
     raise click.exceptions.Exit(130 if found.interrupted else found.code)
 
 
-def _find_changes(found: Observed, streams: list[Stream]) -> tuple[Replacements, list[Change]]:
-    """What may stand in for the data set of the first stream, and all changes that are worth naming."""
-    first = streams[0]
-    advised = Replacements()
-    if not waiting.waits(first) or first.batches < waiting.FEWEST or first.ahead:
-        return advised, []
-    replaced: list[waiting.Replaced] = []
-    if first.source and not found.interrupted:
-        advised = advice.find_replacements(first.source, _SHARDS, remade=bool(first.info.get("remade")))
-    if advised.advices:
-        click.echo("measuring what would help, on a sample of the pictures ...", err=True)
-        try:
-            replaced = measure_replaced(advised.advices, first.info.get("batch_size"), first.parts)
-        except PrecacheError as error:
-            warn(f"what another data set would bring was not measured: {error}")
-    changes = waiting.find_changes(first, streams, found.machine, replaced)
-    return advised, [change for change in changes if _advice_for(change, first, advised) is not None]
-
-
-def _advice_for(change: Change, stream: Stream, advised: Replacements) -> Advice | None:
-    """What to write for a change; None: the script cannot have it."""
-    if change.name == "pillow-simd":
-        return Advice(name=change.name, commands=(advice.put_simd(),))
-    for each in advised.advices:
-        if each.name == change.name:
-            return each
-    return advice.set_arguments(stream.source, change.arguments)
-
-
-def show(
-    found: Observed,
-    streams: list[Stream],
-    advised: Replacements,
-    changes: list[Change],
-    gpu_price: float | None,
-) -> None:
-    """Print the answer, what would help, and what it comes from."""
-    click.echo()
-    if not streams or found.failed:
-        _say_why_nothing(found)
-    else:
-        first = streams[0]
-        for sentence in waiting.sentences(first, streams, found.machine, gpu_price):
-            say(sentence)
-        if changes:
-            _show_changes(first, advised, changes)
-        elif why := waiting.why_no_change(first, found.machine):
-            say(why)
-        for sentence in advised.left_out:
-            say(sentence)
-    if not streams:
-        return
-    click.echo()
-    rows = [[_relative(cell) for cell in waiting.row(stream)] for stream in streams]
-    Table(waiting.TITLES, rows, words=("data", "made at")).show()
-    of = "the device's idle time" if streams[0].on_device else "from asking for a batch to having it"
-    say(
-        f"waits: share of the time between batches, {of}; ranges over sections of what was watched, "
-        f"without the first batches; {machine_line(describe_machine(torch.device('cpu')), _VERSIONS)}."
-    )
-
-
-def _show_changes(first: Stream, advised: Replacements, changes: Sequence[Change]) -> None:
-    click.echo()
-    lines = []
-    for change in changes:
-        rate = change.images_per_s
-        times = rate.median / first.images_per_s
-        spread = f"{number(rate.low)} to {number(rate.high)}"
-        lines.append([change.name, number(rate.median), spread, f"{times:.2f}", change.cost])
-    Table(("change", "images/s", "range", "times", "takes"), lines, words=("takes",)).show()
-    for change in changes:
-        told = _advice_for(change, first, advised)
-        if told is not None:
-            click.echo()
-            say(f"{change.name}:")
-            for line in told.lines(os.getcwd()):
-                click.echo(line)
-
-
-def _say_why_nothing(found: Observed) -> None:
-    """The sentence for a script of which nothing can be concluded."""
-    seen = len(found.all("batch"))
-    if found.failed:
-        when = f"after {counted(seen, 'batch', 'batches')}" if seen else "before it asked for a batch"
-        rest = ": the figures below are of the time until then, and nothing follows from them" if seen else ""
-        say(f"The script ended with exit code {found.code} {when}{rest}.")
-    elif seen:
-        few = f"{counted(seen, 'batch', 'batches')} and not {waiting.FEWEST} beyond the first ones"
-        say(f"Too few batches to say whether it waits: {few}. Let the script train for longer.")
-    elif faults := found.all("fault"):
-        say(f"The batches could not be timed: {faults[0]['text']}")
-    else:
-        until = "until it was interrupted" if found.interrupted else "by the script"
-        say(
-            f"No batch was asked for {until} of a DataLoader of torch, nor of loaders.build: other loaders "
-            f"cannot be timed."
-        )
-
-
-def _content(found: Observed, streams: list[Stream], changes: list[Change]) -> dict[str, Any]:
-    return {
-        "version": 1,
+def _make_result(found: Observed, script: list[str], gpu_price: float | None) -> Result:
+    """Measure what would help, and work out what all of it says."""
+    streams = waiting.find_streams(found.processes)
+    faults = found.all("fault")
+    settings: dict[str, Any] = {
+        "script": script,
         "exit_code": found.code,
         "ended": found.ended,
         "interrupted": found.interrupted,
+        "batches": len(found.all("batch")),
+        "fault": faults[0]["text"] if faults else "",
+        "left_out": [],
         **asdict(found.machine),
-        "streams": [waiting.to_json(stream) for stream in streams],
-        "changes": [asdict(change) for change in changes],
-        "faults": [event["text"] for event in found.all("fault")],
-        "machine": describe_machine(torch.device("cpu")),
     }
+    trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
+    skipped: dict[str, str] = {}
+    first = streams[0] if streams else None
+    if first is not None and not found.failed and waiting.can_change(first):
+        advised = Replacements()
+        replaced: list[Replaced] = []
+        if first.source and not found.interrupted:
+            remade = bool(first.info.get("remade"))
+            advised = advice.find_replacements(first.source, _SHARDS, remade=remade)
+        if advised.advices and not is_disturbed(found.machine.others):
+            note("measuring what would help, on a sample of the pictures ...")
+            try:
+                replaced = measure_replaced(advised.advices, first.info.get("batch_size"), first.parts)
+            except PrecacheError as error:
+                skipped["another data set"] = str(error)
+        settings["left_out"] = advised.left_out
+        trials += [replaced_to_trial(each) for each in replaced]
+        by_name = {each.name: each for each in advised.advices}
+        for change in waiting.find_changes(first, streams, found.machine, replaced):
+            trials.append(paste_to_trial(change.name, _lines(first, change, by_name)))
+    machine = describe_machine(torch.device("cpu"))
+    # read back as from a file: what it says when it is shown again is the same
+    document = parse_document(
+        format_document(make_document("watch", machine, settings, tuple(trials), skipped)), "watch"
+    )
+    return make_result(document.machine, document.settings, document.trials, document.skipped, gpu_price)
 
 
-def _relative(text: str) -> str:
-    """Paths below the working folder, as one types them."""
-    return text.replace(f"{os.getcwd()}{os.sep}", "")
+def _lines(first: Stream, change: Change, advised: Mapping[str, Advice]) -> list[str]:
+    """What to write into the script, or to run; nothing where the script cannot have the change."""
+    if change.name == "pillow-simd":
+        return [advice.put_simd()]
+    told = advised.get(change.name) or advice.set_arguments(first.source, change.arguments)
+    return [] if told is None else told.lines(os.getcwd())
 
 
 def _seconds(text: str) -> float:

@@ -15,7 +15,8 @@ from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.forecast import fit_conversion, stored_size
 from bench.report.stats import Estimate, estimate
-from bench.report.waiting import Replaced, convert_cost
+from bench.report.waiting import Replaced
+from bench.report.watch import convert_cost
 from bench.watch.advice import Advice
 from loaders import ImageDataset
 from precache.pictures.sizes import sides

@@ -14,7 +14,7 @@ from rich.table import Table as RichTable
 
 from bench.report.result import Result, Row
 from bench.report.stats import Estimate
-from bench.report.words import WIDTH, duration, percent
+from bench.report.words import WIDTH, duration, number, percent
 from precache import page
 from precache.cli.commandline import human_bytes
 from precache.cli.terminal import new_console
@@ -22,6 +22,12 @@ from precache.cli.terminal import new_console
 
 def _rate(value: Estimate) -> str:
     return f"{value.median:,.0f}"
+
+
+def _ranged_rate(value: Estimate) -> str:
+    if value.low == value.high:
+        return number(value.median)
+    return f"{number(value.median)} ({number(value.low)}-{number(value.high)})"
 
 
 def _ratio(value: Estimate) -> str:
@@ -83,6 +89,10 @@ COLUMNS: dict[str, Column] = {
     "fed_images_per_s": Column("training", "images/s of the trainer fed by the loader", _rate, "more"),
     "fed_ratio": Column("ratio", "training over trainer, and its range", _ratio),
     "wait_share": Column("waits", "share of the time that the trainer waits for a batch", _share),
+    "images_per_s": Column(
+        "images/s", "in training; of a change predicted, and its range", _ranged_rate, "more"
+    ),
+    "gain": Column("times", "images/s over today's, and its range", _ratio),
     "own_images_per_s": Column("own pace", "images/s of a rank that does not wait for the others"),
     "others_wait_share": Column(
         "waits for others", "share of its own pace that a rank loses in step", _share
@@ -94,6 +104,12 @@ COLUMNS: dict[str, Column] = {
     "batch_s": Column("median", "time per batch", _milliseconds),
     "batch_p95_s": Column("95%", "most batches take no longer", _milliseconds),
     "epoch_gap_ratio": Column("epoch gap", "the longest time of an epoch's first batch, in medians", _times),
+    "wait_s": Column("wait", "for a batch", _duration, "less"),
+    "step_s": Column("step", "from having a batch to asking for the next one", _duration, "less"),
+    "batches": Column("batches", "that were counted"),
+    "takes": Column("takes", "once"),
+    "data": Column("data", ""),
+    "made_at": Column("made at", ""),
     "saves": Column("compared with today", "of an hour of training"),
     "convert_s": Column("converting", "takes once", _duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),

@@ -6,8 +6,8 @@ a batch to having it, what it computes the time from there until it asks for the
 reads ahead of a slow step costs nothing. On CUDA the wait is the time for which the device had nothing to do.
 
 A change is predicted from three times of a batch: what starting workers takes, what loading takes, and what
-the step takes when no worker is busy. Where loading and step share the CPUs, the best case is that no CPU ever
-idles, and the worst that loading stands still on the CPUs that the step uses; the range holds both.
+the step takes when no worker is busy. Where loading and step share the CPUs, the best case is that no CPU
+ever idles, and the worst that loading stands still on the CPUs that the step uses; the range holds both.
 """
 
 import math
@@ -18,9 +18,7 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
-from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, disturbance, is_disturbed
-from bench.report.words import counted, duration, number, percent
-from precache.cli.commandline import human_bytes
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, is_disturbed
 
 Event: TypeAlias = Mapping[str, Any]
 TRAINING, VALIDATION, READING = "training", "validation", "reading"
@@ -42,7 +40,6 @@ _SECTION_BATCHES = 4  # at least
 _FEWEST_HELD = 2  # steps that were timed alone
 _MODEL_ERROR = 0.1  # of every prediction: steps get slower or faster when data comes otherwise
 _KEEPING_UP = 1.25  # times the rate of the training, which the workers asked for should give
-_BUSY = 0.85  # of the CPUs: more workers have nothing to run on
 _SIMD = (0.2, 0.5)  # of the time that resizing takes with Pillow, by Pillow-SIMD
 
 
@@ -66,8 +63,11 @@ class Stream:
         step_cpu_s: CPU time of a step, alone if that was measured.
         process_cpu_s: CPU time of the script's own process from batch to batch.
         parts: seconds that a sample takes in one process, by stage; empty where that could not be told.
+        waits_s, steps_s: of each batch, in seconds. `starts`: positions of the first batches of epochs.
         on_device: whether waits are the device's idle time.
         ahead: whether another thread than the training asks for the batches.
+        loaders: that each step takes batches from; `images` are those of all of them.
+        all_share: of the time, that is waited for any of them.
         note: why its parts could not be told.
     """
 
@@ -88,8 +88,13 @@ class Stream:
     step_cpu_s: float
     process_cpu_s: float
     parts: Mapping[str, float]
+    waits_s: tuple[float, ...]
+    steps_s: tuple[float, ...]
+    starts: tuple[int, ...]
     on_device: bool
     ahead: bool
+    loaders: int
+    all_share: Estimate
     note: str
 
     @property
@@ -201,12 +206,10 @@ class _Batch:
     """One batch: waited for, then computed on.
 
     Attributes:
-        number: in its stream.
         is_first: of an epoch.
         is_clean: whether the training asked for the next batch, and did nothing else before, as validate.
     """
 
-    number: int
     images: int
     served: str
     is_first: bool
@@ -231,7 +234,38 @@ class _Loader:
     is_ahead: bool = False
 
 
-def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
+def _of_process(events: Sequence[Event]) -> list[Stream]:
+    rank, loaders = _read_events(events)
+    trains = {number: _is_training(loader.events, by_epoch=True) for number, loader in loaders.items()}
+    if not any(trains.values()):  # it may take each batch from an iterator of its own
+        trains = {number: _is_training(loader.events, by_epoch=False) for number, loader in loaders.items()}
+    other_times = sorted(
+        event["asked_s"]
+        for number, loader in loaders.items()
+        if not trains[number]
+        for event in loader.events
+        if event["event"] == "batch"
+    )
+    streams: list[tuple[Stream, list[float]]] = []
+    for members, is_training in _grouped(loaders, trains):
+        batches = [
+            batch for one in members for batch in _batches(one.events, other_times if is_training else ())
+        ]
+        stream = _summarised(members, batches, TRAINING if is_training else VALIDATION, rank)
+        if stream is not None:
+            streams.append((stream, [batch.got_s for batch in batches]))
+    found = []
+    for stream, got_s in streams:
+        fed_by = [stream]
+        for other, others_s in streams:
+            if other is not stream and stream.role == other.role == TRAINING and _alternate(got_s, others_s):
+                fed_by.append(other)
+        found.append(_with_all(stream, fed_by))
+    return found
+
+
+def _read_events(events: Sequence[Event]) -> tuple[int | None, dict[int, _Loader]]:
+    """The rank of a process, and its loaders by the numbers of their streams."""
     rank: int | None = None
     loaders: dict[int, _Loader] = {}
     for event in events:
@@ -250,23 +284,28 @@ def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
             loaders[event["stream"]].is_ahead = True
         elif kind in ("epoch", "batch", "end", "idle"):
             loaders[event["stream"]].events.append(event)
-    trains = {number: _is_training(loader.events, by_epoch=True) for number, loader in loaders.items()}
-    if not any(trains.values()):  # it may take each batch from an iterator of its own
-        trains = {number: _is_training(loader.events, by_epoch=False) for number, loader in loaders.items()}
-    other_times = sorted(
-        event["asked_s"]
-        for number, loader in loaders.items()
-        if not trains[number]
-        for event in loader.events
-        if event["event"] == "batch"
+    return rank, loaders
+
+
+def _alternate(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
+    """Whether batches of the one come between those of the other, as where each step takes from both."""
+    between = [bisect(others_s, a) < bisect(others_s, b) for a, b in pairwise(times_s)]
+    return bool(between) and sum(between) > len(between) / 2
+
+
+def _with_all(stream: Stream, fed_by: Sequence[Stream]) -> Stream:
+    """The stream, with what it is of a step that takes from all of `fed_by`."""
+    shares = [one.share for one in fed_by]
+    return replace(
+        stream,
+        loaders=len(fed_by),
+        images=sum(one.images * stream.period_s / one.period_s for one in fed_by),
+        all_share=Estimate(
+            min(1.0, sum(share.median for share in shares)),
+            min(1.0, sum(share.low for share in shares)),
+            min(1.0, sum(share.high for share in shares)),
+        ),
     )
-    for members, is_training in _grouped(loaders, trains):
-        batches = [
-            batch for one in members for batch in _batches(one.events, other_times if is_training else ())
-        ]
-        stream = _summarised(members, batches, TRAINING if is_training else VALIDATION, rank)
-        if stream is not None:
-            yield stream
 
 
 def _grouped(
@@ -340,7 +379,6 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
                 making_s, last = event["got_s"] - asked_s, None
                 continue
             last = _Batch(
-                number=len(batches),
                 images=event["images"],
                 served=event["served"],
                 is_first=of_epoch == 0,
@@ -355,7 +393,7 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
 
 
 def _steady(batches: Sequence[_Batch], skip: int) -> list[_Batch]:
-    """Batches that count: not the first ones, nor those that were held or came after, until it is steady again."""
+    """Batches that count: not the first ones, nor those that were held, nor as many after them."""
     steady = []
     unsettled = skip
     for batch in batches:
@@ -395,6 +433,7 @@ def _summarised(
     timed = [member.parts for member in members if member.parts]
     cpu_s = sum(batch.step_cpu_s for batch in steady)
     share = wait_s / total_s
+    estimated_share = Estimate(share, min(share, *shares), max(share, *shares))
     alone_s = None
     step_cpu_s = cpu_s / len(steady)
     if info["workers"] == 0:
@@ -412,7 +451,7 @@ def _summarised(
         period_s=total_s / len(steady),
         wait_s=wait_s / len(steady),
         step_s=(total_s - wait_s) / len(steady),
-        share=Estimate(share, min(share, *shares), max(share, *shares)),
+        share=estimated_share,
         start_s=median(starts) if starts else 0.0,
         usual_s=usual_s,
         start_share=sum(max(0.0, each - usual_s) for each in starts) / total_s,
@@ -420,7 +459,12 @@ def _summarised(
         step_cpu_s=step_cpu_s,
         process_cpu_s=(cpu_s + sum(batch.wait_cpu_s for batch in steady)) / len(steady),
         parts=dict(timed[0].get("parts", {})) if timed else {},
+        waits_s=tuple(waits),
+        steps_s=tuple(period - wait_s for period, wait_s in zip(periods, waits, strict=True)),
+        starts=tuple(position for position, batch in enumerate(steady) if batch.is_first),
         on_device=on_device,
+        loaders=1,
+        all_share=estimated_share,
         ahead=any(member.is_ahead for member in members),
         note=str(timed[0].get("failed", "")) if timed else "",
     )
@@ -431,7 +475,12 @@ def _summarised(
 
 def waits(stream: Stream) -> bool:
     """Whether so much is waited that it is worth a change."""
-    return stream.share.median >= NEGLIGIBLE_SHARE
+    return stream.all_share.median >= NEGLIGIBLE_SHARE
+
+
+def can_change(stream: Stream) -> bool:
+    """Whether a change may bring something, and enough is known to say what."""
+    return waits(stream) and not stream.ahead and stream.batches >= FEWEST
 
 
 def stage(stream: Stream) -> str:
@@ -452,7 +501,7 @@ def find_changes(
         streams: all of them: ranks share the CPUs.
         replaced: what other data sets take.
     """
-    if not waits(stream) or stream.ahead or stream.batches < FEWEST:
+    if not can_change(stream):
         return []
     model = _Model(stream, machine, count_ranks(stream, streams))
     changes: list[Change] = []
@@ -551,14 +600,16 @@ class _Model:
                 best_s = max(step_s, apart_s, (stream.step_cpu_s + load_cpu_s) / cpus)
                 taken = min(1.0, stream.step_cpu_s / max(step_s * cpus, 1e-9))
                 found += [best_s, max(best_s, step_s + taken * apart_s)]
-        return starting_s + min(found) * (1 - self._others), starting_s + max(found)
+        return starting_s + min(found), starting_s + max(found)
 
     def _rate(self, periods: Sequence[tuple[float, float]]) -> Estimate:
         best_s, worst_s = min(best for best, _ in periods), max(worst for _, worst in periods)
         images = self._stream.images
         middle_s = max((best_s + worst_s) / 2, 1e-9)
-        low, high = images / max(worst_s, 1e-9), images / max(best_s, 1e-9)
-        return Estimate(images / middle_s, low * (1 - _MODEL_ERROR), high * (1 + _MODEL_ERROR))
+        low = images / max(worst_s, 1e-9) * (1 - _MODEL_ERROR)
+        high = images / max(best_s, 1e-9) * (1 + _MODEL_ERROR)
+        most = images / max(self._stream.unhindered_s, 1e-9)
+        return Estimate(images / middle_s, low, max(images / middle_s, min(high, most)))
 
 
 def _more_workers(stream: Stream, model: _Model) -> Iterator[Change]:
@@ -602,129 +653,3 @@ def _simd(stream: Stream, model: _Model) -> Iterator[Change]:
     resizing = stream.parts["resize"] / total_s
     factors = [1 - resizing * (1 - kept) for kept in _SIMD]
     yield Change("pillow-simd", model.rate_of_samples(Estimate(sum(factors) / 2, *factors)))
-
-
-# in words
-
-
-def sentences(
-    stream: Stream, streams: Sequence[Stream], machine: Machine, gpu_price: float | None = None
-) -> list[str]:
-    """How much the training waits and what that costs, then what it waits for.
-
-    Args:
-        streams: all, to say which rank is the slowest.
-        gpu_price: dollars an hour.
-    """
-    who = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}[stream.role]
-    if stream.ahead:
-        return [
-            f"{who} reads its batches in a thread of its own, ahead of the steps: how much it waits cannot be "
-            f"told from here."
-        ]
-    if stream.batches < FEWEST:
-        return [
-            f"Too few batches to say whether it waits: {counted(stream.batches, 'batch', 'batches')} after the "
-            f"first {warm_up(stream.info)}, and {FEWEST} are needed. Let the script train for longer."
-        ]
-    ranks = count_ranks(stream, streams)
-    of_rank = f" in rank {stream.rank}, the slowest of {ranks}," if ranks > 1 else ""
-    share = stream.share
-    said = [
-        f"{who} waits{of_rank} {percent(share.median)} ({percent(share.low)} to {percent(share.high)}) of the "
-        f"time for its batches: {number(stream.images_per_s)} images/s, without waiting "
-        f"{number(stream.images / max(stream.unhindered_s, 1e-9))}."
-    ]
-    if gpu_price is not None:
-        lost = gpu_price * ranks * share.median
-        said.append(f"That costs ${lost:.2f} of each hour.")
-    if busy := disturbance(machine.others, ""):
-        said.append(busy)
-    if not waits(stream):
-        return [*said, "Change nothing: another loader would not make it faster."]
-    most = stage(stream)
-    if not most:
-        why = f" ({stream.note})" if stream.note else ""
-        return [*said, f"What it waits for could not be told: its samples were not timed{why}."]
-    said.append(f"It waits for {STAGES[most]}.")
-    if most in ("workers", "start"):
-        said.append(
-            f"The first batch of an epoch takes {duration(stream.start_s)}, "
-            f"the others {duration(stream.usual_s)}."
-        )
-    elif total_s := sum(stream.parts.values()):
-        parts = sorted(stream.parts.items(), key=lambda each: -each[1])
-        told = ", ".join(f"{STAGES[name]} {percent(s / total_s)}" for name, s in parts if s > 0.005 * total_s)
-        said.append(f"Of the {duration(total_s)} that a sample takes in one process: {told}.")
-    if stream.info["kind"] == "DataLoader" and not stream.shows_pictures:
-        kinds = ", ".join(stream.info.get("kinds", ["something else"]))
-        said.append(
-            f"Its batches are {kinds}, and no picture is decoded: only the DataLoader can be changed."
-        )
-    return said
-
-
-def why_no_change(stream: Stream, machine: Machine) -> str:
-    """The sentence for a training that waits, and for which nothing is advised; empty where there is nothing to
-    say."""
-    if not waits(stream) or stream.ahead or stream.batches < FEWEST:
-        return ""
-    used = (machine.ours or 0.0) + (machine.others or 0.0)
-    if used >= _BUSY:
-        return (
-            f"No change is advised: more workers would not help, for the {counted(machine.cpus, 'CPU')} are "
-            f"{percent(min(1.0, used))} busy."
-        )
-    return "No change is advised: today's rate is within the range of what each would bring."
-
-
-def convert_cost(size_bytes: float, seconds: float) -> str:
-    """What converting takes."""
-    return f"{human_bytes(int(size_bytes))} on disk, {duration(seconds)} to convert"
-
-
-def row(stream: Stream) -> list[str]:
-    """The stream in the table of streams."""
-    rank = "" if stream.rank is None else f"rank {stream.rank}"
-    workers = counted(stream.workers, "worker") if stream.info["kind"] == "DataLoader" else ""
-    root = stream.source.get("root") or stream.info.get("root") or ""
-    what = f"{stream.info.get('dataset')} {root}".strip()
-    return [
-        " ".join(filter(None, [stream.role, rank])),
-        ", ".join(filter(None, [what, workers])),
-        str(stream.info.get("where", "")),
-        f"{stream.batches:,}",
-        percent(stream.share.median),
-        duration(stream.wait_s),
-        duration(stream.step_s),
-    ]
-
-
-TITLES = ("stream", "data", "made at", "batches", "waits", "wait", "step")
-
-
-def to_json(stream: Stream) -> dict[str, Any]:
-    """Plain JSON values."""
-    figures = (
-        "batches",
-        "images",
-        "images_per_s",
-        "period_s",
-        "wait_s",
-        "step_s",
-        "alone_s",
-        "step_cpu_s",
-        "start_s",
-        "start_share",
-    )
-    left_out = ("event", "stream", "key")
-    return {
-        "role": stream.role,
-        "rank": stream.rank,
-        **{name: getattr(stream, name) for name in figures},
-        "share": [stream.share.median, stream.share.low, stream.share.high],
-        "stage": stage(stream) if waits(stream) else "",
-        "parts": dict(stream.parts),
-        **{name: value for name, value in stream.info.items() if name not in left_out},
-        "source": dict(stream.source),
-    }

@@ -1,10 +1,10 @@
 """Times the batches of a script that `bench watch` started, in the script's own processes. Stands alone.
 
-It runs in the interpreter of the script, and imports nothing of this project but `describe.py` beside it. Each
-process appends its events, a JSON object a line, to a file of its own in the folder BENCH_WATCH, which
-`bench.watch.run` reads. Each names its kind as `event`, and all but the first and the last the `stream` that it
-is of. Times are seconds of the monotonic clock, `_cpu_s` those of the process's CPU time. What goes wrong in
-here is written as an event, and never reaches the script.
+It runs in the interpreter of the script, and imports nothing of this project but `describe.py` beside it.
+Each process appends its events, a JSON object a line, to a file of its own in the folder BENCH_WATCH, which
+`bench.watch.run` reads. Each names its kind as `event`, and all but the first and the last the `stream` that
+it is of. Times are seconds of the monotonic clock, `_cpu_s` those of the process's CPU time. What goes wrong
+in here is written as an event, and never reaches the script.
 
     process     pid, rank               the first one
     stream      kind, where, ...        a loader is iterated for the first time: what it is
@@ -159,7 +159,7 @@ def _describing() -> ModuleType:
 
 
 def _watch_torch(module: ModuleType) -> None:
-    """Time torch's iterators, and not its DataLoader: other loaders make iterators, too, and take from them."""
+    """Time torch's iterators, and not its DataLoader: other loaders take from such iterators, too."""
     _describing()  # notes the working folder as it is now
     _watch_loader(module.DataLoader)
     base = module._BaseDataLoaderIter
@@ -525,6 +525,7 @@ def _stream_of_loader(loader: Any) -> _Stream:
     else:
         size = 0 if loader.batch_sampler is None else batch_size or 1
         given, collate = dataset, loader.collate_fn
+    takes_lists = not size and "batch" in type(getattr(loader, "sampler", None)).__name__.lower()
     info["remade"] = any(each.key == info["key"] and each.is_dead for each in _streams)
     stream = _Stream(info, shown)
     if is_list or not is_fastai:

@@ -645,8 +645,18 @@ def _into(source: Record, dst: str) -> str:
 
 
 def _main(source: Record, script: Script) -> list[Script]:
+    """The script that was started, where the line is of another file; modules beside it that it imports."""
+    found = []
     main = _read({"path": source["main"]})
-    return [main] if main is not None and main.path != script.path else []
+    if main is not None and main.path != script.path:
+        found.append(main)
+    start = main or script
+    folder = os.path.dirname(start.path)
+    for name in sorted(start.imported_names()):
+        module = _read({"path": os.path.join(folder, f"{name}.py")})
+        if module is not None and module.path not in (script.path, start.path):
+            found.append(module)
+    return found
 
 
 def _read(made: Record | None) -> Script | None:

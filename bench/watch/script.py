@@ -68,6 +68,17 @@ class Script:
         """Every call of the script."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
+    def imported_names(self) -> set[str]:
+        """The last names of the modules that it imports: params of `from my.params import parse`."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.rpartition(".")[2] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {alias.name for alias in node.names}
+                found.add((node.module or "").rpartition(".")[2])
+        return found
+
     def find_class(self, name: str) -> ast.ClassDef | None:
         """The class of this name."""
         for node in ast.walk(self.tree):

@@ -521,3 +521,28 @@ def test_a_module_of_the_script_called_loaders_is_named(
     found = advice.find_replacements(source, "out")
     assert found.advices == []
     assert str(tmp_path / "loaders.py") in found.left_out[0]
+
+
+@pytest.mark.parametrize("library", ["accelerate", "pytorch_lightning"])
+def test_a_loader_that_a_library_makes_anew_is_that_of_the_script(
+    library: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library)
+    steps = "T.Compose([T.RandomResizedCrop(16), T.ToTensor()])"
+    text = (
+        f"{HEAD}data = torchvision.datasets.ImageFolder('photos', {steps})\n"
+        "loader = DataLoader(data, batch_size=4, shuffle=True, drop_last=True)\n"
+    )
+    if library == "accelerate":
+        text += "import accelerate\nloader = accelerate.Accelerator(cpu=True).prepare(loader)\n"
+    else:
+        text = text.replace("loader = ", "with replaced(DataLoader, 'dataset'):\n    loader = ")
+        text = f"from lightning_fabric.utilities.data import _replace_dunder_methods as replaced\n{text}"
+    text += "seen.append([batch for batch in loader])\n"
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if "DataLoader(data" in line)
+    _, source = record_of(work, monkeypatch, text)
+    assert (source["made"]["line"], source["libraries"]) == (line, [])
+    assert source["sampler"]["name"] == "RandomSampler"
+    assert source["arguments"]["drop_last"]
+    names = {one.name for one in advice.find_replacements(source, "out").advices}
+    assert names == ALL

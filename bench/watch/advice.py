@@ -276,9 +276,10 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
 
     Args:
         source: the record of `bench.watch.describe`.
-        dst: where the pictures would be converted to.
+        dst: where the pictures would be converted to; where there is something, beside it.
         remade: whether the script makes the loader anew in each epoch.
     """
+    dst = _free_folder(source, dst)
     chain = _find_folder(source["dataset"])
     if isinstance(chain, str):
         return Replacements([], [f"loaders.build and loaders.ImageDataset are left out: {chain}."])
@@ -632,6 +633,15 @@ def _more_pictures(chain: _Chain, tree: _Tree) -> list[str]:
 def _convert(source: Record, tree: _Tree, dst: str, recipe: Recipe) -> str:
     paths = shlex.join([_typed(source, tree.source), _into(source, dst)])
     return f"precache convert {paths} {recipe.to_flags()}"
+
+
+def _free_folder(source: Record, dst: str) -> str:
+    """`dst`, or with the first number behind it that makes it a name of nothing."""
+    name, number = dst, 1
+    while os.path.exists(os.path.join(source["folder"], name)):
+        number += 1
+        name = f"{dst}-{number}"
+    return name
 
 
 def _typed(source: Record, path: str) -> str:

@@ -285,7 +285,7 @@ def paste(advised: Advice, script: Path, name: str) -> Path:
     for command in advised.commands:
         program, *words = shlex.split(command)
         assert program == "precache"
-        assert run(precache, "precache", [*words, "--overwrite", "--workers", "0"]) == 0
+        assert run(precache, "precache", [*words, "--workers", "0"]) == 0
     text = script.read_text()
     by_path = {edit.path for edit in advised.edits}
     assert by_path <= {str(script)}
@@ -336,7 +336,8 @@ def test_a_pasted_replacement_serves_what_the_script_did(
     script.write_text(f'{HEAD}if __name__ == "__main__":\n{body}{TAIL}')
     with described() as records:
         own = execute(script, [])
-    found = advice.find_replacements(records[0], "data/shards")
+    (work / "shards").mkdir(exist_ok=True)  # of another data set
+    found = advice.find_replacements(records[0], "shards")
     assert {one.name for one in found.advices} == kind.expected
     assert kind.reason in " ".join(found.left_out)
     for one in found.advices:

@@ -271,6 +271,30 @@ class _Chain:
     repeats: bool = False
 
 
+class _Folders:
+    """Folders to convert to: one for each recipe, and none that is there.
+
+    Args:
+        first: the name of the first, if there is nothing.
+    """
+
+    def __init__(self, source: Record, first: str) -> None:
+        self._above, self._first = source["folder"], first
+        self._is_moved = source["moved"]
+        self._known: dict[Recipe, str] = {}
+
+    def of(self, recipe: Recipe) -> str:
+        """The folder as the script has to name it."""
+        if recipe not in self._known:
+            number, name = 1, self._first
+            while name in self._known.values() or os.path.exists(os.path.join(self._above, name)):
+                number += 1
+                name = f"{self._first}-{number}"
+            self._known[recipe] = name
+        name = self._known[recipe]
+        return os.path.join(self._above, name) if self._is_moved else name
+
+
 def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Replacements:
     """What serves what the script's loader serves, of `loaders`.
 
@@ -279,7 +303,7 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
         dst: where the pictures would be converted to; where there is something, beside it.
         remade: whether the script makes the loader anew in each epoch.
     """
-    dst = _free_folder(source, dst)
+    folders = _Folders(source, dst)
     chain = _find_folder(source["dataset"])
     if isinstance(chain, str):
         return Replacements([], [f"loaders.build and loaders.ImageDataset are left out: {chain}."])
@@ -295,11 +319,11 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
     if reason:
         found.left_out.append(f"loaders.ImageDataset is left out: {reason}.")
     else:
-        found.advices.extend(_as_dataset(source, chain, tree, dst))
+        found.advices.extend(_as_dataset(source, chain, tree, folders))
     reasons = list(_against_build(source, chain))
     if not source["libraries"]:
         reasons += _against_line(source, remade)
-    built = "; ".join(reasons) or _as_build(source, chain, tree, dst)
+    built = "; ".join(reasons) or _as_build(source, chain, tree, folders)
     if isinstance(built, str):
         found.left_out.append(f"loaders.build is left out: {built}.")
     else:
@@ -402,7 +426,7 @@ def _base(chain: _Chain) -> tuple[Script, Any] | None:
     return None
 
 
-def _as_dataset(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advice]:
+def _as_dataset(source: Record, chain: _Chain, tree: _Tree, folders: _Folders) -> list[Advice]:
     """`loaders.ImageDataset` in the place of ImageFolder, over the tree, and over shards of it."""
     folder, own = chain.folder, None
     script = Script(folder["made"]["path"])
@@ -427,7 +451,8 @@ def _as_dataset(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Ad
     if chain.wrapper or is_shared or not pictures.keeps_what_is_shown(steps):
         return found
     recipe = Recipe(format="shards", size=max(stored_size(side), pictures.resized_to(steps)))
-    given = {"root": repr(_into(source, dst))}
+    dst = folders.of(recipe)
+    given = {"root": repr(dst)}
     if tree.split:
         given["split"] = repr(tree.split)
     changes.set_arguments(call, given, IMAGE_FOLDER)
@@ -512,7 +537,7 @@ def _named(steps: Sequence[Record]) -> str:
     return ", ".join(step["text"] for step in steps) or "the dataset"
 
 
-def _as_build(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advice] | str:
+def _as_build(source: Record, chain: _Chain, tree: _Tree, folders: _Folders) -> list[Advice] | str:
     """`loaders.build` in the place of the DataLoader, over the tree, and over shards of it; or why not."""
     steps, views = _steps(chain)
     if source["batch"]["views"] != views:
@@ -534,7 +559,8 @@ def _as_build(source: Record, chain: _Chain, tree: _Tree, dst: str) -> list[Advi
         found.append(Advice(name="build", edits=edits, says=tuple(says), root=tree.root, size=settings.size))
     if settings.recipe is not None and source["sampler"]["name"] != "WeightedRandomSampler":
         recipe = Recipe(format="shards", **settings.recipe)
-        edits = _build_edits(source, chain, tree, settings, views, _into(source, dst))
+        dst = folders.of(recipe)
+        edits = _build_edits(source, chain, tree, settings, views, dst)
         found.append(
             Advice(
                 name="build on shards",
@@ -631,27 +657,14 @@ def _more_pictures(chain: _Chain, tree: _Tree) -> list[str]:
 
 
 def _convert(source: Record, tree: _Tree, dst: str, recipe: Recipe) -> str:
-    paths = shlex.join([_typed(source, tree.source), _into(source, dst)])
+    paths = shlex.join([_typed(source, tree.source), dst])
     return f"precache convert {paths} {recipe.to_flags()}"
-
-
-def _free_folder(source: Record, dst: str) -> str:
-    """`dst`, or with the first number behind it that makes it a name of nothing."""
-    name, number = dst, 1
-    while os.path.exists(os.path.join(source["folder"], name)):
-        number += 1
-        name = f"{dst}-{number}"
-    return name
 
 
 def _typed(source: Record, path: str) -> str:
     """A path as one types it where the script was started."""
     below = os.path.relpath(path, source["folder"])
     return path if source["moved"] or below.startswith(os.pardir) else below
-
-
-def _into(source: Record, dst: str) -> str:
-    return os.path.join(source["folder"], dst) if source["moved"] else dst
 
 
 def _main(source: Record, script: Script) -> list[Script]:

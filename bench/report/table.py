@@ -186,6 +186,11 @@ def cell(row: Row, name: str) -> str:
     return COLUMNS[name].text(row.values[name]) if name in row.values else ""
 
 
+def _cell_or(row: Row, name: str, missing: str) -> str:
+    """The figure; `missing` where the row has none, unless it says itself that there is nothing to say."""
+    return cell(row, name) or ("" if name in row.texts else missing)
+
+
 def shown_rows(result: Result, *, details: bool) -> list[Row]:
     """Rows of the table; without `details`, those that one can choose from."""
     chosen = [row for row in result.rows if details or not row.detail]
@@ -199,7 +204,7 @@ def shown_columns(result: Result, *, details: bool) -> list[str]:
         name
         for name in COLUMNS
         if (details or name in result.columns)
-        and any(name in row.values or name in row.texts for row in rows)
+        and any(name in row.values or row.texts.get(name) for row in rows)
     ]
 
 
@@ -209,8 +214,8 @@ def make_table(result: Result, *, details: bool = False) -> Table:
     missing = "-" if details else "not measured"
     return Table(
         [result.thing, *(COLUMNS[name].title for name in names)],
-        [[row.name, *(cell(row, name) or missing for name in names)] for row in rows],
-        words=[COLUMNS[name].title for name in names if any(name in row.texts for row in rows)],
+        [[row.name, *(_cell_or(row, name, missing) for name in names)] for row in rows],
+        words=[COLUMNS[name].title for name in names if any(row.texts.get(name) for row in rows)],
         bold=[at for at, row in enumerate(rows) if result.is_best(row)],
     )
 

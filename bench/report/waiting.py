@@ -40,6 +40,7 @@ _SECTION_BATCHES = 4  # at least
 _FEWEST_HELD = 2  # steps that were timed alone
 _MODEL_ERROR = 0.1  # of every prediction: steps get slower or faster when data comes otherwise
 _KEEPING_UP = 1.25  # times the rate of the training, which the workers asked for should give
+_MOST_WORKERS_PER_CPU = 8
 _SIMD = (0.2, 0.5)  # of the time that resizing takes with Pillow, by Pillow-SIMD
 
 
@@ -552,6 +553,12 @@ class _Model:
             used_s = machine.ours * self.cpus * stream.period_s - stream.process_cpu_s
         self._load_cpu_s = min(self.load_s, max(0.0, used_s))
 
+    @property
+    def most_workers(self) -> int:
+        """Workers for which there is CPU time."""
+        working = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / _MOST_WORKERS_PER_CPU)
+        return int(self.cpus / working)
+
     def rate_of_workers(self, workers: int) -> Estimate:
         """Images/s with so many workers."""
         starting_s = self._stream.starting_s if self._stream.workers else 0.0
@@ -613,9 +620,9 @@ class _Model:
 
 
 def _more_workers(stream: Stream, model: _Model) -> Iterator[Change]:
-    """As many as keep up, if there are CPUs for them."""
+    """As many as keep up, if there are CPUs for them: more than CPUs where they wait for files."""
     needed = math.ceil(model.load_s / max(stream.unhindered_s, 1e-9) * _KEEPING_UP)
-    workers = min(needed, max(1, int(model.cpus)))
+    workers = min(needed, max(1, model.most_workers))
     if workers <= stream.workers:
         return
     arguments: dict[str, Any] = {"num_workers": workers}

@@ -4,6 +4,7 @@ A trial is a stream of `bench.report.waiting`, what was measured of another data
 write into the script for a change; so a result can be made again from its file.
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -30,7 +31,7 @@ STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """What a trial is of."""
 _BUSY = 0.85  # of the CPUs: more workers have nothing to run on
 _VERSIONS = ("python", "torch", "pillow")
-_COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes", "data", "made_at")
+_COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
 _SERIES = ("waits_s", "steps_s", "starts")
 _ESTIMATES = ("share", "all_share")
 _WHO = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}
@@ -307,12 +308,13 @@ def _made_at(stream: Stream) -> str:
 
 def _make_row(stream: Stream) -> Row:
     rank = "" if stream.rank is None else f", rank {stream.rank}"
+    place = f" ({os.path.basename(_made_at(stream))})" if _made_at(stream) else ""
     workers = f", {counted(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
     root = str(stream.source.get("root") or stream.info.get("root") or "")
     root = root.removeprefix(f"{stream.source.get('folder') or ''}/")
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
     return Row(
-        name=f"{stream.role}{rank}",
+        name=f"{stream.role}{rank}{place}",
         of={
             "stream": stream.role,
             "rank": stream.rank,
@@ -329,6 +331,8 @@ def _make_row(stream: Stream) -> Row:
         texts={
             "data": " ".join(filter(None, [str(stream.info["dataset"]), root])) + workers,
             "made_at": _made_at(stream),
+            "gain": "",
+            "takes": "",
         },
         batches=timed,
         findings=timed.findings,
@@ -338,12 +342,12 @@ def _make_row(stream: Stream) -> Row:
 
 def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Row:
     today = _exactly(stream.images_per_s)
-    texts = {"takes": change.cost} if change.cost else {}
+    nothing = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
         name=f"with {change.name}",
         of={"change": change.name},
         values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
-        texts=texts,
+        texts={**nothing, "takes": change.cost},
         paste=tuple(lines),
     )
 

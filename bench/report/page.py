@@ -17,7 +17,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from bench.report.result import Batches, Result, Row, Trial, Watched, format_document
-from bench.report.show import describe_ratios
+from bench.report.show import describe_ratios, printable_lines
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
 from bench.report.verdict import training_rate
@@ -239,9 +239,11 @@ def _draw_details(result: Result) -> Iterator[str]:
         if row.watched is not None:
             figures |= dict(_draw_watched(row.watched))
         sentences = " ".join(sentence for sentence in (row.advice, *row.findings) if sentence)
-        if not sentences and not figures:
+        if not sentences and not figures and not row.paste:
             continue
         parts = [page.paragraphs([sentences[:1].upper() + sentences[1:]]), _draw_stages(row)]
+        if row.paste:
+            parts.append(f"<pre>{escape(printable_lines(row))}</pre>")
         if figures:
             parts.append(charts(figures, f"row{number}"))
         yield page.folded(f"In detail: {row.name}", "".join(parts))

@@ -11,16 +11,18 @@ import click
 
 from bench.commands.options import PATH
 from bench.commands.output import Output, output_options
-from bench.machine.hardware import choose_device, describe_machine
+from bench.machine.hardware import describe_machine
 from bench.machine.measurements import HardwareSpec, Probe, prepare_probes, sample_jpegs
 from bench.machine.monitor import OtherProcesses
 from bench.measure.trials import Trials
 from bench.report.hardware import PARTS, make_result
 from bench.report.result import Trial
+from loaders.deliver import find_device
 from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _GENERATED = 64  # pictures; making them takes longer than measuring
 _WITHOUT_DATA = 1_000  # pictures that times are for where no tree is given
@@ -47,7 +49,7 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, outp
     highest run, and how long this part alone takes for the pictures of --data, else for 1,000.
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
-    device = choose_device("auto")
+    device = find_device("auto")
     with output.measuring("hardware", "run") as on_progress, _scan(data, scratch) as scan:
         jpegs = sample_jpegs(scan)
         trials = Trials(
@@ -109,6 +111,6 @@ def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
     if data is not None:
         yield scan_tree(data)
         return
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-hardware-") as folder:
-        make_sample(Path(folder) / "tree", images=_GENERATED, like="caltech", workers=0)
-        yield scan_tree(Path(folder) / "tree")
+    with temporary_folder(scratch) as folder:
+        make_sample(folder / "tree", images=_GENERATED, like="caltech", workers=0)
+        yield scan_tree(folder / "tree")

@@ -1,4 +1,4 @@
-"""What machine this is, which of its devices computes, and in which precision."""
+"""What machine this is, and in which precision its device computes."""
 
 import platform
 from datetime import date
@@ -67,18 +67,6 @@ def _installed(package: str) -> bool:
     except metadata.PackageNotFoundError:
         return False
     return True
-
-
-def choose_device(name: str) -> torch.device:
-    """The device called `name`: `cpu`, `cuda`, or `auto`, the GPU where there is one.
-
-    Raises:
-        SettingError: unknown name, or a GPU is asked for that torch does not find.
-    """
-    check_choice("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device 'cuda' asked for, but torch finds no GPU; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def choose_warmup(warmup: int | None, device: torch.device) -> int:

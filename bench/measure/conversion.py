@@ -8,7 +8,6 @@ writers they take turns.
 import cProfile
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +38,7 @@ from precache.recipe import Recipe
 from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _STAGE_CODE: dict[str, tuple[CodeType, ...]] = {
     "read": (reading.read_picture.__code__,),
@@ -142,9 +142,9 @@ def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progres
 
 def _run_in_folder(measure_once: Callable[[Path], Trial], scratch: Path, is_warm: bool) -> Trial:
     """Measure in an empty folder, which is removed; note what other processes took of the CPUs meanwhile."""
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-convert-") as folder:
+    with temporary_folder(scratch) as folder:
         others = OtherProcesses()
-        trial = measure_once(Path(folder))
+        trial = measure_once(folder)
         numbers = {**trial.numbers, "page_cache_is_warm": float(is_warm)}
         share = others.share()
         if share is not None:

@@ -27,7 +27,9 @@ _own: dict[tuple[int, Path], Path] = {}  # by process, for a fork must not use i
 
 def folder(place: Path | None = None) -> Path:
     """The folder of this process in `place` (default TMPDIR), made at the first call; removed at its end."""
-    place = Path(tempfile.gettempdir()) if place is None else place
+    place = (
+        Path(tempfile.gettempdir()) if place is None else place
+    ).absolute()  # the process may go elsewhere
     owner = os.getpid(), place
     with _lock:
         if owner not in _own:

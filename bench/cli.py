@@ -14,22 +14,18 @@ COMMANDS = {
     "loaders": "bench.commands.loaders",
     "recommend": "bench.commands.recommend",
     "quickstart": "bench.commands.quickstart",
-    "compare": "bench.commands.compare",
     "convert": "bench.commands.convert",
-    "ddp": "bench.commands.ddp",
     "evidence": "bench.commands.evidence",
     "hardware": "bench.commands.hardware",
-    "profile": "bench.commands.profile",
     "report": "bench.commands.report",
     "simulate": "bench.commands.simulate",
-    "sweep": "bench.commands.sweep",
     "watch": "bench.commands.watch",
 }
 """Each module holds its click command as `command`, and is imported when that is asked for."""
 
 
-FIRST = ("watch", "loaders", "recommend", "sweep", "hardware")
-"""What a newcomer needs."""
+FIRST = ("watch", "loaders", "recommend", "hardware")
+"""Commands that a newcomer needs."""
 
 
 @click.group(cls=commandline.Group, name="bench", modules=COMMANDS, first=FIRST)
@@ -51,7 +47,7 @@ def refuse_several_processes() -> None:
     if "TORCHELASTIC_RUN_ID" in os.environ and count != "1":
         raise SettingError(
             f"torchrun started {count} processes of bench, which would measure one another; "
-            f"run 'bench ddp --ranks {count}' without torchrun: it starts the ranks itself"
+            f"run 'bench loaders --ranks {count}' without torchrun: it starts the ranks itself"
         )
 
 

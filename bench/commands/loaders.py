@@ -1,115 +1,173 @@
-"""`bench loaders`: backends, and other libraries' loaders, fed to a trainer and against one another."""
+"""`bench loaders`: loaders fed to a trainer and against one another, over workers, batch sizes or ranks."""
 
 import sys
-from contextlib import nullcontext
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, names_of, option, run_options, showing_options
+from bench.commands.options import PATH, PLACE, names_of, parse_numbers, price_option, run_options
+from bench.commands.output import Output, output_options
 from bench.measure.candidates import CHOICES as BACKENDS
-from bench.measure.candidates import choose_candidates
-from bench.measure.comparison import compare
-from bench.measure.peers import choose_peers, limits
+from bench.measure.candidates import Candidate, choose_candidates
+from bench.measure.comparison import Comparison, compare
+from bench.measure.peers import PeerCandidate, choose_peers, limits
+from bench.measure.profile import profile
+from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
-from bench.peers.serving import PEERS
-from bench.report import loaders_page
-from bench.report.result import Showing, show
-from bench.report.row import Result
+from bench.peers.libraries import PEERS
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json
-from precache.errors import SettingError
-from precache.page import write as write_page
+from precache.cli.commandline import gathered
+from precache.engines import available_cpus
+from precache.errors import SettingError, check_range
 from precache.recipe import FORMAT_NAMES
-from precache.reporting import tells, unseen
 from precache.storage.urls import Location
 
 DATA = Path("data")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeerOptions:
+    """Which loaders of other libraries are compared.
+
+    Attributes:
+        against: their names, with commas.
+        peer_python: the Python that has them.
+        peer_data: folder for data of their own formats.
+    """
+
+    against: str
+    peer_python: str
+    peer_data: Path
+
+
+peer_options = gathered(
+    "peers",
+    PeerOptions,
+    {
+        "against": click.option(
+            "--against", default="", help=f"Compare with loaders of other libraries: {', '.join(PEERS)}."
+        ),
+        "peer_python": click.option(
+            "--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]"
+        ),
+        "peer_data": click.option(
+            "--peer-data",
+            type=PATH,
+            default=DATA / "peers",
+            show_default=True,
+            help="Folder for data in their own formats, which is written once.",
+        ),
+    },
+)
 
 
 @click.command(
     name="loaders",
     cls=commandline.Command,
     first=("backend", "trainer", "trainer_rate", "batch_size", "workers", "augment", "cold", "html_path"),
-    short_help="Does the GPU wait, and with which loader?",
+    short_help="Does the GPU wait, and with which loader, workers and batch size?",
     epilog=EPILOG,
 )
 @click.argument("data", type=PLACE, nargs=-1)
 @click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
+@click.option("--batch-size", default="64", show_default=True, help="Samples per batch; several as in 32,64.")
+@click.option(
+    "--workers",
+    help="Processes or threads of each loader; several as in 0,1,2,4.  [default: one per CPU]",
+)
 @run_options(
-    *("trainer", "trainer_rate", "batch_size", "workers", "size", "augment", "cold", "repeats", "batches"),
+    *("trainer", "trainer_rate", "size", "augment", "cold", "repeats", "batches"),
     *("warmup", "device", "amp", "compiled", "cache", "shuffle"),
-    workers={"help": "Processes or threads of each loader.  [default: one per CPU]"},
     repeats={"default": 5},
 )
-@click.option("--against", default="", help=f"Compare with some of: {', '.join(PEERS)}.")
-@click.option("--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]")
-@click.option("--peer-data", type=PATH, default=DATA / "peers", show_default=True, help="Their data.")
-@option("json_path")
-@option("html_path")
-@showing_options
-@click.option("--quiet", is_flag=True, help="Print nothing but errors; for --json FILE and --html FILE.")
+@click.option("--ranks", type=click.IntRange(min=1), help="Train on so many processes at once, in step.")
+@click.option(
+    "--profile",
+    "profile_path",
+    type=PATH,
+    metavar="FOLDER",
+    help="Profile ten steps of one loader instead; write the trace into FOLDER.",
+)
+@peer_options
+@price_option
+@output_options
 def command(
     data: tuple[Location, ...],
     backend: str,
+    batch_size: str,
+    workers: str | None,
     settings: Settings,
-    against: str,
-    peer_python: str,
-    peer_data: Path,
-    json_path: Path | None,
-    html_path: Path | None,
-    showing: Showing,
-    quiet: bool,
+    ranks: int | None,
+    profile_path: Path | None,
+    peers: PeerOptions,
+    gpu_price: float | None,
+    output: Output,
 ) -> None:
-    """Does the GPU wait? Compare loaders over the folders DATA (default: data/raw, data/shards, ...).
+    """Compare loaders over the folders DATA (default: data/raw, data/shards, ...): does the GPU wait?
 
     \b
     bench loaders photos --backend imagefolder,pytorch
     bench loaders photos data/shards --augment train --html report.html
+    bench loaders photos --workers 0,1,2,4 --batch-size 32,64,128
+    bench loaders data/shards --ranks 2
 
-    For each: images/s of the loader alone, of the trainer alone on a batch that stays on the
-    device, and of both together, each time in a process of its own; the bottleneck, and what
-    would fix it. Other libraries' loaders (--against) run alone, each in a process
-    of its own; what they read is written to --peer-data once.
+    It measures images/s of each loader alone, of the trainer alone on a batch that stays on the device,
+    and of both together, each time in a process of its own, and says what the bottleneck is and what
+    would fix it. Several --workers or --batch-size: each combination is a row, and the answer names the
+    fewest workers and the smallest batch that keep the trainer busy. Runs are kept in --json FILE: the
+    same command goes on where it was stopped.
+
+    Other libraries' loaders (--against) run alone.
     """
-    for path in (json_path, html_path):  # now, not after minutes of measuring
-        check_output(path)
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
+    batch_sizes = parse_numbers("--batch-size", batch_size)
+    counts = parse_numbers("--workers", workers) if workers is not None else (available_cpus(),)
+    for size in batch_sizes:
+        check_range("batch_size", size, 1)
+    for count in counts:
+        check_range("workers", count, 0)
     candidates = choose_candidates(data, names_of(backend) or [backend], DATA)
-    paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
-    if against and settings.device.type != "cpu":
+    if profile_path is not None:
+        profile(candidates, settings, counts[0], batch_sizes[0], profile_path)
+        return
+    with output.measuring("bench", "run") as on_progress:
+        if ranks is not None:
+            result = compare_ranks(
+                candidates,
+                replace(settings, batch_size=batch_sizes[0], workers=None if workers is None else counts[0]),
+                ranks,
+                output.json_path,
+                on_progress,
+            )
+        else:
+            comparison = Comparison(
+                candidates=candidates,
+                settings=settings,
+                peers=_choose_peers(data, candidates, settings, peers),
+                workers=counts,
+                batch_sizes=batch_sizes,
+            )
+            result = compare(comparison, output.json_path, on_progress, gpu_price)
+    output.finish(result)
+
+
+def _choose_peers(
+    data: Sequence[Location],
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    options: PeerOptions,
+) -> list[PeerCandidate]:
+    """Peers that were asked for, and the limit of each folder of shards."""
+    if options.against and settings.device.type != "cpu":
         raise SettingError("peers deliver to main memory; compare with --against on --device cpu")
+    paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
     folders = [path for path in paths if isinstance(path, Path)]  # peers read no URL of ours
-    peers = choose_peers(names_of(against), folders, settings.size, peer_python, peer_data)
-    of_shards = (one.path for one in candidates if one.backend == "shards")
-    peers += limits([path for path in of_shards if isinstance(path, Path)])
-    peers = list({(peer.name, peer.path): peer for peer in peers}.values())
-    with tells(nothing_written), nullcontext() if quiet else ProgressBar("bench", "run") as bar:
-        result = compare(candidates, settings, bar or unseen, peers)
-    silent = quiet or json_path == STDOUT
-    if not silent:
-        show(result, showing, asked=names_of(backend), has_page=html_path is not None)
-    if json_path is not None:
-        write_json(json_path, result.to_json(), quiet=silent)
-    write_report(result, showing, html_path, quiet=silent)
-
-
-def nothing_written() -> str:
-    """For `tells`: a result needs all runs."""
-    return " before all runs were done; nothing was written: a result needs all of them"
-
-
-def write_report(
-    result: Result,
-    showing: Showing,
-    html_path: Path | None,
-    *,
-    quiet: bool = False,
-) -> None:
-    """Write the page that was asked for; unless `quiet`, say so."""
-    if html_path is not None:
-        write_page(html_path, loaders_page.html(result, showing.gpu_price))
-        if not quiet:
-            click.echo(f"the page: {html_path}")
+    peers = choose_peers(
+        names_of(options.against), folders, settings.size, options.peer_python, options.peer_data
+    )
+    peers += limits(
+        [one.path for one in candidates if one.backend == "shards" and isinstance(one.path, Path)]
+    )
+    return list({(peer.name, peer.path): peer for peer in peers}.values())

@@ -14,7 +14,6 @@ import click
 from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
-from bench.report.result import Showing
 from loaders.deliver import find_device
 from precache.cli.commandline import PathOrUrl, gathered
 from precache.engines import worker_count
@@ -45,12 +44,10 @@ SHARED: dict[str, dict[str, Any]] = {
     "device": {"default": "auto", "help": "auto, cpu or cuda."},
     "augment": {"default": "eval", "help": "eval, train or crop, of loaders.build."},
     "shuffle": {"default": "auto", "help": "auto, full, window or none."},
-    "json_path": {"type": PATH, "help": "Write the result here; '-' prints it alone."},
-    "html_path": {"type": PATH, "help": "Write the report here."},
 }
 """By the name of the parameter, what click is told."""
-_FLAGS = {"compiled": "--compile", "json_path": "--json", "html_path": "--html"}
-"""Of those that are not called as their parameter."""
+_FLAGS = {"compiled": "--compile"}
+"""Flags of options that are not called as their parameter."""
 _Own = Mapping[str, Any]
 
 
@@ -112,18 +109,8 @@ def price_option(function: _Function) -> _Function:
         "--gpu-price",
         type=click.FloatRange(min=0, min_open=True),
         metavar="DOLLARS",
-        help="Of an hour of the accelerator: say what is saved.",
+        help="Price of one accelerator hour in dollars; adds the cost of waiting.",
     )(function)
-
-
-def showing_options(function: _Function) -> _Function:
-    """`--markdown`, `--details` and `--gpu-price`, whose values make the parameter `showing`."""
-    options = {
-        "markdown": click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
-        "details": click.option("--details", is_flag=True, help="Print every column and finding."),
-        "gpu_price": price_option,
-    }
-    return gathered("showing", Showing, options)(function)
 
 
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:

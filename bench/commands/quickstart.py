@@ -9,30 +9,28 @@ from pathlib import Path
 
 import click
 
-from bench.commands.loaders import nothing_written, write_report
 from bench.commands.options import price_option, run_options
-from bench.measure.candidates import CHOICES, choose_candidates
-from bench.measure.comparison import compare
+from bench.commands.output import Output
+from bench.measure.candidates import choose_candidates
+from bench.measure.comparison import Comparison, compare
 from bench.measure.settings import Settings
 from bench.measure.trainers import DEFAULT_PRESET, PRESETS
 from bench.report.forecast import stored_size
-from bench.report.result import Showing, show
-from bench.report.row import Result
 from precache.cli import commandline
-from precache.cli.commandline import ProgressBar, write_json
+from precache.cli.commandline import ProgressBar
 from precache.conversion.convert import convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample
 from precache.recipe import Recipe
-from precache.reporting import tells
 from precache.sources.tree import scan_tree
 from precache.storage import atomic_write
+from precache.storage.urls import Location
 
 QUICKSTART = Path("data/quickstart")
 _LOADERS = ("imagefolder", "pytorch", "shards", "webdataset", "dali")
 _FORMATS = ("shards", "webdataset", "dali")
 _TIMES = "conversions.json"
-"""Beside the data: what each conversion took, for a second call finds them done."""
+"""Beside the data: seconds of each conversion, for a second call finds them done."""
 
 
 @click.command(name="quickstart", cls=commandline.Command)
@@ -40,7 +38,7 @@ _TIMES = "conversions.json"
 @run_options("trainer_rate", "batches", "repeats", batches={"default": 12}, repeats={"default": 2})
 @price_option
 def command(images: int, settings: Settings, gpu_price: float | None) -> None:
-    """The whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
+    """Try the whole path on generated photographs, in data/quickstart: sample, convert, compare, report.
 
     Ends with what people have today does, and what another loader and converting gain over it. Takes about
     two minutes on 2 CPUs.
@@ -59,16 +57,27 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     _make_sample(QUICKSTART / "raw", images)
     has_dali = find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None
     missing = set() if has_dali else {"dali"}
-    conversions = _convert([name for name in _FORMATS if name not in missing], settings.size)
-    backends = [name for name in _LOADERS if name in CHOICES and name not in missing]
-    trainers = (settings.trainer, *(["resnet50"] if on_gpu and settings.trainer == "emulated" else []))
-    with tells(nothing_written), ProgressBar("bench", "run") as bar:
-        result = compare(choose_candidates((), backends, QUICKSTART), settings, bar, trainers=trainers)
-    rows = []
-    for row in result.rows:
-        convert_s, size_bytes = conversions.get(row.data, (None, None))
-        rows.append(replace(row, convert_s=convert_s, size_bytes=size_bytes))
-    _report(replace(result, rows=tuple(rows)), gpu_price)
+    convert_s = _convert([name for name in _FORMATS if name not in missing], settings.size)
+    backends = [name for name in _LOADERS if name not in missing]
+    trainers = [settings.trainer]
+    if on_gpu and settings.trainer == "emulated":
+        trainers.append("resnet50")
+    result_path = QUICKSTART / "result.json"
+    result_path.unlink(missing_ok=True)  # each call measures anew
+    output = Output(json_path=result_path, html_path=QUICKSTART / "report.html")
+    with output.measuring("bench", "run") as on_progress:
+        comparison = Comparison(
+            candidates=choose_candidates((), backends, QUICKSTART),
+            settings=settings,
+            trainers=trainers,
+            convert_s=convert_s,
+        )
+        result = compare(comparison, result_path, on_progress, gpu_price)
+    output.finish(result)
+    if f"emulated:{DEFAULT_PRESET}" in result.settings["trainers"]:
+        source = PRESETS[DEFAULT_PRESET].source
+        click.echo(f"emulated:{DEFAULT_PRESET} is {source}. PyTorch without that tuning is slower:")
+        click.echo("'bench quickstart --trainer-rate IMAGES_PER_S' measures with that of your own training.")
 
 
 def _make_sample(raw: Path, images: int) -> None:
@@ -84,37 +93,24 @@ def _make_sample(raw: Path, images: int) -> None:
         )
 
 
-def _convert(formats: list[str], size: int) -> dict[str, tuple[float | None, int]]:
-    """Convert to each, for training at `size` pixels.
+def _convert(formats: list[str], size: int) -> dict[Location, float]:
+    """Convert to each format, for training at `size` pixels.
 
-    Returns seconds and bytes of each, the seconds None where another run began it.
+    Returns the seconds of each by its folder; those of a conversion that another call did are remembered,
+    those of one that another call began are not known.
     """
     times = QUICKSTART / _TIMES
     known: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
-    found: dict[str, tuple[float | None, int]] = {}
     for name in formats:
         path = QUICKSTART / name
-        fresh = not path.exists()
-        if fresh:
+        is_new = not path.exists()
+        if is_new:
             known.pop(name, None)
         start_s = time.perf_counter()
         with ProgressBar(f"convert to {name}", "image") as bar:
             convert(QUICKSTART / "raw", path, Recipe(format=name, size=stored_size(size)), on_progress=bar)
-        if fresh:
+        if is_new:
             known[name] = time.perf_counter() - start_s
-        size_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-        found[name] = (known.get(name), size_bytes)
         with atomic_write(times) as file:
             file.write(json.dumps(known).encode())
-    return found
-
-
-def _report(result: Result, gpu_price: float | None) -> None:
-    page, showing = QUICKSTART / "report.html", Showing(gpu_price=gpu_price)
-    write_json(QUICKSTART / "result.json", result.to_json(), quiet=True)
-    show(result, showing, has_page=True)
-    if f"emulated:{DEFAULT_PRESET}" in result.settings["trainers"]:
-        source = PRESETS[DEFAULT_PRESET].source
-        click.echo(f"emulated:{DEFAULT_PRESET} is {source}. PyTorch without that tuning is slower:")
-        click.echo("'bench quickstart --trainer-rate IMAGES_PER_S' measures with that of your own training.")
-    write_report(result, showing, page)
+    return {QUICKSTART / name: known[name] for name in formats if name in known}

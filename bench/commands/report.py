@@ -1,22 +1,149 @@
-"""`bench report`: a result that was written before."""
+"""`bench report`: results that were written before: one is shown, two are compared."""
 
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bench.commands.loaders import write_report
-from bench.commands.options import PATH, option, showing_options
-from bench.report.result import Showing, show
-from bench.report.row import read_result
+from bench.commands.options import PATH, price_option
+from bench.commands.output import Output, output_options
+from bench.measure.trials import read_document
+from bench.report import conversion, hardware, loaders, ranks
+from bench.report.regression import (
+    Comparison,
+    compare_results,
+    find_differing_work,
+    make_difference_table,
+)
+from bench.report.result import Document, Result
+from bench.report.stats import disturbance
+from bench.report.words import counted, say
 from precache.cli import commandline
+from precache.cli.commandline import STDOUT, write_json
+from precache.errors import SettingError, check_share
 
 
-@click.command(name="report", cls=commandline.Command)
-@click.argument("result_path", metavar="RESULT.json", type=PATH)
-@option("html_path")
-@showing_options
-def command(result_path: Path, html_path: Path | None, showing: Showing) -> None:
-    """Show a result that 'bench loaders --json' wrote."""
-    result = read_result(result_path)
-    show(result, showing, has_page=html_path is not None)
-    write_report(result, showing, html_path)
+def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
+    make: Callable[..., Result] = loaders.make_result
+    if document.settings.get("ranks") is not None:
+        return ranks.make_result(document.machine, document.settings, document.trials, document.skipped)
+    return make(document.machine, document.settings, document.trials, document.skipped, gpu_price)
+
+
+def _without_price(make: Callable[..., Result]) -> Callable[[Document, float | None], Result]:
+    """A maker whose result does not depend on what an accelerator costs."""
+
+    def make_result(document: Document, _: float | None) -> Result:
+        return make(document.machine, document.settings, document.trials, document.skipped)
+
+    return make_result
+
+
+MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
+    "convert": _without_price(conversion.make_result),
+    "hardware": _without_price(hardware.make_result),
+    "loaders": _make_loaders_result,
+}
+"""By the command whose file it is: the function that works out what the trials in it say."""
+
+
+def read_result(path: Path, gpu_price: float | None = None) -> Result:
+    """The result in the file at `path`.
+
+    Raises:
+        SettingError: it cannot be read, is something else, or has no finished run.
+    """
+    document = read_document(path)
+    if document.command not in MAKERS:
+        raise SettingError(f"{path}: is of 'bench {document.command}', which bench report does not know")
+    try:
+        return MAKERS[document.command](document, gpu_price)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise SettingError(
+            f"{path}: holds too few finished runs, or is not a result of bench ({error!r}); run the command "
+            f"that wrote it again"
+        ) from error
+
+
+@click.command(
+    name="report", cls=commandline.Command, short_help="Show a result again; compare two of the same work."
+)
+@click.argument("paths", metavar="RESULT.json [AFTER.json]", type=PATH, nargs=-1, required=True)
+@click.option(
+    "--tolerance",
+    default=0.05,
+    show_default=True,
+    help="How much worse a figure may get before it is a regression: 0.05 is 5%.",
+)
+@click.option("--force", is_flag=True, help="Compare even if machine, work, data or rows differ.")
+@price_option
+@output_options
+def command(
+    paths: tuple[Path, ...], tolerance: float, force: bool, gpu_price: float | None, output: Output
+) -> None:
+    """Show a result that --json of a command of bench wrote; of two, say what got slower.
+
+    \b
+    bench report result.json --html report.html
+    bench report before.json after.json --tolerance 0.2
+
+    Exit code 1 if a figure of AFTER.json is worse than in RESULT.json by more than the tolerance in every
+    repeat, or if AFTER.json lacks a row.
+    """
+    if len(paths) > 2:
+        raise SettingError(f"{paths[2]}: is one result too many; give one to show, or two to compare")
+    check_share("tolerance", tolerance)
+    if len(paths) == 1:
+        if output.json_path in paths:
+            raise SettingError(f"{paths[0]}: --json names the result itself; name another file")
+        output.finish(read_result(paths[0], gpu_price))
+        return
+    before, after = read_result(paths[0]), read_result(paths[1])
+    differing = find_differing_work(before, after)
+    if differing and not force:
+        raise SettingError(
+            f"{paths[0]} and {paths[1]} differ in {'; '.join(differing)}; use --force to compare them "
+            f"all the same"
+        )
+    comparison = compare_results(before, after, tolerance)
+    if not comparison.differences:
+        raise SettingError(f"{paths[0]} and {paths[1]} have no row in common; measure the same loaders")
+    lost_rows = () if force else comparison.only_before
+    if output.json_path is not None:
+        written: dict[str, Any] = {
+            "before": str(paths[0]),
+            "after": str(paths[1]),
+            "tolerance": tolerance,
+            **asdict(comparison),
+        }
+        write_json(output.json_path, written, quiet=output.quiet)
+    if not output.quiet and output.json_path != STDOUT:
+        count = counted(len(comparison.differences), "figure")
+        say(f"{len(comparison.regressions)} of {count} got worse by more than {tolerance:.0%}.")
+        if lost_rows:
+            say(f"{paths[1]} lacks {counted(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
+        if differing:
+            say(f"Compared although they differ in {'; '.join(differing)}.")
+        _show_differences(
+            comparison, dict(zip(paths, (before, after), strict=True)), markdown=output.markdown
+        )
+    if comparison.regressions or lost_rows:
+        raise click.exceptions.Exit(1)
+
+
+def _show_differences(comparison: Comparison, results: dict[Path, Result], *, markdown: bool) -> None:
+    table = make_difference_table(comparison)
+    if markdown:
+        click.echo(table.markdown())
+    else:
+        table.show()
+    for path, names in zip(results, (comparison.only_before, comparison.only_after), strict=True):
+        for name in names:
+            click.echo(f"only in {path}: {name}")
+    for path, result in results.items():
+        disturbed = disturbance(loaders.other_cpu_share(result.trials), then="")
+        if disturbed:
+            say(f"{path}: {disturbed}")
+    say("In brackets: the lowest and highest after/before over the repeats of both.")

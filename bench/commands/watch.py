@@ -15,8 +15,9 @@ from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.measure.watched import measure_replaced, recipe_for
 from bench.report import waiting
+from bench.report.table import Table
 from bench.report.waiting import Cure, Stream
-from bench.report.words import Table, machine_line, say
+from bench.report.words import machine_line, say
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, ProgressBar, check_output, write_json

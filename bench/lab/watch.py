@@ -23,7 +23,8 @@ import bench
 from bench.lab import harness
 from bench.lab.trainings import KINDS
 from bench.machine.hardware import describe_machine
-from bench.report.words import Table, machine_line, percent
+from bench.report.table import Table
+from bench.report.words import machine_line, percent
 from precache.cli import commandline
 from precache.errors import SettingError, WorkerError, check_choice
 

@@ -1,4 +1,4 @@
-"""How fast the disk that a folder lies on can be read, past the page cache."""
+"""Rates at which the disk of a folder is read, past the page cache."""
 
 import errno
 import mmap
@@ -16,7 +16,7 @@ from precache.errors import SettingError
 from precache.storage.staging import temporary_folder
 
 _SEQUENTIAL_BYTES = 8 << 20
-_MOST_RESIDENT = 0.05  # of a file whose pages were dropped; more, and it has no other place
+_MOST_RESIDENT = 0.05  # share of a file whose pages were dropped: where more is left, it is on no disk
 _TAG = 31
 
 

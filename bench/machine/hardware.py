@@ -37,7 +37,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
 
 
 def _gpu_versions() -> dict[str, str]:
-    """Of what runs on the GPU; what cannot be read is left out."""
+    """Versions of what runs on the GPU; one that cannot be read is left out."""
     number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     cudnn = f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else None  # of 92600: 9.26.0
     driver = Path("/sys/module/nvidia/version")
@@ -79,7 +79,7 @@ def choose_warmup(warmup: int | None, device: torch.device) -> int:
 
 
 def resolve_amp(amp: str, device: torch.device) -> str:
-    """In which precision a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
+    """Precision in which a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
 
     `auto` is bf16 on GPUs that have it, fp16 on others, and off on a CPU.
 

@@ -1,4 +1,4 @@
-"""What the machine does while something runs: sampled ten times a second in a thread, and taken by others.
+"""Activity of the machine while something runs: sampled ten times a second in a thread; CPU time of others.
 
 The figures of processor, disk, network and swap are the whole machine's, those of memory the process
 tree's, those of the GPU the device's: others who use them at the same time are in them.
@@ -9,14 +9,15 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 
 import numpy as np
 import psutil
 import torch
 
-from bench.report.row import Watched, busy_cores
+from bench.report.result import Watched, summarise_watched
+from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
 # Of one core. Summing up the pages of a large process takes long, so that is done less often then.
@@ -55,15 +56,13 @@ class Monitor:
         self._thread.join()
 
     def result(self) -> Watched:
-        """What was sampled; call it after the block."""
+        """All samples; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
-        peak = {name: max(values) for name, values in series.items()}
-        mean = {name: sum(values) / len(values) for name, values in series.items()}
+        watched = summarise_watched(tuple(self._times_s), series)
         lasted_s = np.diff(self._times_s, prepend=0.0)
         swapped = float(np.dot(series.get("swap_bytes_per_s", ()), lasted_s))
-        flags = tuple(find_limits(peak, mean, swapped))
-        return Watched(tuple(self._times_s), series, peak, mean, flags)
+        return replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped)))
 
     def _run(self) -> None:
         start_s = time.perf_counter()
@@ -96,7 +95,7 @@ class Monitor:
 
 
 def gpu_readings(device: torch.device) -> dict[str, Callable[[], float]]:
-    """What can be read of a GPU, by name: slices of one have no utilisation, some cards no power."""
+    """Readings that a GPU gives, by name: slices of one have no utilisation, some cards no power."""
 
     def used() -> int:
         free, total = torch.cuda.mem_get_info(device)
@@ -125,7 +124,7 @@ def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: f
         flags.append(
             f"GPU memory was filled to {peak['gpu_memory_share']:.0%}: a larger batch or picture may not fit."
         )
-    busy = busy_cores(mean.get("cpu_share", 0.0))
+    busy = describe_busy_cores(mean.get("cpu_share", 0.0))
     if busy is not None:
         flags.append(busy)
     if swapped_bytes >= _SWAP_LIMIT_BYTES:
@@ -186,7 +185,7 @@ class _Seconds:
 
 
 class OtherProcesses:
-    """Watches from when it is made; `share()` at any time after.
+    """CPU time that other processes take, from when this is made until `share()` is called.
 
     Ours are this process and its descendants, also those that have ended.
     """
@@ -195,7 +194,7 @@ class OtherProcesses:
         self._start = _read()
 
     def share(self) -> float | None:
-        """Of the CPUs that this process may use, 0 to 1, since then; None where that is not known."""
+        """Share, 0 to 1, of the CPUs that this process may use, since then; None where that is not known."""
         now = _read()
         if self._start is None or now is None:
             return None
@@ -223,7 +222,7 @@ def _read() -> _Seconds | None:
 
 
 def _tree_seconds() -> float:
-    """Of this process and its descendants, each with its children that have ended."""
+    """CPU seconds of this process and its descendants, each with its children that have ended."""
     mine = os.times()
     seconds = mine.user + mine.system + mine.children_user + mine.children_system
     for process in psutil.Process().children(recursive=True):

@@ -1,7 +1,9 @@
-"""All loaders against all trainers, taking turns and repeated, each trial in a process of its own."""
+"""Loaders, trainers and other libraries' loaders measured in turns, each trial in a process of its own."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from bench.machine import page_cache
@@ -9,25 +11,23 @@ from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate, folder_of, open_candidates, same_pictures
-from bench.measure.fresh import run_fresh
+from bench.measure.fresh import DoesNotFit, run_fresh
 from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import MODELS, NullTrainer, resolve
+from bench.measure.trainers import MODELS, resolve
 from bench.measure.trial import (
     DECODING,
-    Served,
-    Trial,
     measure,
     measure_trainer,
     measure_transfer,
     probe_files,
     time_stages,
 )
-from bench.peers.serving import LIMIT
-from bench.report import stats
-from bench.report.row import SYNTHETIC, Key, Result, Row
-from bench.report.stats import Estimate
-from bench.report.verdict import analyse, explained
+from bench.measure.trials import Trials
+from bench.report import loaders
+from bench.report.grid import Point, find_reason_to_skip, point_of
+from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, PEER, PEER_COLD, STAGES, TRAINER, TRANSFER
+from bench.report.result import Result, Trial
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -38,322 +38,312 @@ from precache.errors import (
     WorkerError,
 )
 from precache.reporting import Progress, unseen
+from precache.storage.urls import Location
 
 AnyCandidate: TypeAlias = Candidate | PeerCandidate
-_NONE = NullTrainer.name
 # Of a file's pages: some stay that were read ahead, or that another process reads.
 _COLD_SHARE = 0.05
-_SKIPPED = (DatasetError, ImageError, MissingDependencyError, SettingError, SourceError, WorkerError)
-_DECODERS = ("dali", "nvjpeg", imagefolder.NAME, *DECODING)
+_FAILURES = (DatasetError, ImageError, MissingDependencyError, SettingError, SourceError, WorkerError)
 
 
-@dataclass(slots=True)
-class Measured:
-    """The trials of one loader, repeat by repeat.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """What is compared.
 
     Attributes:
-        fed: by trainer's name; those of no trainer are of the loader alone.
-        cold: alone, its files dropped from the cache before.
-        stages: images/s of each stage that could be run apart, see `bench.measure.trial`.
-        warmed: whether its files were read into the page cache before.
+        candidates: loaders of this project and torchvision's ImageFolder.
+        settings: what all trials have in common.
+        peers: loaders of other libraries, measured alone.
+        trainers: names; by default that of `settings`.
+        workers, batch_sizes: every combination of them is measured; by default those of `settings`.
+        convert_s: seconds that converting to a folder took, by the folder.
     """
 
-    fed: dict[str, list[Trial]] = field(default_factory=dict)
-    cold: list[Trial] = field(default_factory=list)
-    stages: list[dict[str, float]] = field(default_factory=list)
-    warmed: bool = True
+    candidates: Sequence[Candidate]
+    settings: Settings
+    peers: Sequence[PeerCandidate] = ()
+    trainers: Sequence[str] = ()
+    workers: Sequence[int] = ()
+    batch_sizes: Sequence[int] = ()
+    convert_s: Mapping[Location, float] = field(default_factory=dict)
 
 
 def compare(
-    candidates: Sequence[Candidate],
-    settings: Settings,
+    comparison: Comparison,
+    path: Path | None = None,
     on_progress: Progress = unseen,
-    peers: Sequence[PeerCandidate] = (),
-    trainers: Sequence[str] = (),
+    gpu_price: float | None = None,
 ) -> Result:
-    """Measure each loader alone and with each trainer, and each peer, taking turns, `settings.repeats` times.
+    """Measure each loader alone and with each trainer, and each peer, taking turns, `repeats` times.
 
     A loader that fails, for want of its folder or package or over a damaged picture, is skipped, with the
     reason.
 
     Args:
-        trainers: names; by default that of `settings`.
+        path: file of the result; trials that it holds are not measured again. None: nothing is kept.
+        gpu_price: dollars per hour of the accelerator, for the answer.
 
     Raises:
         DatasetError: no loader can run, or they do unequal work.
-        SettingError: unknown trainer.
+        SettingError: unknown trainer, or the file at `path` is of other settings.
     """
-    opened, skipped = open_candidates(candidates)
-    names = [resolve(name, settings.device) for name in trainers or (settings.trainer,)]
+    settings = comparison.settings
+    opened, skipped = open_candidates(comparison.candidates)
+    trainers = [resolve(name, settings.device) for name in comparison.trainers or (settings.trainer,)]
+    batch_sizes = sorted(comparison.batch_sizes or (settings.batch_size,))
+    workers = sorted(comparison.workers or (settings.workers_alone,))
     with same_pictures(opened) as (ours, notes):
-        linked = {one.path: one.linked for one in ours if one.linked is not None}
-        theirs = [replace(peer, path=linked.get(peer.path, peer.path)) for peer in peers]
         _check_any(ours, skipped)
         _check_equal({one.label: f"{len(one.data):,} pictures" for one in ours})
-        check_fills_batch(settings.batch_size, min(len(one.data) for one in ours))
-        running: list[AnyCandidate] = [*ours, *_with_data(theirs, settings, skipped)]
+        for batch_size in batch_sizes:
+            check_fills_batch(batch_size, min(len(one.data) for one in ours))
+        written = {
+            "trainers": trainers,
+            "workers": workers,
+            "batch_sizes": batch_sizes,
+            **{name: getattr(settings, name) for name in _WRITTEN},
+            "device": str(settings.device),
+            "amp": resolve_amp(settings.amp, settings.device) if MODELS.keys() & set(trainers) else "off",
+            "cpus": available_cpus(),
+            "data": _describe_data(ours, notes, comparison.convert_s),
+        }
+        trials = Trials(path, "loaders", describe_machine(settings.device), written)
+        trials.skipped.update(skipped)
+        ready = _with_data(comparison.peers, settings, trials.skipped)
         classes = max(len(one.data.classes) for one in ours)
-        turns = _Turns(replace(settings, classes=classes), names, on_progress)
-        others = OtherProcesses()
-        turns.run(running, skipped)
-        return _result(turns, running, skipped, notes, others.share())
+        turns = _Turns(replace(settings, classes=classes), trainers, trials, on_progress)
+        turns.run([*ours, *ready], [Point(size, count) for size in batch_sizes for count in workers])
+        result = loaders.make_result(trials.machine, trials.settings, trials.all(), trials.skipped, gpu_price)
+        trials.finish(result)
+        return result
+
+
+_WRITTEN = (
+    *("size", "warmup", "batches", "repeats", "augment", "shuffle", "cold", "compiled", "cache"),
+    *("warmup_s", "seconds", "first_epoch"),
+)
+"""Settings that a result says, by the names of their fields."""
 
 
 class _Turns:
-    """What runs, and what it measured so far."""
+    """What runs, repeat by repeat; `trials` holds what it measured so far."""
 
-    def __init__(self, settings: Settings, names: Sequence[str], on_progress: Progress) -> None:
+    def __init__(
+        self, settings: Settings, trainers: Sequence[str], trials: Trials, on_progress: Progress
+    ) -> None:
         self.settings = settings
-        self.names = names
-        self.trained = [name for name in names if name != _NONE]
-        self.measured: dict[AnyCandidate, Measured] = {}
-        self.alone: dict[str, list[Trial]] = {name: [] for name in self.trained}
-        self.transfer: dict[str, list[Trial]] = {}
-        self.versions: dict[str, str] = {}
+        self.trainers = trainers
+        self.trials = trials
         self._on_progress = on_progress
         self._done = self._total = 0
+        self._page_cache_is_warm = True  # of what runs next
 
-    def run(self, running: list[AnyCandidate], skipped: dict[str, str]) -> None:
-        """All repeats; what fails goes from `running` to `skipped`."""
-        cold = int(self.settings.cold)
-        each = [
-            1 + cold + (0 if isinstance(one, PeerCandidate) else len(self.trained) + self._runs_apart(one))
-            for one in running
-        ]
-        self._total = self.settings.repeats * (1 + 2 * len(self.trained) + sum(each))
+    def run(self, running: list[AnyCandidate], points: Sequence[Point]) -> None:
+        """Measure all repeats of all points; what fails goes from `running` to `trials.skipped`."""
+        batch_sizes = list(dict.fromkeys(point.batch_size for point in points))
+        each = sum(len(self._plan_runs(one, points[0], 0)) for one in running)
+        shared = len(self.trainers) + sum(name != NO_TRAINER for name in self.trainers)
+        self._total = self.settings.repeats * (len(batch_sizes) * shared + len(points) * each)
         self._on_progress(0, self._total)
-        self.measured = {one: Measured() for one in running}
-        for _ in range(self.settings.repeats):
-            self._measure_trainers()
-            for one in tuple(running):
-                try:
-                    self._measure(one, self.measured[one], skipped)
-                except _SKIPPED as error:
-                    running.remove(one)
-                    skipped[one.label] = str(error)
-            ours = [one for one in running if isinstance(one, Candidate)]
-            _check_any(ours, skipped)
-            for name in {_NONE, *self.trained}:
-                served = {one: self.measured[one].fed[name][-1].served for one in ours}
-                check_served({one: work for one, work in served.items() if work is not None})
-        if self._done < self._total:  # what failed took fewer steps
-            self._on_progress(self._total, self._total)
+        too_large: dict[AnyCandidate, set[Point]] = {one: set() for one in running}
+        for repeat in range(self.settings.repeats):
+            for batch_size in batch_sizes:
+                self._measure_trainers(batch_size, repeat)
+                for point in (point for point in points if point.batch_size == batch_size):
+                    for one in tuple(running):
+                        try:
+                            self._measure(one, point, repeat, len(points) > 1, too_large[one])
+                        except _FAILURES as error:
+                            running.remove(one)
+                            self.trials.skipped[one.label] = str(error)
+                    _check_any([one for one in running if isinstance(one, Candidate)], self.trials.skipped)
+                    self._check_served(running, point, repeat)
+        self._on_progress(self._total, self._total)  # what failed or was left out took fewer steps
 
-    def _measure_trainers(self) -> None:
-        """Each alone, and the transfer in the dtype that it takes."""
-        for name in (_NONE, *self.trained):
-            moved = run_fresh(measure_transfer, replace(self.settings, trainer=name))
-            self.transfer.setdefault(name, []).append(moved)
-            self._step()
-        for name in self.trained:
-            self.alone[name].append(run_fresh(measure_trainer, replace(self.settings, trainer=name)))
-            self._step()
+    def _measure_trainers(self, batch_size: int, repeat: int) -> None:
+        """Measure each trainer alone, and the transfer in the dtype that it takes."""
+        for name in self.trainers:
+            settings = replace(self.settings, trainer=name, batch_size=batch_size)
+            of = {"trainer": name, "batch_size": batch_size, "repeat": repeat}
+            self._run(_Run({"what": TRANSFER, **of}, partial(run_fresh, measure_transfer, settings)))
+            if name != NO_TRAINER:
+                self._run(_Run({"what": TRAINER, **of}, partial(run_fresh, measure_trainer, settings)))
 
-    def _measure(self, one: AnyCandidate, found: Measured, skipped: dict[str, str]) -> None:
-        """One repeat of all that concerns it."""
+    def _measure(
+        self, one: AnyCandidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
+    ) -> None:
+        """Measure one repeat of all that concerns one loader with these settings."""
+        label = f"{one.label} with {point.words}"
+        if label in self.trials.skipped:
+            return
+        runs = self._plan_runs(one, point, repeat)
+        # a point that was begun gets all its trials: else chance would choose which have few
+        is_begun = any(self.trials.find(run.of) for run in self._plan_runs(one, point, 0))
+        if is_grid and isinstance(one, Candidate) and not is_begun:
+            reason = self._find_reason_to_skip(one, point, too_large)
+            if reason is not None:
+                self.trials.skipped[label] = reason
+                return
+        for run in runs:
+            if self.trials.find(run.of) is None and not self._prepare_page_cache(one, run):
+                continue
+            try:
+                self._run(run)
+            except DoesNotFit as error:
+                if not is_grid:
+                    raise
+                too_large.add(point)
+                self.trials.skipped[label] = str(error)
+                return
+
+    def _plan_runs(self, one: AnyCandidate, point: Point, repeat: int) -> list["_Run"]:
+        """One repeat of a loader with these settings, in the order of measuring."""
+        of = {
+            "backend": one.name if isinstance(one, PeerCandidate) else one.backend,
+            "data": str(one.path),
+            "workers": point.workers,
+            "batch_size": point.batch_size,
+            "repeat": repeat,
+        }
+        if isinstance(one, PeerCandidate):
+            facts = {"work": " ".join(map(str, one.work)), "data": one.described}
+            run_alone = partial(self._run_peer, one, point)
+            kinds = (PEER_COLD, PEER) if self.settings.cold else (PEER,)
+            return [_Run({"what": what, **of}, run_alone, facts) for what in kinds]
+        settings = replace(
+            self.settings.of(one.backend, one.reads, self.settings.classes),
+            workers=point.workers,
+            batch_size=point.batch_size,
+            trainer=NO_TRAINER,
+            monitored=repeat == self.settings.repeats - 1,
+        )
+        work = work_of(one, self.settings.size, self.settings.augment)
+        facts = {} if work is None else {"work": " ".join(map(str, work))}
+        runs = []
+        for what in (COLD, LOADER) if self.settings.cold else (LOADER,):
+            runs.append(_Run({"what": what, **of}, partial(run_fresh, measure, settings), facts))
+        for name in self.trainers:
+            if name != NO_TRAINER:
+                fed = partial(run_fresh, measure, replace(settings, trainer=name))
+                runs.append(_Run({"what": FED, **of, "trainer": name}, fed))
+        # from a full cache nothing is read or decoded
+        if one.backend in DECODING and self.settings.cache == "none":
+            timed = partial(run_fresh, time_stages, settings, one.data.kind, probe_files(one.data))
+            runs.append(_Run({"what": STAGES, **of}, timed))
+        return runs
+
+    def _prepare_page_cache(self, one: AnyCandidate, run: "_Run") -> bool:
+        """Drop or read in the files that the trial reads; False where they cannot be dropped."""
         folder = folder_of(one.reads) if isinstance(one, Candidate) else one.path
-        if self.settings.cold:
-            self._step()
+        if run.of["what"] in (COLD, PEER_COLD):
             left = page_cache.drop(folder)
             if left > _COLD_SHARE:
                 why = f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
-                skipped[f"cold cache of {one.label}"] = why
-            else:
-                found.cold.append(self._trial(one, _NONE))
+                self.trials.skipped[f"cold cache of {one.label}"] = why
+                return False
+            return True
         # each time anew: the system may have dropped what another loader did not read
-        found.warmed &= page_cache.warm(folder)
-        for name in (_NONE,) if isinstance(one, PeerCandidate) else (_NONE, *self.trained):
-            found.fed.setdefault(name, []).append(self._trial(one, name))
-            self._step()
-        if isinstance(one, Candidate) and self._runs_apart(one):
-            spec = self.settings.of(one.backend, one.reads, self.settings.classes)
-            found.stages.append(run_fresh(time_stages, spec, one.data.kind, probe_files(one.data)))
-            self._step()
+        self._page_cache_is_warm = page_cache.warm(folder)
+        return True
 
-    def _trial(self, one: AnyCandidate, trainer: str) -> Trial:
-        settings = self.settings
-        if isinstance(one, Candidate):
-            return run_fresh(measure, settings.of(one.backend, one.reads, settings.classes, trainer=trainer))
-        trial, self.versions[one.name] = run_peer(
-            one,
-            batch_size=settings.batch_size,
-            size=settings.size,
-            workers=settings.workers_alone,
-            warmup=settings.warmup,
-            batches=settings.batches,
-        )
-        return trial
+    def _run(self, run: "_Run") -> None:
+        """Measure it, unless it was before; note what else the machine did meanwhile."""
 
-    def _runs_apart(self, one: Candidate) -> bool:
-        """Whether its stages do: from a full cache nothing is read or decoded."""
-        return one.backend in DECODING and self.settings.cache == "none"
+        def run_beside_others() -> Trial:
+            others = OtherProcesses()
+            trial = run.function()
+            numbers = {**trial.numbers, "page_cache_is_warm": float(self._page_cache_is_warm)}
+            share = others.share()
+            if share is not None:
+                numbers["other_cpu_share"] = share
+            return replace(trial, numbers=numbers, facts={**trial.facts, **run.facts})
 
-    def _step(self) -> None:
+        self.trials.measure(run.of, run_beside_others)
         self._done += 1
-        self._on_progress(self._done, self._total)
+        self._on_progress(min(self._done, self._total), self._total)
+
+    def _run_peer(self, peer: PeerCandidate, point: Point) -> Trial:
+        return run_peer(
+            peer,
+            batch_size=point.batch_size,
+            size=self.settings.size,
+            workers=point.workers,
+            warmup=self.settings.warmup,
+            batches=self.settings.batches,
+        )
+
+    def _find_reason_to_skip(self, one: Candidate, point: Point, too_large: Collection[Point]) -> str | None:
+        """Why these settings need no measuring with any trainer; None if they do."""
+        reason = None
+        rows = loaders.make_rows(self.trials.settings, self.trials.all())
+        for trainer in self.trainers:
+            measured = {
+                point_of(row): row
+                for row in rows
+                if row.of["backend"] == one.backend
+                and row.of["data"] == one.described
+                and row.of["trainer"] == trainer
+                and point_of(row) != point
+            }
+            reason = find_reason_to_skip(point, measured, too_large)
+            if reason is None:
+                return None
+        return reason
+
+    def _check_served(self, running: Sequence[AnyCandidate], point: Point, repeat: int) -> None:
+        by_trainer: dict[str, dict[Candidate, Trial]] = {}
+        for one in running:
+            if not isinstance(one, Candidate):
+                continue
+            for run in self._plan_runs(one, point, repeat):
+                trial = self.trials.find(run.of)
+                if run.of["what"] in (LOADER, FED) and trial is not None:
+                    by_trainer.setdefault(run.of.get("trainer", NO_TRAINER), {})[one] = trial
+        for served in by_trainer.values():
+            check_served(served)
 
 
-def _result(
-    turns: _Turns,
-    running: Sequence[AnyCandidate],
-    skipped: dict[str, str],
-    notes: list[str],
-    other_cpu: float | None,
-) -> Result:
-    settings = turns.settings
-    written = ("batch_size", "workers", "size", "warmup", "batches", "repeats", "augment", "shuffle", "cold")
-    warmed = all(found.warmed for found in turns.measured.values())
-    computes = MODELS.keys() & set(turns.names)
-    ours = [one for one in running if isinstance(one, Candidate)]
-    return Result(
-        describe_machine(settings.device),
-        {
-            **{name: getattr(settings, name) for name in (*written, "compiled", "cache")},
-            "device": str(settings.device),
-            "trainers": turns.names,
-            "amp": resolve_amp(settings.amp, settings.device) if computes else "off",
-            "page_cache": "warm" if warmed else "not warmed: larger than memory",
-            "peers": turns.versions,
-            "other_cpu": other_cpu,
-            "notes": [*notes, *_notes(ours)],
-            "data": {
-                name: {"samples": len(one.data), "digest": one.data.digest, "path": str(one.path)}
-                for name, one in _named(ours).items()
-            },
-        },
-        make_rows(turns, running),
-        skipped,
-        _host_to_device_gbps(turns),
-    )
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One trial to come.
+
+    Attributes:
+        of: what it is of.
+        function: measures it.
+        facts: what the trial says besides.
+    """
+
+    of: dict[str, Any]
+    function: Callable[[], Trial]
+    facts: Mapping[str, str] = field(default_factory=dict)
 
 
-def make_rows(turns: _Turns, running: Sequence[AnyCandidate]) -> tuple[Row, ...]:
-    """Ours trainer by trainer, each with its advice, then the peers."""
-    settings = turns.settings
-    ours = [one for one in running if isinstance(one, Candidate)]
-    works = {one: one.work for one in running if isinstance(one, PeerCandidate)}
-    rows: list[Row] = []
-    for name in turns.names:
-        made = [_row(one, name, turns, works) for one in ours]
-        rows += explained(made, settings.batch_size, settings.workers_alone, available_cpus())
-    rows += [_peer_row(one, turns, works) for one in works]
-    return tuple(rows)
-
-
-def _row(one: Candidate, trainer: str, turns: _Turns, works: Mapping[PeerCandidate, Any]) -> Row:
-    settings, found = turns.settings, turns.measured[one]
-    fed, alone = found.fed[trainer], _rates(found.fed[_NONE])
-    work = work_of(one, settings.size, settings.augment)
-    over = _over(one, work, turns, works)
-    of_limit = over.pop(LIMIT, None)
-    if of_limit is None and work is not None:  # of random crops: the limit copies centres
-        limits = [peer for peer in works if (peer.name, peer.path) == (LIMIT, one.path)]
-        of_limit = stats.ratio(alone, _rates(turns.measured[limits[0]].fed[_NONE])) if limits else None
-    warmed = found.warmed or settings.cache != "none" or one.backend == SYNTHETIC
-    does = "decode" if one.backend in _DECODERS and settings.cache == "none" else "collate"
-    loader, cold = stats.estimate(alone), _estimate(found.cold)
-    told = warmed or (cold is not None and cold.high < loader.low)
-    image_bytes = one.image_bytes if settings.cache == "none" else None  # a full cache reads nothing
-    converted = one.data.kind != "raw" and one.backend != SYNTHETIC
-    row = Row(
-        backend=one.backend,
-        data=one.described,
-        trainer_name=trainer,
-        loader=loader,
-        cold=cold,
-        together=loader,
-        of_limit=of_limit,
-        over=over,
-        transfer=_estimate(turns.transfer.get(trainer)),
-        read=stats.estimate([each["read"] for each in found.stages]) if found.stages else None,
-        decode=stats.estimate([each["decode"] for each in found.stages]) if found.stages else None,
-        rest="collate" if found.stages else does if told else f"storage or {does}",
-        image_bytes=image_bytes,
-        size_bytes=image_bytes * len(one.data) if image_bytes is not None and converted else None,
-        **_batches(fed, found.fed[_NONE]),
-    )
-    if trainer == _NONE:
-        return row
-    trained = _rates(turns.alone[trainer])
-    ratio, last = stats.ratio(_rates(fed), trained), fed[-1]
-    return replace(
-        row,
-        trainer=stats.estimate(trained),
-        together=stats.estimate(_rates(fed)),
-        ratio=ratio,
-        first_step_s=stats.estimate([trial.first_step_s for trial in fed]),
-        data_wait=stats.estimate([trial.wait_share for trial in fed]),
-        utilisation=Estimate(*(min(1.0, part) for part in (ratio.median, ratio.low, ratio.high))),
-        wait_s=last.wait_s,
-        step_s=last.step_s,
-        epoch_starts=last.epoch_starts,
-        spikes=analyse(last.wait_s, last.step_s, last.epoch_starts, settings.workers_alone),
-        monitor=last.watched,
-    )
-
-
-def _peer_row(one: PeerCandidate, turns: _Turns, works: Mapping[PeerCandidate, Any]) -> Row:
-    """Of another library's loader, alone."""
-    found = turns.measured[one]
-    return Row(
-        backend=one.name,
-        data=one.described,
-        trainer_name=_NONE,
-        peer=True,
-        loader=stats.estimate(_rates(found.fed[_NONE])),
-        cold=_estimate(found.cold),
-        of_limit=_over(one, works[one], turns, works).get(LIMIT),
-        **_batches(found.fed[_NONE], found.fed[_NONE]),
-    )
-
-
-def _batches(fed: Sequence[Trial], alone: Sequence[Trial]) -> dict[str, Any]:
-    batch_s = [seconds for trial in fed for seconds in trial.batch_s]
-    gaps = [trial.batch_s[first] for trial in fed for first in trial.epoch_starts]
-    return {
-        "first_batch_s": stats.estimate([trial.first_batch_s for trial in alone]),
-        "batch_s_median": stats.percentile(batch_s, 0.5),
-        "batch_s_p95": stats.percentile(batch_s, 0.95),
-        "epoch_gap_s": max(gaps, default=None),
-    }
-
-
-def _over(
-    one: AnyCandidate, work: object, turns: _Turns, works: Mapping[PeerCandidate, Any]
-) -> dict[str, Estimate]:
-    """Its rate over that of each peer that does the same work."""
-    alone = _rates(turns.measured[one].fed[_NONE])
-    return {
-        peer.name: stats.ratio(alone, _rates(turns.measured[peer].fed[_NONE]))
-        for peer, theirs in works.items()
-        if peer != one and theirs == work
-    }
-
-
-def _rates(trials: Sequence[Trial]) -> list[float]:
-    return [trial.images_per_s for trial in trials]
-
-
-def _estimate(trials: Sequence[Trial] | None) -> Estimate | None:
-    return stats.estimate(_rates(trials)) if trials else None
-
-
-def _named(ours: Sequence[Candidate]) -> dict[str, Candidate]:
-    """Those of a result by their names in it, see `bench.report.row.Key`."""
-    found: dict[str, Candidate] = {}
+def _describe_data(
+    ours: Sequence[Candidate], notes: Sequence[str], convert_s: Mapping[Location, float]
+) -> dict[str, dict[str, Any]]:
+    """What each folder holds, for the settings of a result."""
+    data: dict[str, dict[str, Any]] = {}
     for one in ours:
-        rank = 1
-        while (name := Key(one.backend, one.described, "", rank).loader) in found:
-            rank += 1
-        found[name] = one
-    return found
-
-
-def _host_to_device_gbps(turns: _Turns) -> float | None:
-    """10^9 bytes per second from pinned memory; None without a GPU."""
-    if turns.settings.device.type != "cuda":
-        return None
-    return stats.estimate(_rates(turns.transfer[_NONE])).median * turns.settings.size**2 * 3 / 1e9
+        folder = data.setdefault(
+            str(one.path),
+            {
+                "name": one.described,
+                "samples": len(one.data),
+                "digest": one.data.digest,
+                "convert_s": convert_s.get(one.path),
+                "stored_bytes": None if one.image_bytes is None else one.image_bytes * len(one.data),
+                "notes": [note for note in notes if str(one.path) in note],
+            },
+        )
+        if one.has_own_recipe:
+            folder["notes"].append(imagefolder.CONDITION)
+            known = imagefolder.known(one.data.files)
+            if known < len(one.data):
+                folder["notes"].append(
+                    f"{one.label} knows {known:,} of the {len(one.data):,} pictures, by the endings of their "
+                    f"names"
+                )
+    return data
 
 
 def _with_data(
@@ -376,30 +366,22 @@ def _check_any(usable: Collection[Candidate], skipped: Mapping[str, str]) -> Non
         raise DatasetError(f"nothing to measure: {reasons}")
 
 
-def _notes(ours: Sequence[Candidate]) -> list[str]:
-    """What ImageFolder does that the others do not, a clause each."""
-    notes = [imagefolder.CONDITION] if any(one.has_own_recipe for one in ours) else []
-    for one in ours:
-        if one.has_own_recipe and (known := imagefolder.known(one.data.files)) < len(one.data):
-            of = f"{known:,} of the {len(one.data):,} pictures"
-            notes.append(f"{one.label} knows {of}, by the endings of their names")
-    return notes
-
-
-def check_served(served: Mapping[Candidate, Served]) -> None:
-    """DatasetError, with the numbers, unless all served as many distinct ids, of one shape and dtype.
+def check_served(served: Mapping[Candidate, Trial]) -> None:
+    """Raise DatasetError, with the numbers, unless all served as many distinct ids, of one shape and dtype.
 
     Loaders with a recipe of their own deliver a dtype of their own and may know fewer pictures of the tree:
     their images and shapes are as many and the same.
     """
-    _check_equal(
-        {
-            one.label: f"{work.images:,} images, {work.ids:,} distinct ids, {' and '.join(work.shapes)}"
-            for one, work in served.items()
-            if not one.has_own_recipe
-        }
-    )
-    _check_equal({one.label: f"{work.images:,} images, {work.squares}" for one, work in served.items()})
+    works, sizes = {}, {}
+    for one, trial in served.items():
+        images, ids = int(trial.numbers["served_images"]), int(trial.numbers["served_ids"])
+        shapes = trial.facts["shapes"]
+        squares = " and ".join(sorted({shape.partition(" ")[0] for shape in shapes.split(" and ")}))
+        sizes[one.label] = f"{images:,} images, {squares}"
+        if not one.has_own_recipe:
+            works[one.label] = f"{images:,} images, {ids:,} distinct ids, {shapes}"
+    _check_equal(works)
+    _check_equal(sizes)
 
 
 def _check_equal(works: Mapping[str, str]) -> None:

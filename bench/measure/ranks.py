@@ -14,74 +14,104 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
-from bench.measure import trial
+import loaders
+from bench.machine import page_cache
+from bench.machine.hardware import describe_machine
+from bench.measure.candidates import Candidate, folder_of, open_candidates
 from bench.measure.fresh import in_one_line
 from bench.measure.settings import Settings
-from bench.measure.trainers import ModelTrainer, Trainer
-from bench.report import stats
-from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
+from bench.measure.trainers import ModelTrainer, Trainer, resolve
+from bench.measure.trial import measure
+from bench.measure.trials import Trials
+from bench.report.ranks import ALONE, IN_STEP, OWN_PACE, make_result
+from bench.report.result import Result, Trial
 from loaders.batch import Batch
 from precache.engines import available_cpus
-from precache.errors import PrecacheError, WorkerError
+from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
 from precache.imports import child_environment
 from precache.reporting import Progress, unseen
 from precache.storage.staging import temporary_folder
 
-ONE, OWN, TOGETHER, DATA_WAIT = "one", "own", "together", "data_wait"
+_WRITTEN = ("size", "warmup", "batches", "repeats", "amp", "augment")
+"""Settings that a result says, by the names of their fields."""
+Measured: TypeAlias = dict[str, list[dict[str, float]]]
+"""Numbers of each repeat of one rank, by what they are of; see `measure_rank`."""
 _GRACE_S = 40  # torchrun gives its ranks 30 s to end
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What the ranks measured; images/s, where it says nothing else.
+def compare_ranks(
+    candidates: Sequence[Candidate],
+    settings: Settings,
+    ranks: int,
+    path: Path | None = None,
+    on_progress: Progress = unseen,
+) -> Result:
+    """Train on several ranks of this machine: one alone, each at its own pace, then all in step.
 
-    Attributes:
-        one: of one rank alone.
-        own: of each rank, at the same time as the others and at its own pace.
-        together: of each rank, in step with the others.
-        data_wait: the share of its time, 0 to 1, that each rank waits for a batch, in step.
-        total: of all ranks in step.
-        ratio: total over one, repeat by repeat.
-        slowest: the rank of the lowest own pace.
-        distinct: whether that is below every other rank's in every repeat, and 2% below the fastest.
+    Args:
+        settings: without `workers`, the CPUs are shared out among the ranks.
+        path: file of the result; loaders whose trials it holds are not measured again.
+
+    Raises:
+        DatasetError: no loader can run.
+        SettingError: there are fewer GPUs.
     """
+    device = settings.device
+    if device.type == "cuda" and ranks > torch.cuda.device_count():
+        raise SettingError(
+            f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs; use --device cpu"
+        )
+    opened, skipped = open_candidates(candidates)
+    ours = [one for one in opened if one.backend in loaders.BACKENDS]
+    for one in opened:
+        if one not in ours:
+            skipped[one.label] = "it does not share samples out among ranks"
+    if not ours:
+        raise DatasetError("; ".join(f"{name}: {reason}" for name, reason in skipped.items()))
+    trainer = resolve(settings.trainer, device)
+    written = {
+        "ranks": ranks,
+        "trainers": [trainer],
+        "workers": settings.workers,
+        "batch_size": settings.batch_size,
+        **{name: getattr(settings, name) for name in _WRITTEN},
+        "device": device.type,
+        "data": {
+            str(one.path): {"name": one.described, "samples": len(one.data), "digest": one.data.digest}
+            for one in ours
+        },
+    }
+    trials = Trials(path, "loaders", describe_machine(device), written)
+    trials.skipped.update(skipped)
+    for number, one in enumerate(ours):
+        of = {"backend": one.backend, "data": str(one.path), "trainer": trainer, "ranks": ranks}
+        last = {"what": IN_STEP, **of, "rank": ranks - 1, "repeat": settings.repeats - 1}
+        if trials.find(last) is not None:
+            continue
+        is_warm = page_cache.warm(folder_of(one.path))
+        of_rank = settings.of(one.backend, one.path, len(one.data.classes), trainer=trainer)
 
-    one: Estimate
-    own: tuple[Estimate, ...]
-    together: tuple[Estimate, ...]
-    data_wait: tuple[Estimate, ...]
-    total: Estimate
-    ratio: Estimate
-    slowest: int
-    distinct: bool
+        def report(done: int, total: int, number: int = number) -> None:
+            on_progress(number * total + done, len(ours) * total)
+
+        for rank, measured in enumerate(launch(of_rank, ranks, report)):
+            for what, repeats in measured.items():
+                for repeat, numbers in enumerate(repeats):
+                    numbers["page_cache_is_warm"] = float(is_warm)
+                    trials.add(Trial({"what": what, **of, "rank": rank, "repeat": repeat}, numbers))
+    result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
+    trials.finish(result)
+    return result
 
 
-def summarise(ranks: Sequence[dict[str, list[float]]]) -> Summary:
-    """From what each rank measured, see `measure_rank`. Pure."""
-    totals = [sum(rates) for rates in zip(*(rank[TOGETHER] for rank in ranks), strict=True)]
-    own = tuple(stats.estimate(rank[OWN]) for rank in ranks)
-    slowest = min(range(len(own)), key=lambda rank: own[rank].median)
-    return Summary(
-        one=stats.estimate(ranks[0][ONE]),
-        own=own,
-        together=tuple(stats.estimate(rank[TOGETHER]) for rank in ranks),
-        data_wait=tuple(stats.estimate(rank[DATA_WAIT]) for rank in ranks),
-        total=stats.estimate(totals),
-        ratio=stats.ratio(totals, ranks[0][ONE]),
-        slowest=slowest,
-        distinct=own[slowest].median <= (1 - NEGLIGIBLE_SHARE) * max(rate.median for rate in own)
-        and all(own[slowest].high < rate.low for rank, rate in enumerate(own) if rank != slowest),
-    )
-
-
-def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> list[dict[str, list[float]]]:
+def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> list[Measured]:
     """Start so many ranks, on the GPU of their number where the device is one; what each measured.
 
     Raises:
@@ -151,37 +181,32 @@ class InStep:
         dist.all_reduce(self._gradient)
 
 
-def measure_rank(settings: Settings) -> dict[str, list[float]]:
-    """Images/s of this rank, run by run, by kind:
+def measure_rank(settings: Settings) -> Measured:
+    """Measure this rank; `images_per_s` and `wait_share` (0 to 1) of each repeat, by what it is of:
 
-    one: rank 0 alone, without a share: all samples and, unless `workers` says other, all CPUs;
-    own: all ranks at the same time, each at its own pace;
-    together: all ranks in step;
-
-    and data_wait: the share of its time, 0 to 1, that this rank waits for a batch in the runs in step.
+    ALONE: rank 0 without a share: all samples and, unless `workers` says other, all CPUs;
+    OWN_PACE: all ranks at the same time, each at its own pace;
+    IN_STEP: all ranks in step.
     """
     rank = dist.get_rank()
     shared = replace(settings, last="pad")  # as torch's DistributedSampler: as many batches, all of them full
     one = replace(shared, rank=0, world_size=1, workers=settings.workers_alone)
     trainer = settings.make_trainer()
     in_step = trainer.distributed() if isinstance(trainer, ModelTrainer) else InStep(trainer, settings.device)
-    rates: dict[str, list[float]] = {ONE: [], OWN: [], TOGETHER: []}
-    waits: list[float] = []
-    for _ in range(settings.repeats):
-        for kind, found in rates.items():
-            alone = kind == ONE
+    measured: Measured = {ALONE: [], OWN_PACE: [], IN_STEP: []}
+    for repeat in range(settings.repeats):
+        for number, (what, repeats) in enumerate(measured.items()):
+            alone = what == ALONE
             torch.set_num_threads(max(1, available_cpus() // (1 if alone else dist.get_world_size())))
             if rank == 0 or not alone:
-                fed = in_step if kind == TOGETHER else trainer
-                run = trial.measure(one if alone else shared, fed)
-                found.append(run.images_per_s)
-                if kind == TOGETHER:
-                    waits.append(run.wait_share)
+                trial = measure(one if alone else shared, in_step if what == IN_STEP else trainer)
+                names = ("images_per_s", "wait_share")
+                repeats.append({name: trial.numbers[name] for name in names})
             dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
             if rank == 0:
-                done = sum(map(len, rates.values()))
-                print(f"done {done} of {len(rates) * settings.repeats}", flush=True)
-    return {**rates, DATA_WAIT: waits}
+                done = repeat * len(measured) + number + 1
+                print(f"done {done} of {len(measured) * settings.repeats}", flush=True)
+    return measured
 
 
 def main() -> None:

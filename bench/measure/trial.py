@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,7 +23,7 @@ from bench.machine.monitor import Monitor
 from bench.measure import imagefolder
 from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
-from bench.report.row import Watched
+from bench.report.result import Trial
 from loaders.augment import place_all, shown_boxes
 from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
@@ -87,64 +86,6 @@ class CudaClock:
         self._stream.synchronize()
         pairs = itertools.pairwise(self._marks)
         return tuple(start.elapsed_time(stop) / 1e3 for start, stop in pairs)
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """The work that a run did: the same for every loader, or they are not compared.
-
-    Attributes:
-        ids: how many distinct ones were served, in the epoch in which most were.
-        images: how many were, from the first batch on.
-        shapes: of their batches, less the first dimension, with the dtype.
-    """
-
-    ids: int
-    images: int
-    shapes: tuple[str, ...]
-
-    @property
-    def squares(self) -> str:
-        """The shapes without the dtype."""
-        return " and ".join(sorted({shape.partition(" ")[0] for shape in self.shapes}))
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """What one run measured.
-
-    Attributes:
-        first_batch_s: from before the loader is built until its first batch is there.
-        images: served after the warm-up.
-        batch_s: time of each batch after the warm-up: waiting for it, and the step.
-        epoch_starts: which of these were the first of an epoch.
-        wait_s, step_s: the two parts of `batch_s`.
-        first_step_s: time of the very first step, which allocates, compiles and tunes.
-        served: None where no loader was.
-        watched: by `bench.machine.monitor`, where the run was a fed trainer's; else None.
-        serial_s: CPU time that is not shared among workers, see `_serial_seconds`.
-    """
-
-    first_batch_s: float
-    images: int
-    batch_s: tuple[float, ...]
-    epoch_starts: tuple[int, ...] = ()
-    wait_s: tuple[float, ...] = ()
-    step_s: tuple[float, ...] = ()
-    first_step_s: float = 0.0
-    served: Served | None = None
-    watched: Watched | None = None
-    serial_s: float = 0.0
-
-    @property
-    def images_per_s(self) -> float:
-        """Throughput after the warm-up."""
-        return self.images / sum(self.batch_s)
-
-    @property
-    def wait_share(self) -> float:
-        """Share of the time, 0 to 1, that the trainer waited for a batch."""
-        return sum(self.wait_s) / sum(self.batch_s)
 
 
 def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | None = None) -> Trial:
@@ -220,7 +161,13 @@ def _time_batches(
     first_batch_s: float = 0.0,
     clock: Clock | None = None,
 ) -> Trial:
-    """Of a loader, unless `first_batch_s` is 0."""
+    """Time batches of a loader, or of another source where `first_batch_s` is 0.
+
+    Returns a trial with numbers `images_per_s`, `wait_share` (0 to 1), `first_step_s` (which allocates,
+    compiles and tunes), `serial_s` (CPU time that is not shared among workers, see `_serial_seconds`),
+    `images` that were timed; of a loader `first_batch_s` (from before it is built), `served_ids` (distinct)
+    and `served_images` (from the first batch on), too.
+    """
     ids: list[list[torch.Tensor]] = [[]]  # by epoch
     shapes: set[str] = set()
     clock = clock or make_clock(settings.device)
@@ -256,17 +203,22 @@ def _time_batches(
         intervals_s = clock.intervals_s()
     serial_s = _serial_seconds(threads, _thread_seconds())
     wait_s, step_s = intervals_s[::2], intervals_s[1::2]
+    whole_s = sum(intervals_s)
+    numbers = {
+        "images_per_s": images / whole_s,
+        "wait_share": sum(wait_s) / whole_s,
+        "first_step_s": first_step_s,
+        "serial_s": serial_s,
+        "images": float(images),
+    }
+    if first_batch_s:
+        numbers["first_batch_s"] = first_batch_s
+        numbers |= _count_served(ids)
     return Trial(
-        first_batch_s,
-        images,
-        tuple(wait + work for wait, work in zip(wait_s, step_s, strict=True)),
-        tuple(epoch_starts),
-        wait_s,
-        step_s,
-        first_step_s,
-        _served(ids, shapes) if first_batch_s else None,
-        None if monitor is None else monitor.result(),
-        serial_s,
+        numbers=numbers,
+        series={"wait_s": wait_s, "step_s": step_s, "epoch_starts": tuple(map(float, epoch_starts))},
+        facts={"shapes": " and ".join(sorted(shapes))},
+        watched=None if monitor is None else monitor.result(),
     )
 
 
@@ -280,12 +232,17 @@ def _for_a_while(
         yield next(source)
 
 
-def _served(ids: Sequence[Sequence[torch.Tensor]], shapes: set[str]) -> Served:
-    """From the ids of each batch, epoch by epoch."""
+def _count_served(ids: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
+    """Count what was served: equal for every loader, or they are not compared.
+
+    Args:
+        ids: int64 [batch] of each batch, epoch by epoch.
+    """
     epochs = [torch.cat(list(batches)) for batches in ids if batches]
-    return Served(
-        max(len(np.unique(epoch)) for epoch in epochs), sum(map(len, epochs)), tuple(sorted(shapes))
-    )
+    return {
+        "served_ids": float(max(len(np.unique(epoch)) for epoch in epochs)),  # in the epoch with most
+        "served_images": float(sum(map(len, epochs))),
+    }
 
 
 def endless(loader: Feed) -> Iterator[tuple[Batch, bool]]:
@@ -327,10 +284,11 @@ def probe_files(data: SplitData) -> tuple[str, ...]:
     return tuple(data.files[row] for row in rows.tolist())
 
 
-def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, float]:
-    """Images/s of "read" and "decode", each alone, by as many threads as the loader has workers.
+def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> Trial:
+    """Time reading and decoding, each alone, by as many threads as the loader has workers.
 
-    "read" gives a picture's bytes, "decode" its pixels.
+    Returns a trial with `read_images_per_s`, which gives a picture's bytes, and `decode_images_per_s`, which
+    gives its pixels.
 
     Args:
         kind: of the data, see `loaders.dataset.SplitData`.
@@ -345,7 +303,7 @@ def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> dict[str, fl
             else:
                 read, samples = _read_shards(kind, files)
                 decode, _ = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
-        return {"read": read, "decode": decode}
+        return Trial(numbers={"read_images_per_s": read, "decode_images_per_s": decode})
 
 
 def _serve(size: Size, picture: decoding.Encoded) -> Pixels:

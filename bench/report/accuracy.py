@@ -20,7 +20,8 @@ import plotly.graph_objects as go
 
 from bench.report.page import COLOURS, GREY, charts, document, figure, line
 from bench.report.stats import disturbance
-from bench.report.words import Table, counted, machine_line
+from bench.report.table import Table
+from bench.report.words import counted, machine_line
 from precache import page
 
 LEVEL = 0.95

@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from bench.report.row import RAW_TREE, TODAY_BACKEND, Row
+from bench.report.gain import TODAY_BACKEND, find_gain
+from bench.report.result import Row
 from bench.report.stats import Estimate, estimate
-from bench.report.verdict import find_gain
+from bench.report.verdict import RAW_TREE
 from precache.pictures.images import MAX_SIZE
 from precache.recipe import Recipe
 

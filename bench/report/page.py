@@ -1,24 +1,32 @@
-"""Pages with charts: one file each that needs no network. `precache.page` has the skeleton.
+"""A result as one HTML page that needs no network: the answer, a bar for each row, everything else folded.
 
-Text, grid and background of a chart take their colours from the page's style, so that they follow dark mode
-and print; names that came with a result are escaped, for plotly reads some HTML in labels.
+`precache.page` has the skeleton. Text, grid and background of a chart take their colours from the page's
+style, so that they follow dark mode and print; names that came with a result are escaped, for plotly reads
+some HTML in labels.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import base64
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import chain
 from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
+from bench.report.result import Batches, Result, Row, Watched, format_document
+from bench.report.show import describe_ratios
 from bench.report.stats import Estimate
+from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
+from bench.report.verdict import training_rate
 from precache import page
 
 # Okabe and Ito, "Color Universal Design" (2008): those that stand out from black and from white
 COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
+_SERIES_PIXELS = 170
 _STYLE = """
 .charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
@@ -34,7 +42,32 @@ _STYLE = """
 .js-plotly-plot .main-svg text:not(.hoverlayer *) { fill: var(--fg) !important; }
 .js-plotly-plot .annotation .bg { fill: var(--bg) !important; fill-opacity: .8 !important; }
 .js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
+
+.busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
+.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 5rem 17rem; gap: 0 .9rem;
+  align-items: center; padding: .3rem 0; }
+.lane .track { background: var(--tint); border-radius: 4px; height: 1.4rem; overflow: hidden; }
+.lane .track div { background: var(--bar); height: 100%; border-radius: 4px; min-width: 2px; }
+.lane.today .track div { background: #8a8f98; }
+.lane .share { text-align: right; font-weight: 600; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.lane .saves { color: var(--soft); }
+.lane.best .name { font-weight: 600; }
+@media (max-width: 48rem) {
+  .lane { grid-template-columns: 1fr auto; padding: .5rem 0; }
+  .lane .name { order: 1; } .lane .share { order: 2; }
+  .lane .track { order: 3; grid-column: 1 / -1; height: 1rem; }
+  .lane .saves { order: 4; grid-column: 1 / -1; font-size: .9rem; } }
+@media print { .lane .track { border: 1px solid var(--line); }
+  .lane .track div { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
+# suffix of a monitor's series -> caption of the chart, factor to its unit, what ticks look like
+_UNITS = {
+    "_share": ("Cores, GPU and memory: a share near 100% is a limit that was met", 1.0, ".0%"),
+    "_bytes_per_s": ("Disk, network and swap, MB/s: what the loader read meanwhile", 1e-6, ",.3~r"),
+    "_bytes": ("Memory, GiB: a rising line is a leak", 2**-30, ",.3~r"),
+    "_w": ("Power, W: it falls where the GPU waits", 1.0, ",.3~r"),
+    "_mhz": ("Clocks, MHz: they fall where the GPU is too hot", 1.0, ","),
+}
 # A chart drawn while it is folded has no width, and before the page is whole perhaps another one: it is drawn
 # anew once it has its own. Printing unfolds all.
 _SCRIPT = """
@@ -48,17 +81,186 @@ addEventListener('beforeprint', () => document.querySelectorAll('details').forEa
 _CONFIG = {"responsive": True, "displayModeBar": False}
 
 
-def document(title: str, answer: Iterable[str], parts_html: Iterable[str], style: str = "") -> str:
-    """A page: the question that `title` asks, the answer in sentences, and what it rests on.
-
-    Args:
-        answer: text, with code between backticks.
-        style: more CSS.
-    """
-    said = "".join(f"<p>{page.with_code(line)}</p>" for line in answer)
-    content = f'<h1>{escape(title)}</h1><section class="verdict">{said}</section>{"".join(parts_html)}'
+def make_page(result: Result) -> str:
+    """The page of any result."""
+    paragraphs = []
+    for first, *more in result.answer:
+        paragraphs.append(first)
+        if more:
+            paragraphs.append(" ".join(more))
+    notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
+    parts = [
+        _draw_bars(result),
+        charts(dict(_draw_workers(result)), "workers"),
+        page.paragraphs([result.next_step] if result.next_step else []),
+        f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
+        page.folded("All numbers", _draw_numbers(result)),
+        *_draw_details(result),
+        page.folded("Machine, versions and settings", _draw_facts(result)),
+    ]
+    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    verdict = f'<section class="verdict">{answer}</section>' if answer else ""
+    content = f"<h1>{escape(result.question)}</h1>{verdict}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
-    return page.document(title, content, head_html=scripts, style=_STYLE + style)
+    return page.document(result.question, content, head_html=scripts, style=_STYLE)
+
+
+def _draw_bars(result: Result) -> str:
+    """The first chart: a bar for each row with the value that counts. It is HTML and needs no script."""
+    name = result.bars
+    rows = [row for row in shown_rows(result, details=False) if name in row.values]
+    if not rows:
+        return ""
+    column = COLUMNS[name]
+    title = f"{column.title[:1].upper()}{column.title[1:]}"
+    if column.means:
+        title += f", {column.means}"
+    most = max(row.values[name].median for row in rows)
+    whole = 1.0 if name.endswith("_share") else most or 1.0
+    figures = []
+    for group in dict.fromkeys(str(row.of.get("trainer", "")) for row in rows):
+        bars = []
+        for row in rows:
+            if str(row.of.get("trainer", "")) != group:
+                continue
+            kind = " today" if row.baseline else " best" if result.is_best(row) else ""
+            bars.append(
+                f'<div class="lane{kind}"><div class="name">{escape(row.name)}</div>'
+                f'<div class="track">{page.bar(min(1.0, row.values[name].median / whole))}</div>'
+                f'<div class="share">{escape(cell(row, name))}</div>'
+                f'<div class="saves">{escape(row.texts.get("saves", ""))}</div></div>'
+            )
+        fed = f" ({group})" if group not in ("", "none") else ""
+        figures.append(
+            f'<figure class="busy"><figcaption>{escape(title + fed)}</figcaption>{"".join(bars)}</figure>'
+        )
+    return "".join(figures)
+
+
+def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
+    """For each loader that was measured with several numbers of workers, images/s over workers."""
+    loaders: dict[tuple[str, str, str], list[Row]] = {}
+    for row in shown_rows(result, details=False):
+        if "workers" in row.of:
+            key = (str(row.of.get("backend")), str(row.of.get("data")), str(row.of.get("trainer")))
+            loaders.setdefault(key, []).append(row)
+    for (backend, data, _), rows in loaders.items():
+        counts = sorted({row.of["workers"] for row in rows})
+        if len(counts) < 2:
+            continue
+        traces = []
+        for number, batch_size in enumerate(sorted({row.of["batch_size"] for row in rows})):
+            series = sorted(
+                (row for row in rows if row.of["batch_size"] == batch_size), key=lambda row: row.of["workers"]
+            )
+            colour, across = COLOURS[number % len(COLOURS)], [str(row.of["workers"]) for row in series]
+            rates = [training_rate(row) for row in series]
+            traces.append(
+                line(
+                    across,
+                    [rate.median for rate in rates],
+                    f"batch {batch_size:,}",
+                    colour,
+                    mode="lines+markers",
+                    error_y=spread(rates),
+                )
+            )
+            alone = [row.values["trainer_images_per_s"].median for row in series if row.batches is not None]
+            if len(alone) == len(series):
+                traces.append(
+                    line(across, alone, "the trainer alone", colour, width=1, dash="dot", showlegend=False)
+                )
+        drawn = figure(traces, 280, "workers", "images/s")
+        drawn.update_xaxes(type="category", categoryarray=[str(count) for count in counts])
+        loader = backend if backend == data else f"{backend} on {data}"
+        yield (
+            f"{loader}: a flat line gains nothing from more workers; dotted: the trainer alone",
+            drawn.update_yaxes(rangemode="tozero"),
+        )
+
+
+def _draw_numbers(result: Result) -> str:
+    document = base64.b64encode(format_document(result.to_json()).encode()).decode()
+    ratios = page.paragraphs(describe_ratios(result))
+    return (
+        f"{make_table(result, details=True).html()}{page.paragraphs([legend(result, details=True)])}{ratios}"
+        f'<p class="download"><a download="result.json" href="data:application/json;base64,{document}">'
+        "Everything as JSON</a>: 'bench report' reads it.</p>"
+    )
+
+
+def _draw_details(result: Result) -> Iterator[str]:
+    """A folded section for each row that has more to say: its bottleneck, its stages, its charts."""
+    for number, row in enumerate(result.rows):
+        figures = {}
+        if row.batches is not None and row.batches.step_s:
+            figures["Each batch: a high orange bar is a wait"] = _draw_batches(row.batches)
+        if row.watched is not None:
+            figures |= dict(_draw_watched(row.watched))
+        sentences = " ".join(sentence for sentence in (row.advice, *row.findings) if sentence)
+        if not sentences and not figures:
+            continue
+        parts = [page.paragraphs([sentences[:1].upper() + sentences[1:]]), _draw_stages(row)]
+        if figures:
+            parts.append(charts(figures, f"row{number}"))
+        yield page.folded(f"In detail: {row.name}", "".join(parts))
+
+
+def _draw_facts(result: Result) -> str:
+    settings = {name: value for name, value in result.settings.items() if name != "data"}  # above
+    return page.facts({**result.machine, **settings})
+
+
+def _draw_stages(row: Row) -> str:
+    """A table of what each stage alone can do, the slowest first; empty where none was timed."""
+    rows = [
+        (stage, f"{rate:,.0f}", "the bottleneck" if stage == row.bottleneck else "")
+        for stage, rate in sorted(row.stages.items(), key=lambda pair: pair[1])
+    ]
+    return Table(("stage alone", "images/s", ""), rows, words=("",)).html() if rows else ""
+
+
+def _draw_batches(timed: Batches) -> go.Figure:
+    """Step and wait of every timed batch, stacked, ms; spikes and first batches of epochs marked."""
+    numbers = list(range(len(timed.step_s)))
+    whole_ms = [(wait + step) * 1e3 for wait, step in zip(timed.wait_s, timed.step_s, strict=True)]
+    top_ms = max(whole_ms)
+    traces: list[Any] = [
+        go.Bar(x=numbers, y=[s * 1e3 for s in series], name=name, marker={"color": colour, "line_width": 0})
+        for name, series, colour in (("step", timed.step_s, BLUE), ("wait", timed.wait_s, ORANGE))
+    ]
+    if timed.epoch_starts:
+        across = chain.from_iterable((start, start, None) for start in timed.epoch_starts)
+        up = [0, 1.1 * top_ms, None] * len(timed.epoch_starts)
+        traces.append(line(list(across), up, "first batch of an epoch", PURPLE, dash="dot"))
+    spikes = sorted({*timed.wait_spikes.batches, *timed.step_spikes.batches})
+    if spikes:
+        above = [whole_ms[batch] + 0.05 * top_ms for batch in spikes]
+        marker = {"color": RED, "symbol": "triangle-down", "size": 8}
+        traces.append(go.Scatter(x=spikes, y=above, mode="markers", name="spike", marker=marker))
+    drawn = figure(traces, _SERIES_PIXELS, "batch", "ms")
+    drawn.update_layout(barmode="stack", bargap=0)
+    return drawn.update_yaxes(range=[0, 1.15 * top_ms])
+
+
+def _draw_watched(sampled: Watched) -> Iterator[tuple[str, go.Figure]]:
+    """A chart per unit of what was sampled; series that stayed at zero are left out."""
+    series = {name: values for name, values in sampled.series.items() if any(values)}
+    for suffix, (caption, factor, ticks) in _UNITS.items():
+        names = [name for name in series if next((s for s in _UNITS if name.endswith(s)), "") == suffix]
+        cores = [name for name in names if name.removeprefix("cpu_").removesuffix("_share").isdecimal()]
+        traces = []
+        for number, name in enumerate(cores):  # faint: there may be a hundred
+            core = line(sampled.time_s, series[name], "each core", GREY, width=0.7)
+            traces.append(core.update(legendgroup="cores", showlegend=number == 0, opacity=0.6))
+        for number, name in enumerate(name for name in names if name not in cores):
+            words = name.removesuffix(suffix).replace("_", " ").replace("cpu", "CPU").replace("gpu", "GPU")
+            dash = "solid" if number < len(COLOURS) else "dot"
+            values = [value * factor for value in series[name]]
+            traces.append(line(sampled.time_s, values, words, COLOURS[number % len(COLOURS)], dash=dash))
+        if traces:
+            drawn = figure(traces, _SERIES_PIXELS, "seconds")
+            yield caption, drawn.update_yaxes(tickformat=ticks, rangemode="tozero")
 
 
 def charts(figures: Mapping[str, go.Figure], prefix: str) -> str:

@@ -1,275 +1,381 @@
-"""A result of `bench loaders` on the terminal: the answer, one table, when it holds, and what to do next."""
+"""What was measured and what it says: a `Trial`, a `Row` of trials, and the `Result` that a command ends in.
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+    Trial    raw numbers of one process; the JSON file of a result holds all of them
+    Row      one thing that was measured: the trials of all repeats as medians with ranges
+    Result   rows, the answer, and when they hold; it is shown, saved, compared and drawn
 
-import click
+A result is made from trials by a pure function, `bench.report.loaders.make_result` and its like, so what a
+file says can be worked out anew from the trials in it.
+"""
 
-from bench.report.row import RAW_TREE, SYNTHETIC, Result, Row
-from bench.report.stats import Estimate, is_disturbed, other_cpu
-from bench.report.verdict import (
-    KEEPS_UP,
-    NO_TRAINER,
-    NOT_DISTINGUISHABLE,
-    best_rows,
-    find_gain,
-    judge,
-    lost_share,
-    observations,
-    sentences,
-)
-from bench.report.words import Table, counted, machine_line, percent, say
-from precache.packages import DALI
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
-_USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
+from bench.report.stats import Estimate
+from precache.errors import SettingError
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Showing:
-    """How a result is shown.
-
-    Attributes:
-        markdown: as Markdown.
-        details: every column and finding, instead of the table of five columns.
-        gpu_price: dollars per hour of the accelerator; None leaves money out.
-    """
-
-    markdown: bool = False
-    details: bool = False
-    gpu_price: float | None = None
+VERSION = 1
+_DIGITS = 6  # of a number in a file: more than any clock has
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
-    """One figure of each row.
+class Watched:
+    """Activity of the machine while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
-        means: what it is; empty where the title says it.
-        summary: whether it is shown without --details.
-        text: of a row; None where it was not measured. A column without any text is left out.
+        time_s: time of each sample, in seconds since the start.
+        series: name to one value per sample. Shares are from 0 to 1, `..._per_s` are bytes per second
+            since the sample before.
+        peak, mean: of each series.
+        flags: limits that hurt, one sentence each.
     """
 
-    title: str
-    means: str
-    summary: bool
-    text: Callable[[Row], str | None]
+    time_s: tuple[float, ...] = ()
+    series: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    peak: dict[str, float] = field(default_factory=dict)
+    mean: dict[str, float] = field(default_factory=dict)
+    flags: tuple[str, ...] = ()
 
 
-def _rate(rate: Estimate | None) -> str | None:
-    return None if rate is None else f"{rate.median:,.0f}"
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One run in one process, in raw numbers.
+
+    Attributes:
+        of: what was measured, and what tells it from the other trials of a command: plain JSON values,
+            as in `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`.
+        numbers: by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
+        series: one number for each timed batch or epoch: `wait_s`, `step_s`.
+        facts: what is no number, as `version`; `failed` is why there are no numbers.
+        watched: activity of the machine meanwhile; None where it was not sampled.
+    """
+
+    of: dict[str, Any] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+    series: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    watched: Watched | None = None
+
+    @property
+    def failed(self) -> str:
+        """Why it measured nothing; empty where it did."""
+        return self.facts.get("failed", "")
+
+    @property
+    def images_per_s(self) -> float:
+        """Throughput after the warm-up."""
+        return self.numbers["images_per_s"]
+
+    @property
+    def batch_s(self) -> tuple[float, ...]:
+        """Time of each timed batch in seconds: waiting for it, and the step."""
+        if "batch_s" in self.series:
+            return self.series["batch_s"]
+        return tuple(
+            wait + step for wait, step in zip(self.series["wait_s"], self.series["step_s"], strict=True)
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, without what is empty; `from_json` reads them back."""
+        parts: dict[str, Any] = {
+            "of": self.of,
+            "numbers": {name: float(number) for name, number in self.numbers.items()},
+            "series": self.series,
+            "facts": self.facts,
+        }
+        if self.watched is not None:
+            parts["watched"] = {
+                "time_s": self.watched.time_s,
+                "series": self.watched.series,
+                "flags": self.watched.flags,
+            }
+        plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
+        return plain
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Trial":
+        """Read what `to_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: it is something else.
+        """
+        watched = content.get("watched")
+        return cls(
+            of=dict(content["of"]),
+            numbers={
+                name: float(number)
+                for name, number in content.get("numbers", {}).items()
+                if number is not None  # it was infinite
+            },
+            series=_read_series(content.get("series", {})),
+            facts={name: str(fact) for name, fact in content.get("facts", {}).items()},
+            watched=None
+            if watched is None
+            else summarise_watched(
+                tuple(map(float, watched["time_s"])), _read_series(watched["series"]), tuple(watched["flags"])
+            ),
+        )
 
 
-def _ratio(ratio: Estimate | None) -> str | None:
-    return None if ratio is None else f"{ratio:.2f}"
+def summarise_watched(
+    time_s: tuple[float, ...], series: dict[str, tuple[float, ...]], flags: tuple[str, ...] = ()
+) -> Watched:
+    """Samples with the peak and the mean of each series."""
+    peak = {name: max(values) for name, values in series.items() if values}
+    mean = {name: sum(values) / len(values) for name, values in series.items() if values}
+    return Watched(time_s, series, peak, mean, flags)
 
 
-def _ms(seconds: float | None) -> str | None:
-    return None if seconds is None else f"{seconds * 1e3:.1f} ms"
+def _read_series(content: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
+    return {name: tuple(map(float, values)) for name, values in content.items()}
 
 
-def _gap(row: Row) -> str | None:
-    if row.epoch_gap_s is None or not row.batch_s_median:
-        return None
-    return f"{row.epoch_gap_s / row.batch_s_median:.1f}x"
+@dataclass(frozen=True, slots=True)
+class Spikes:
+    """Batches that took far longer than the quicker half did.
+
+    Attributes:
+        batches: their positions in the series.
+        above_s: from how many seconds on a batch counts as one; None where too few were timed to say.
+        period: every how many batches one comes; None where they are not regular.
+    """
+
+    batches: tuple[int, ...] = ()
+    above_s: float | None = None
+    period: int | None = None
 
 
-def _waits(row: Row) -> str | None:
-    verdict = judge(row.ratio)
-    if verdict == NO_TRAINER:
-        return None
-    if verdict == NOT_DISTINGUISHABLE or row.ratio is None:
-        return "unclear"
-    return "no" if verdict == KEEPS_UP else f"{lost_share(row.ratio):.0%}"
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Timed batches of one run, in order.
+
+    Attributes:
+        wait_s: how long the trainer waited for each, in seconds.
+        step_s: how long its step then took, in seconds.
+        epoch_starts: positions of the first batches of epochs.
+        wait_spikes, step_spikes: first batches of epochs are never among them.
+        findings: spikes, and waits for first batches, in words, one sentence each.
+    """
+
+    wait_s: tuple[float, ...]
+    step_s: tuple[float, ...]
+    epoch_starts: tuple[int, ...] = ()
+    wait_spikes: Spikes = Spikes()
+    step_spikes: Spikes = Spikes()
+    findings: tuple[str, ...] = ()
 
 
-COLUMNS = (
-    Column("images/s", "of the loader alone, files in memory", True, lambda row: _rate(row.loader)),
-    Column(
-        "accelerator busy",
-        "while the loader feeds it",
-        True,
-        lambda row: None if row.busy is None else percent(row.busy.median),
-    ),
-    Column(
-        "from a cold disk",
-        "images/s, its files dropped from the page cache before",
-        True,
-        lambda row: _rate(row.cold),
-    ),
-    Column(
-        "first batch",
-        "seconds from building the loader to its first batch",
-        True,
-        lambda row: None if row.first_batch_s is None else f"{row.first_batch_s.median:.2f} s",
-    ),
-    Column(
-        "trainer",
-        "images/s, alone, on a batch that stays on the device",
-        False,
-        lambda row: _rate(row.trainer),
-    ),
-    Column(
-        "together",
-        "images/s of the trainer fed by the loader",
-        False,
-        lambda row: _rate(row.trainer and row.together),
-    ),
-    Column("ratio", "together over trainer, and its range", False, lambda row: _ratio(row.ratio)),
-    Column(
-        "of limit",
-        "loader over gather, which copies the same pictures and does nothing else",
-        False,
-        lambda row: _ratio(row.of_limit),
-    ),
-    Column("median", "time per batch", False, lambda row: _ms(row.batch_s_median)),
-    Column("95%", "most batches take no longer", False, lambda row: _ms(row.batch_s_p95)),
-    Column("epoch gap", "the longest time of an epoch's first batch, in medians", False, _gap),
-    Column(
-        "trainer waits",
-        "how many fewer images/s than alone; unclear: some runs keep up, others do not",
-        False,
-        _waits,
-    ),
-)
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Something to do about a loader.
+
+    Attributes:
+        what: as the subject of a sentence.
+        images_per_s: with it, fed.
+        measured: in the same run; else it is predicted.
+    """
+
+    what: str
+    images_per_s: Estimate
+    measured: bool
 
 
-def shown_rows(result: Result, *, details: bool) -> list[Row]:
-    """Loaders that one could train with, what people have today first; with `details`, all."""
-    loaders = [row for row in result.rows if details or row.is_ours or (row.peer and not row.is_limit)]
-    return sorted(loaders, key=lambda row: row.backend != "imagefolder") or list(result.rows)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One thing that was measured.
+
+    Attributes:
+        name: as people call it.
+        of: what tells it from other rows, and pairs it with its like in another result: plain JSON values.
+        values: figures by their name in `bench.report.table.COLUMNS`; what was not measured is not there.
+        texts: cells that are words, by the same names.
+        ratios: its rate over that of other libraries' loaders which do the same work, by their names.
+        batches: timed batches of the last repeat; None where no trainer was fed.
+        watched: activity of the machine in the last repeat; None where it was not sampled.
+        stages: images/s that each stage alone can do, by name: "storage", "decode", "collate", "transfer",
+            "compute"; "storage or decode" where two cannot be told apart.
+        stalls: seconds per batch that the trainer waits for "fetch", "prep" and "transfer" from a warm
+            cache, and as "cold fetch" what a cold one would add.
+        bottleneck: the narrowest of the stages; empty where none stands out.
+        advice: the bottleneck and the change with the largest gain, in words; empty where none was sought.
+        changes: all that were considered.
+        findings: what else is worth saying, a sentence each.
+        baseline: whether the others are compared with it.
+        detail: whether it is shown with --details only.
+    """
+
+    name: str
+    of: dict[str, Any]
+    values: dict[str, Estimate] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+    ratios: dict[str, Estimate] = field(default_factory=dict)
+    batches: Batches | None = None
+    watched: Watched | None = None
+    stages: dict[str, float] = field(default_factory=dict)
+    stalls: dict[str, float] = field(default_factory=dict)
+    bottleneck: str = ""
+    advice: str = ""
+    changes: tuple[Change, ...] = ()
+    findings: tuple[str, ...] = ()
+    baseline: bool = False
+    detail: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values, without what is empty; batches and samples are in the trials."""
+        parts: dict[str, Any] = {
+            "name": self.name,
+            "of": self.of,
+            "values": {name: value.to_json() for name, value in self.values.items()},
+            "texts": self.texts,
+            "ratios": {name: ratio.to_json() for name, ratio in self.ratios.items()},
+            "stages": self.stages,
+            "stalls": self.stalls,
+            "bottleneck": self.bottleneck,
+            "advice": self.advice,
+            "changes": [
+                {"what": one.what, "images_per_s": one.images_per_s.to_json(), "measured": one.measured}
+                for one in self.changes
+            ],
+            "findings": self.findings,
+        }
+        plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
+        return plain
 
 
-def shown_columns(result: Result, *, details: bool) -> list[Column]:
-    """Those that have a text; without `details` the few that a newcomer needs."""
-    rows = shown_rows(result, details=details)
-    return [one for one in COLUMNS if (details or one.summary) and any(one.text(row) for row in rows)]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """The end of a command of `bench`, with what one needs to repeat it.
+
+    Attributes:
+        command: whose it is.
+        question: that it answers; the title of its page.
+        machine: of `bench.machine.hardware.describe_machine`.
+        settings: plain JSON values; `data` says of each folder its pictures and its digest.
+        trials: all that were measured.
+        rows: what they say, in the order of the table.
+        thing: what a row is: 'loader'.
+        columns: names of the values that a newcomer needs, see `bench.report.table.COLUMNS`; the others are
+            shown with --details.
+        answer: paragraphs of sentences: what the reader came for.
+        best: positions of the rows that stand out.
+        bars: name of the value that is drawn as bars on the page; empty for none.
+        conditions: when the figures hold, a sentence each.
+        next_step: what a reader would type next; empty where there is nothing to do.
+        skipped: what could not be measured, and why.
+    """
+
+    command: str
+    question: str
+    machine: dict[str, str]
+    settings: dict[str, Any]
+    trials: tuple[Trial, ...]
+    rows: tuple[Row, ...]
+    thing: str
+    columns: tuple[str, ...]
+    answer: tuple[tuple[str, ...], ...] = ()
+    best: tuple[int, ...] = ()
+    bars: str = ""
+    conditions: tuple[str, ...] = ()
+    next_step: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    def is_best(self, row: Row) -> bool:
+        """Whether the row is one of those that stand out."""
+        return any(self.rows[at] is row for at in self.best)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that a result's file holds; its trials are what a result is made from again."""
+        made = {
+            "answer": [" ".join(paragraph) for paragraph in self.answer],
+            "rows": [row.to_json() for row in self.rows],
+            "conditions": self.conditions,
+            "next_step": self.next_step,
+        }
+        document = make_document(self.command, self.machine, self.settings, self.trials, self.skipped)
+        plain: dict[str, Any] = to_plain(document | made)
+        return plain
 
 
-def table(result: Result, *, details: bool = False) -> Table:
-    """A row for each loader; the fastest in bold."""
-    rows, columns = shown_rows(result, details=details), shown_columns(result, details=details)
-    best, lacking = best_rows(result), "-" if details else "not measured"
-    return Table(
-        ["loader", *(column.title for column in columns)],
-        [[result.title(row), *(column.text(row) or lacking for column in columns)] for row in rows],
-        bold=[number for number, row in enumerate(rows) if row in best],
-    )
+def make_document(
+    command: str,
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    trials: tuple[Trial, ...],
+    skipped: Mapping[str, str],
+) -> dict[str, Any]:
+    """What a file holds from the first trial on: enough to go on, and to make the result."""
+    return {
+        "version": VERSION,
+        "command": command,
+        "machine": dict(machine),
+        "settings": to_plain(settings),
+        "skipped": dict(skipped),
+        "trials": [trial.to_json() for trial in trials],
+    }
 
 
-def skipped(result: Result, asked: Collection[str] = ()) -> list[str]:
-    """What could not run, and why; `nvjpeg`, which most machines lack the hardware for, only if `asked`."""
-    return [
-        f"skipped {name}: {reason}"
-        for name, reason in result.skipped.items()
-        if not name.startswith("nvjpeg ") or "nvjpeg" in asked
-    ]
+def format_document(document: Mapping[str, Any]) -> str:
+    """JSON with a line for each trial and each row."""
+    lines = []
+    for name, part in document.items():
+        if name in ("trials", "rows") and part:
+            entries = ",\n".join(f"  {json.dumps(entry)}" for entry in part)
+            lines.append(f" {json.dumps(name)}: [\n{entries}\n ]")
+        else:
+            lines.append(f" {json.dumps(name)}: {json.dumps(part)}")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def legend(result: Result, *, details: bool = False) -> str:
-    """What the columns are, a sentence without its full stop."""
-    columns = shown_columns(result, details=details)
-    lacking = ["-: not measured"] if details else []
-    return "; ".join([*(f"{column.title}: {column.means}" for column in columns), *lacking])
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a result's file holds, read: see `make_document`."""
+
+    command: str
+    machine: dict[str, str]
+    settings: dict[str, Any]
+    trials: tuple[Trial, ...]
+    skipped: dict[str, str]
 
 
-def conditions(result: Result, *, details: bool = False) -> list[str]:
-    """When the figures hold, a sentence each without its full stop: machine, data, work."""
-    settings = result.settings
-    trainers = dict.fromkeys(
-        f"{row.trainer_name} ({row.trainer.median:,.0f} images/s)" for row in result.rows if row.trainer
-    )
-    unusual = [f"{key} {settings[key]}" for key, usual in _USUAL.items() if settings.get(key, usual) != usual]
-    data = dict.fromkeys(
-        f"{each['path']} ({counted(each['samples'], 'picture')})"
-        for each in settings.get("data", {}).values()
-        if "path" in each
-    )
-    work = [
-        f"trainer {', '.join(trainers)}" if trainers else "no trainer",
-        f"batch {settings['batch_size']} of {settings['size']}x{settings['size']}",
-        *([f"augment {settings['augment']}"] if "augment" in settings else []),
-        *unusual,
-        counted(settings["workers"], "worker"),
-        f"page cache {settings.get('page_cache', 'warm')}",
-    ]
-    repeats = settings["repeats"]
-    work.append(f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each")
-    lines = [
-        machine_line(result.machine, _VERSIONS if details else ("torch", "pillow")),
-        *([f"data: {', '.join(data)}"] if data else []),
-        ", ".join(work),
-        "ours: this project's loaders, by their --backend names",
-    ]
-    peers = ", ".join(dict.fromkeys(settings.get("peers", {}).values()))
-    return lines + [f"peers: {peers}"] * bool(peers) + list(settings.get("notes", ()))
-
-
-def comparisons(result: Result) -> list[str]:
-    """One line per loader of ours that has peers: how many times as many images per second it serves."""
-    lines = {}
-    for row in result.rows:
-        if row.over:
-            ratios = ", ".join(f"{ratio:.2f} times {name}" for name, ratio in row.over.items())
-            lines[row.name] = f"{row.name}: {ratios}"  # the same with each trainer
-    return list(lines.values())
-
-
-def findings(result: Result) -> Iterator[str]:
-    """Per loader: the bottleneck and its fix, where the time went, limits of the machine."""
-    for row in result.rows:
-        told = [row.advice] * bool(row.advice) + observations(row)
-        if told and row.backend != SYNTHETIC:
-            yield f"{result.title(row)}: {' '.join(told)}"
-    yield from comparisons(result)
-
-
-def next_step(result: Result) -> str:
-    """What a reader would type next; empty where there is nothing to do."""
-    ours = [row for row in result.rows if row.is_ours and row.trainer_name == result.rows[0].trainer_name]
-    gain = find_gain(ours)
-    places = {row.label: result.settings.get("data", {}).get(row.label, {}).get("path") for row in ours}
-    if gain.today is None or judge(gain.today.ratio) == KEEPS_UP or is_disturbed(other_cpu(result.settings)):
-        return ""
-    if gain.best and (path := places[gain.best[0].label]):
-        return f"Next: loaders.build({path!r}) in your training code."
-    if all(row.data == RAW_TREE for row in ours) and (path := places[gain.today.label]):
-        return f"Next: 'bench recommend {path}' says what converting would bring."
-    return ""
-
-
-def show(result: Result, showing: Showing, *, asked: Collection[str] = (), has_page: bool = False) -> None:
-    """Print the answer, the table, when it holds, and how to get the rest.
+def parse_document(text: str, name: str) -> Document:
+    """Read what `format_document` gave.
 
     Args:
-        asked: backends that were asked for by name.
-        has_page: whether a page is written, too.
+        name: of the file, for errors.
+
+    Raises:
+        SettingError: it is something else.
     """
-    details = showing.details
-    shown = table(result, details=details)
-    said = sentences(result, showing.gpu_price)
-    if showing.markdown:
-        lines = [
-            f"{line}." for line in (*conditions(result, details=details), legend(result, details=details))
-        ]
-        more = comparisons(result) if details else []
-        click.echo("\n\n".join([*said, shown.markdown(), *more, *lines]))
-        return
-    for sentence in said:
-        say(sentence)
-        click.echo()
-    shown.show()
-    for line in skipped(result, ["nvjpeg"] if details else asked):
-        click.echo(line)
-    click.echo()
-    for line in (*conditions(result, details=details), legend(result, details=details)):
-        say(f"{line}.")
-    if details:
-        for line in findings(result):
-            click.echo()
-            say(line)
-    if step := next_step(result):
-        click.echo()
-        say(step)
-    if not (details or has_page):
-        click.echo("everything else: --details, or a page with --html FILE")
+    remedy = "give a file that --json of a command of bench wrote"
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise SettingError(f"{name}: not JSON ({error}); {remedy}") from error
+    try:
+        if content["version"] != VERSION:
+            raise ValueError(f"version {content['version']!r}")
+        return Document(
+            str(content["command"]),
+            {key: str(value) for key, value in content["machine"].items()},
+            dict(content["settings"]),
+            tuple(map(Trial.from_json, content["trials"])),
+            {key: str(value) for key, value in content["skipped"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SettingError(f"{name}: not a result of bench ({error!r}); {remedy}") from error
+
+
+def to_plain(values: Any) -> Any:
+    """Values as JSON gives them back: lists for tuples, rounded numbers, None for the infinite."""
+    if isinstance(values, Mapping):
+        return {str(name): to_plain(value) for name, value in values.items()}
+    if isinstance(values, (list, tuple)):
+        return [to_plain(value) for value in values]
+    if isinstance(values, float):
+        return float(f"{values:.{_DIGITS}g}") if math.isfinite(values) else None
+    if values is None or isinstance(values, (str, int)):
+        return values
+    return str(values)

@@ -1,13 +1,12 @@
 """Medians, percentiles and ratios with their spread, and when not to rely on them. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 NEGLIGIBLE_SHARE = 0.02
-"""Less is not worth acting on, however well it can be told from nothing."""
+"""A difference below this share is not worth acting on, however well it can be told from nothing."""
 OTHER_CPU_LIMIT = 0.1
 """Share of the CPUs: where other processes take more, rates are those of a part of the machine."""
 
@@ -19,6 +18,10 @@ class Estimate:
     median: float
     low: float
     high: float
+
+    def to_json(self) -> dict[str, float]:
+        """Three numbers by name."""
+        return {"median": self.median, "low": self.low, "high": self.high}
 
     def __format__(self, form: str) -> str:
         """`1.20 (1.15-1.25)`, each in the format of a number."""
@@ -45,7 +48,7 @@ def quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
 
 
 def exceeds(one: Estimate, other: Estimate) -> bool:
-    """In every run, and by more than is worth nothing."""
+    """Whether every run of `one` is above every run of `other`, by more than the negligible share."""
     return one.median >= other.median * (1 + NEGLIGIBLE_SHARE) and one.low > other.high
 
 
@@ -55,19 +58,13 @@ def percentile(values: Sequence[float], share: float) -> float:
     return sorted(values)[rank - 1]
 
 
-def other_cpu(settings: Mapping[str, Any]) -> float | None:
-    """What other processes took of the CPUs, 0 to 1, by a result's settings; None where it does not say."""
-    share: float | None = settings.get("other_cpu")
-    return share
-
-
 def is_disturbed(share: float | None) -> bool:
     """Whether other processes took so much of the CPUs that no winner is named."""
     return share is not None and share > OTHER_CPU_LIMIT
 
 
 def disturbance(share: float | None, then: str = ", so no winner is named") -> str:
-    """The sentence that says so, and what follows from it; empty where they did not."""
+    """Say that other processes took CPU time, and what follows from it; empty where they took little."""
     if share is None or not is_disturbed(share):
         return ""
     return (

@@ -1,16 +1,10 @@
-"""Figures, machines and tables as people read them. Pure, but for `Table.show` and `say`, which print."""
+"""Figures and machines as people read them. Pure, but for `say`, which prints."""
 
 import textwrap
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from html import escape
+from collections.abc import Iterable, Mapping
 
 import click
-from rich.cells import cell_len
-from rich.table import Table as RichTable
 
-from precache import page
-from precache.cli.terminal import new_console
 from precache.errors import printable
 
 WIDTH = 100
@@ -76,63 +70,6 @@ def say(text: str) -> None:
     click.echo(textwrap.fill(printable(text), WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Titles and rows of text, for a terminal, as Markdown and as HTML.
-
-    Attributes:
-        rows: a text for each title.
-        words: titles of columns that hold words, which stand to the left; so does the first column.
-        bold: numbers of the rows that stand out.
-        title: above it.
-    """
-
-    titles: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: Collection[str] = ()
-    bold: Collection[int] = field(default=())
-    title: str = ""
-
-    def show(self) -> None:
-        """Print it; columns that WIDTH has no room for stand in a further table below."""
-        widths = [max(map(cell_len, column)) for column in zip(self.titles, *self.rows, strict=True)]
-        console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))  # cuts off nothing
-        if self.title:  # not the table's own, which breaks it to the width of the columns
-            console.print(self.title, style="bold")
-        for number, columns in enumerate(_that_fit(widths)):
-            table = RichTable(box=None, pad_edge=False)
-            for at in columns:
-                left = at == 0 or self.titles[at] in self.words
-                table.add_column(self.titles[at], justify="left" if left else "right", no_wrap=True)
-            for at, row in enumerate(self.rows):
-                table.add_row(*(row[column] for column in columns), style="bold" if at in self.bold else "")
-            if number:
-                console.print()
-            console.print(table)
-
-    def markdown(self) -> str:
-        """Lines of a Markdown table."""
-        ruled = (self.titles, ["---"] * len(self.titles), *self.rows)
-        return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
-
-    def html(self) -> str:
-        """An HTML table. On a phone each row is a list: each cell has its title with it, hidden elsewhere."""
-        kinds = ["words" if title in self.words else "" for title in self.titles]
-        shown = [escape(title) for title in self.titles]
-        labels = ["", *(f'<span class="title">{title}</span>' for title in shown[1:])]
-        cells = (
-            [label + page.with_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
-            for row in self.rows
-        )
-        return f'<div class="listed">{page.html_table(shown, cells, kinds)}</div>'
-
-
-def _that_fit(widths: Sequence[int]) -> list[list[int]]:
-    """The columns of each table, at most WIDTH wide where that can be; the first one is in all of them."""
-    tables = [[0]]
-    for column in range(1, len(widths)):
-        wide = sum(widths[one] + 2 for one in tables[-1]) + widths[column]
-        if wide > WIDTH and len(tables[-1]) > 1:
-            tables.append([0])
-        tables[-1].append(column)
-    return tables
+def milliseconds(seconds: float) -> str:
+    """A time in milliseconds: 5.2 ms, 250 ms."""
+    return f"{seconds * 1e3:,.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:,.0f} ms"

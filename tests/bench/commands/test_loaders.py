@@ -1,19 +1,25 @@
-"""`bench`, `bench loaders`, `report`, `quickstart` and `profile`: what is printed, written and said."""
+"""`bench`, `bench loaders` and `bench quickstart`: what is printed, written and said."""
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from bench.cli import COMMANDS, FIRST
 from bench.commands import loaders as command
-from bench.commands.profile import STEP, WAIT
-from bench.report.row import Result, read_result
+from bench.measure.profile import STEP, STEPS, WAIT
+from bench.measure.ranks import launch
+from precache.errors import WorkerError
 from tests.bench.conftest import Bench
-from tests.bench.rich_result import rich_result
-from tests.command import check_bad_input
+from tests.bench.settings import quick
+from tests.command import ROOT, check_bad_input
 
 QUICK = ("--batch-size", 8, "--batches", 2, "--warmup", 1, "--repeats", 1, "--size", 32, "--workers", 1)
 SHARDS = ("loaders", "data/shards", "--backend", "shards", "--trainer", "none", "--device", "cpu")
@@ -30,48 +36,125 @@ def test_the_help_shows_first_what_a_newcomer_needs(bench: Bench) -> None:
 def test_torchrun_may_not_start_it_several_times(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "4")
-    check_bad_input(bench("loaders"), "would measure one another", "'bench ddp --ranks 4' without torchrun")
+    check_bad_input(
+        bench("loaders"), "would measure one another", "'bench loaders --ranks 4' without torchrun"
+    )
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_a_report_says_what_was_said_when_it_was_measured(data: Path, bench: Bench) -> None:
+def test_result_is_printed_kept_and_shown_again(data: Path, bench: Bench) -> None:
     (data / "data/webdataset").unlink()
     words = ("--backend", "webdataset,shards", "--trainer", "none", "--device", "cpu", *QUICK)
-    result = bench("loaders", *words, "--json", "out/r.json")
+    result = bench("loaders", *words, "--json", "out/r.json", "--html", "out/r.html")
     assert result.returncode == 0, result.stderr
     assert "skipped webdataset on data/webdataset: data/webdataset: does not exist" in result.stdout
-    stored = json.loads((data / "out/r.json").read_text())
-    assert [each["backend"] for each in stored["rows"]] == ["shards", "gather"]
-    shown = bench("report", "out/r.json", "--html", "r.html")
+    assert "wrote out/r.json\nwrote out/r.html" in result.stdout
+    stored = (data / "out/r.json").read_text()
+    assert [row["of"]["backend"] for row in json.loads(stored)["rows"]] == ["shards", "gather"]
+    assert "<html" in (data / "out/r.html").read_text()
+    shown = bench("report", "out/r.json")
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.splitlines()[:4] == result.stdout.splitlines()[:4]
-    assert "<html" in (data / "r.html").read_text()
+    again = bench("loaders", *words, "--json", "out/r.json", "--quiet")
+    assert (again.returncode, again.stdout) == (0, "")
+    assert (data / "out/r.json").read_text() == stored, "nothing is measured again"
+    printed = bench(*SHARDS, *QUICK, "--json", "-")
+    assert json.loads(printed.stdout)["command"] == "loaders"
+    check_bad_input(bench("loaders", *words, "--json", "out/r.json", "--size", 48), "size: 32, here 48")
 
 
-def test_what_is_printed_is_the_json_nothing_or_the_table_and_a_stop_says_what_is_lost(
-    data: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
+def test_stop_says_what_is_kept(
+    number: signal.Signals, word: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number, said in ((signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")):
-        monkeypatch.setattr(command, "compare", lambda *_, number=number: signal.raise_signal(number))
-        ended = bench(*SHARDS, "--json", "r.json")
+    monkeypatch.setattr(command, "compare", lambda *_: signal.raise_signal(number))
+    for options, kept in (
+        ((), "nothing was written"),
+        (("--json", "r.json"), "r.json keeps those that were"),
+    ):
+        ended = bench(*SHARDS, *options)
         assert ended.returncode == 128 + number
         last = ended.stderr.splitlines()[-1]
-        assert last.startswith(f"bench: error: {said} before all runs were done; nothing")
-    assert not (data / "r.json").exists()
-    measured = rich_result()
-    monkeypatch.setattr(command, "compare", lambda *_, **__: measured)
-    for flags, printed, told in (
-        (("--json", "-"), True, False),
-        (("--json", "new/r.json", "--quiet"), False, False),
-        (("--json", "new/r.json"), False, True),
-    ):
-        ended = bench(*SHARDS, *flags, "--html", "r.html", "--gpu-price", 2.5)
-        assert (ended.returncode, ended.stderr) == (0, "")
-        (data / "r.html").unlink()
-        written = ended.stdout if printed else (data / "new/r.json").read_text()
-        assert Result.from_json(json.loads(written)) == measured
-        assert ("wrote new/r.json" in ended.stdout) == told
-        assert (ended.stdout == "") == (not printed and not told)
+        assert last.startswith(f"bench: error: {word} before all runs were done; ")
+        assert kept in last
+
+
+def test_killed_command_goes_on_where_it_was(raw_tree: Path, data: Path, bench: Bench) -> None:
+    """Several workers and batch sizes: each combination is a row, and what was measured stays."""
+    path = data / "grid.json"
+    words = [
+        *("loaders", raw_tree, "--backend", "pytorch", "--trainer", "emulated:1e6", "--size", 32),
+        *("--batches", 2, "--warmup", 1, "--device", "cpu", "--workers", "0,1", "--batch-size", "4"),
+        *("--repeats", 1, "--json", path),
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bench", *map(str, words)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 100
+    while not path.exists():
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    kept = json.loads(path.read_text())["trials"]
+    done = bench(*words)
+    assert done.returncode == 0, done.stderr
+    assert f"{path} is there: the runs in it are not measured again" in done.stdout
+    content = json.loads(path.read_text())
+    assert content["trials"][: len(kept)] == kept
+    assert [row["of"]["workers"] for row in content["rows"]] == [0, 1]
+    refused = bench(*words[:-4], "--batch-size", 4, "--workers", "1,x")
+    check_bad_input(refused, "--workers", "1,x")
+
+
+def test_two_ranks_are_measured_alone_and_in_step(data: Path, bench: Bench) -> None:
+    words = ("--ranks", 2, "--backend", "shards", "--trainer", "emulated:200", "--device", "cpu")
+    done = bench("loaders", "data/shards", *words, *QUICK, "--json", "out/r.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("shards: 2 ranks in step train "), "the answer comes first"
+    alone, together, *each = json.loads((data / "out/r.json").read_text())["rows"]
+    rates = [row["values"]["fed_images_per_s"]["median"] for row in each]
+    total = together["values"]["fed_images_per_s"]["median"]
+    assert total == pytest.approx(sum(rates), rel=1e-4)
+    one = alone["values"]["fed_images_per_s"]["median"]
+    assert together["values"]["speedup"]["median"] == pytest.approx(total / one, rel=1e-4)
+    for rate in (one, *rates):
+        assert 0 < rate <= 200, "an emulated accelerator is never faster than it is told to be"
+    shown = bench("report", "out/r.json")
+    assert shown.stdout.splitlines()[0] == done.stdout.splitlines()[0]
+
+
+def ranks_running() -> dict[int, psutil.Process]:
+    """The processes of the ranks that this one started."""
+    children = psutil.Process().children(recursive=True)
+    return {
+        int(p.environ()["RANK"]): p for p in children if "bench.measure.ranks" in " ".join(p.cmdline()[:8])
+    }
+
+
+@pytest.mark.slow  # starts ranks twice more
+def test_rank_that_dies_is_named_and_an_interrupt_leaves_none(raw_tree: Path) -> None:
+    endless = quick(batch_size=4, workers=0, warmup=0, batches=1, repeats=10**6).of("auto", raw_tree, 5)
+    started: list[psutil.Process] = []
+
+    def kill(done: int, total: int) -> None:
+        if done == 1:
+            ranks_running()[1].kill()
+
+    def interrupt(done: int, total: int) -> None:
+        started.extend(ranks_running().values())
+        raise KeyboardInterrupt
+
+    with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
+        launch(endless, 2, kill)
+    with pytest.raises(KeyboardInterrupt):
+        launch(endless, 2, interrupt)
+    assert len(started) == 2
+    assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
 @pytest.mark.usefixtures("trials_here")
@@ -84,15 +167,13 @@ def test_quickstart_goes_the_whole_way_and_keeps_its_pictures(
     done = bench("quickstart", "--images", 16, "--batches", 1, "--repeats", 1)
     assert done.returncode == 0, done.stderr
     assert "busy" in done.stdout.splitlines()[0], "the sentence is the first line"
-    assert done.stdout.splitlines()[-1] == "the page: data/quickstart/report.html"
-    result = read_result(root / "result.json")
-    assert result.settings["augment"] == "train"
-    rows = {row.data: row for row in result.rows}
+    assert "wrote data/quickstart/report.html" in done.stdout
+    result = json.loads((root / "result.json").read_text())
+    assert result["settings"]["augment"] == "train"
+    rows = {row["of"]["data"]: row for row in result["rows"]}
     times = json.loads((root / "conversions.json").read_text())
     for name in ("shards", "webdataset"):
-        files = (file for file in (root / name).rglob("*") if file.is_file())
-        assert rows[name].size_bytes == sum(file.stat().st_size for file in files)
-        assert rows[name].convert_s == times[name] > 0
+        assert rows[name]["values"]["convert_s"]["median"] == pytest.approx(times[name], rel=1e-4)
     for mention in ("pytorch", "shards", "webdataset", "h100"):
         assert mention in done.stdout
         assert mention in (root / "report.html").read_text()
@@ -100,15 +181,15 @@ def test_quickstart_goes_the_whole_way_and_keeps_its_pictures(
     check_bad_input(refused, "data/quickstart/raw", "16 pictures", "--images", "60", "remove")
 
 
-def test_a_profile_shows_stages_and_operators(data: Path, bench: Bench) -> None:
-    quick = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1, "--steps", 3)
-    done = bench("profile", "data/shards", "--device", "cpu", "--out", "deep/out", *quick)
+def test_profile_shows_operators_and_names_waits_in_the_trace(data: Path, bench: Bench) -> None:
+    words = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1)
+    done = bench(
+        "loaders", "data/shards", "--backend", "shards", "--device", "cpu", "--profile", "a/b", *words
+    )
     assert done.returncode == 0, done.stderr
-    events = json.loads((data / "deep/out/trace.json").read_text())["traceEvents"]
+    events = json.loads((data / "a/b/trace.json").read_text())["traceEvents"]
     spans = [event["name"] for event in events if event.get("cat") == "user_annotation"]
-    assert spans.count(WAIT) == spans.count(STEP) == 3
-    summary = json.loads((data / "deep/out/profile.json").read_text())
-    assert sum(summary["shares"].values()) == pytest.approx(1)
+    assert spans.count(WAIT) == spans.count(STEP) == STEPS
     printed = done.stdout.splitlines()
-    assert re.match(r"Training waits \d+% of the time for batches: ", printed[0]), "the answer comes first"
+    assert re.match(r"shards on data/shards: training waits \d+% of the time for batches: ", printed[0])
     assert any("conv" in line for line in printed), "torch's own table"

@@ -11,10 +11,10 @@ from PIL import Image
 from torchvision.transforms.functional import pil_to_tensor
 
 from bench.measure.candidates import Candidate, choose_candidates, open_candidates, same_pictures
-from bench.measure.comparison import check_served, compare
+from bench.measure.comparison import Comparison, check_served, compare
 from bench.measure.imagefolder import recipe
-from bench.measure.trial import Served, measure
-from bench.report.result import conditions
+from bench.measure.trial import measure
+from bench.report.result import Trial
 from loaders.dataset import open_split
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.conversion.convert import convert
@@ -32,26 +32,26 @@ def test_a_result_says_what_was_measured_and_skipped_and_how_to_repeat_it(
     """Trials in processes of their own, as users have them."""
     folders = [raw_tree, converted["shards"]]
     candidates = choose_candidates(folders, ["imagefolder", "shards", "synthetic", "nvjpeg"], Path("unused"))
-    result = compare(candidates, quick(trainer="emulated:200"))
-    measured = [(row.backend, row.data) for row in result.rows]
+    result = compare(Comparison(candidates=candidates, settings=quick(trainer="emulated:200")))
+    measured = [(row.of["backend"], row.of["data"]) for row in result.rows]
     expected = [("imagefolder", "raw tree"), ("shards", "shards")]
     expected += [("synthetic", "raw tree"), ("synthetic", "shards")]
     assert [pair for pair in measured if pair[0] != "nvjpeg"] == expected
     skipped = {name.split(" on ")[0] for name in result.skipped}
     assert skipped == {"nvjpeg"} - {backend for backend, _ in measured}
-    text = ", ".join(conditions(result))
+    text = ", ".join(result.conditions)
     for mention in ("CPUs", "torch", "batch 8 of 32x32", "1 worker", "page cache warm", "one run each"):
         assert mention in text
     digest = open_split(folders[1], "train").digest
-    told = {"samples": IMAGES, "digest": digest, "path": str(folders[1])}
-    assert result.settings["data"]["shards on shards"] == told
+    data = result.settings["data"][str(folders[1])]
+    assert (data["name"], data["samples"], data["digest"]) == ("shards", IMAGES, digest)
     for row in result.rows:
-        assert row.trainer is not None
-        assert row.trainer.median <= 200, "an emulated accelerator is never faster than it is told to be"
-        assert (row.together or row.loader).median <= 200.5
-        assert len(row.wait_s) == len(row.step_s) == 4
-        assert min(row.step_s) >= 8 / 200
-        assert row.predicted == min(row.loader.median, row.trainer.median)
+        trained = row.values["trainer_images_per_s"].median
+        assert trained <= 200, "an emulated accelerator is never faster than it is told to be"
+        assert row.values["fed_images_per_s"].median <= 200.5
+        assert row.batches is not None
+        assert len(row.batches.wait_s) == len(row.batches.step_s) == 4
+        assert min(row.batches.step_s) >= 8 / 200
         assert row.stages.keys() >= {"compute", "transfer"}
 
 
@@ -66,8 +66,8 @@ def test_a_loader_that_fails_is_skipped_with_its_reason(
     bad.write_bytes(b"<html>")
     gone, candidates = Candidate("webdataset", tmp_path / "webdataset"), [Candidate("pytorch", tree)]
     candidates += [Candidate("imagefolder", tree), gone, Candidate("shards", converted["shards"])]
-    result = compare(candidates, quick(batches=20))
-    assert [(row.backend, row.together) for row in result.rows] == [("shards", result.rows[0].loader)]
+    result = compare(Comparison(candidates=candidates, settings=quick(batches=20)))
+    assert [row.of["backend"] for row in result.rows] == ["shards"]
     assert result.skipped.keys() == {one.label for one in candidates[:3]}
     for candidate, reason in zip(candidates, (str(bad), "link.jpg: ", "does not exist"), strict=False):
         assert reason in result.skipped[candidate.label]
@@ -89,9 +89,9 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(raw_tree: Path,
     assert linked == {(raw_tree / path).resolve() for path in held}
     assert isinstance(folder, Path)
     assert not folder.exists()
-    result = compare(opened, quick(batches=3))
+    result = compare(Comparison(candidates=opened, settings=quick(batches=3)))
     assert {data["samples"] for data in result.settings["data"].values()} == {40}
-    assert f"of {raw_tree} only the 40 of {IMAGES} pictures" in str(conditions(result))
+    assert f"of {raw_tree} only the 40 of {IMAGES} pictures" in str(result.conditions)
 
 
 def test_different_trees_are_refused_and_so_is_unequal_work_with_its_numbers(
@@ -100,15 +100,19 @@ def test_different_trees_are_refused_and_so_is_unequal_work_with_its_numbers(
     make_sample(tmp_path / "smaller", images=40, classes=5, seed=1, like="caltech", workers=0)
     candidates = [Candidate("pytorch", tmp_path / "smaller"), Candidate("shards", converted["shards"])]
     with pytest.raises(DatasetError, match=r"unequal work .*: 40 pictures; .*: 70 pictures; name folders"):
-        compare(candidates, quick())
+        compare(Comparison(candidates=candidates, settings=quick()))
     # a loader with a recipe of its own may serve another dtype, but not other shapes
     today, pytorch, shards = (Candidate(name, Path("x")) for name in ("imagefolder", "pytorch", "shards"))
-    work, floats = Served(48, 48, ("3x32x32 torch.uint8",)), ("3x32x32 torch.float32",)
-    check_served({today: Served(47, 48, floats), pytorch: work, shards: work})
+
+    def served(ids: int, shape: str = "3x32x32 torch.uint8") -> Trial:
+        return Trial(numbers={"served_ids": ids, "served_images": 48.0}, facts={"shapes": shape})
+
+    work = served(48)
+    check_served({today: served(47, "3x32x32 torch.float32"), pytorch: work, shards: work})
     for one, other, numbers in (
-        (pytorch, Served(40, 48, work.shapes), "48 images, 40 distinct ids"),
-        (pytorch, Served(48, 48, floats), "3x32x32 torch.float32"),
-        (today, Served(48, 48, ("3x64x64 torch.float32",)), "3x64x64"),
+        (pytorch, served(40), "48 images, 40 distinct ids"),
+        (pytorch, served(48, "3x32x32 torch.float32"), "3x32x32 torch.float32"),
+        (today, served(48, "3x64x64 torch.float32"), "3x64x64"),
     ):
         with pytest.raises(DatasetError, match="unequal work") as raised:
             check_served({shards: work, one: other})
@@ -127,6 +131,6 @@ def test_what_people_have_today_is_torchvisions_recipe_and_nothing_more(raw_tree
     with pytest.raises(SettingError, match="'ram'"):
         quick(cache="ram").of("imagefolder", raw_tree, 5).open_loader(torch.uint8)
     epoch = quick(workers=2, warmup=0, batches=IMAGES // 8 - 1).of("imagefolder", raw_tree, 5)
-    served = measure(epoch).served
-    assert served is not None
-    assert (served.ids, served.shapes) == (IMAGES // 8 * 8, ("3x32x32 torch.float32",)), "none twice"
+    trial = measure(epoch)
+    assert trial.numbers["served_ids"] == IMAGES // 8 * 8, "none twice"
+    assert trial.facts["shapes"] == "3x32x32 torch.float32"

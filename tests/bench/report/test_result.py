@@ -1,4 +1,4 @@
-"""A result made by hand, as JSON, as the terminal shows it and as its page does, without a browser."""
+"""A result made of trials by hand: as JSON, as the terminal shows it and as its page does."""
 
 import base64
 import json
@@ -9,73 +9,93 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
-from bench.report import loaders_page
-from bench.report.result import COLUMNS, Showing, show, table
-from bench.report.row import Result, read_result
-from bench.report.verdict import sentences
+from bench.report import loaders
+from bench.report.page import make_page
+from bench.report.result import Result, Trial, format_document, parse_document
+from bench.report.show import Showing, show
+from bench.report.table import COLUMNS, make_table
 from precache.errors import SettingError
-from tests.bench.report.test_gain import fed
-from tests.bench.report.test_gain import result as gain_result
-from tests.bench.rich_result import EXPLANATION, HOSTILE, around, peer, rich_result, row
-from tests.command import ROOT
+from tests.bench.results import HOSTILE, SPIKES, make_rich_trials, rich_result
 
-DATA = {"shards on shards": {"samples": 768, "digest": "0", "path": "data/shards"}}
-ROWS = (
-    fed("shards", "shards", 0.99, cold=around(10_500)),
-    fed("imagefolder", "raw tree", 0.31, cold=around(780)),
-    fed("pytorch", "raw tree", 0.5),
-    row("synthetic", "raw tree", 90_000),
-    peer("ffcv-raw", "raw pixels", 20_000),
-    peer("gather", "shards", 40_000),
+
+def remake(text: str) -> Result:
+    """The result that the trials in a file say."""
+    document = parse_document(text, "r.json")
+    return loaders.make_result(document.machine, document.settings, document.trials, document.skipped)
+
+
+def test_result_is_made_again_from_its_file() -> None:
+    result = rich_result()
+    text = format_document(result.to_json())
+    again = remake(text)
+    assert format_document(remake(format_document(again.to_json())).to_json()) == format_document(
+        again.to_json()
+    )
+    assert [row.name for row in again.rows] == [row.name for row in result.rows]
+    assert again.answer == result.answer
+    lines = text.splitlines()
+    assert sum(line.startswith('  {"of"') for line in lines) == len(result.trials), "a line for each trial"
+
+
+def test_order_of_trials_does_not_matter() -> None:
+    trials = make_rich_trials()
+    result = rich_result()
+    back = loaders.make_result(result.machine, result.settings, trials[::-1], result.skipped)
+    values = {row.name: row.values for row in result.rows}
+    assert {row.name: row.values for row in back.rows} == values
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.pop("trials"),
+        lambda content: content.update(version=99),
+        lambda content: content["trials"][0].update(of=3),
+        lambda content: content["trials"][0].update(numbers={"images_per_s": "x"}),
+        lambda content: content["trials"][0].update(series={"wait_s": 1}),
+        lambda content: content.update(machine=None),
+    ],
 )
+def test_file_of_something_else_is_refused_in_one_line(change: Any) -> None:
+    content = json.loads(format_document(rich_result().to_json()))
+    change(content)
+    with pytest.raises(SettingError, match=r"^r\.json: not a result of bench \(.*\); give a file .*$"):
+        parse_document(json.dumps(content), "r.json")
+    with pytest.raises(SettingError, match=r"^r\.json: not JSON"):
+        parse_document("{", "r.json")
 
 
-def quick_result(**settings: object) -> Result:
-    return gain_result(*ROWS, **settings)
+def test_trial_survives_json() -> None:
+    for trial in make_rich_trials():
+        again = Trial.from_json(json.loads(json.dumps(trial.to_json(), allow_nan=False)))
+        assert again.of == trial.of
+        assert again.numbers == pytest.approx(trial.numbers, rel=1e-5)
+        assert (again.watched is None) == (trial.watched is None)
 
 
-KEPT = [path for path in (ROOT / "bench/results").glob("*.json") if not path.name.startswith("gpu-")]
-
-
-def written(result: Result) -> Any:
-    return json.loads(json.dumps(result.to_json(), allow_nan=False))
-
-
-def test_a_result_with_everything_and_those_that_documents_show_survive_json() -> None:
-    assert KEPT
-    for result in (rich_result(), *map(read_result, KEPT)):
-        assert Result.from_json(written(result)) == result
-
-
-def test_a_value_of_another_type_is_refused_in_one_line() -> None:
-    for field, other in (("backend", 3), ("loader", "x"), ("wait_s", {}), ("monitor", [None])):
-        content = written(rich_result())
-        content["rows"][0][field] = other
-        with pytest.raises(SettingError, match=r"^not a result of 'bench loaders' \(.*\)$"):
-            Result.from_json(content)
-
-
-def test_a_newcomer_sees_the_answer_five_columns_and_what_people_have_today_first(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    shown = table(quick_result())
-    assert shown.titles == ["loader", "images/s", "accelerator busy", "from a cold disk", "first batch"]
-    assert shown.rows == [
-        ["imagefolder (torchvision)", "20,000", "31%", "780", "0.40 s"],
-        ["shards (ours)", "20,000", "99%", "10,500", "0.40 s"],
-        ["pytorch (ours, raw tree)", "20,000", "50%", "not measured", "0.40 s"],
-        ["ffcv-raw", "20,000", "not measured", "not measured", "0.40 s"],
+def test_newcomer_sees_answer_and_five_columns_today_first(capsys: pytest.CaptureFixture[str]) -> None:
+    table = make_table(rich_result())
+    assert table.titles == ["loader", "images/s", "accelerator busy", "from a cold disk", "first batch"]
+    assert [row[:3] for row in table.rows] == [
+        ["imagefolder (torchvision)", "780", "31%"],
+        ["pytorch (ours, raw tree)", "1,150", "44%"],
+        ["shards (ours)", "24,000", "99%"],
+        [f"dali (ours, dali{HOSTILE})", "2,300", "91%"],
+        ["ffcv-raw", "20,000", "not measured"],
+        ["imagefolder", "930", "not measured"],
     ]
-    assert list(shown.bold) == [1]
-    assert list(table(quick_result(other_cpu=0.4)).bold) == []
-    details = table(rich_result(), details=True)
-    assert set(details.titles) == {"loader", *(column.title for column in COLUMNS)}
+    assert [table.rows[at][0] for at in table.bold] == ["shards (ours)"]
+    assert list(make_table(rich_result(other_cpu=0.4)).bold) == []
+    details = make_table(rich_result(), details=True)
     assert len(details.rows) == len(rich_result().rows)
+    assert set(details.titles) <= {"loader", *(column.title for column in COLUMNS.values())}
     for is_whole in (True, False):
-        show(quick_result(), Showing(details=is_whole, gpu_price=2.5))
+        show(rich_result(gpu_price=2.5), Showing(details=is_whole))
         lines = capsys.readouterr().out.splitlines()
-        assert all(len(line) <= 100 for line in lines)
+        assert all(len(line) <= 100 for line in lines if HOSTILE not in line)
         assert lines[0].startswith("ImageFolder and DataLoader keep an emulated accelerator")
+    text = " ".join(make_table(rich_result()).markdown().split())
+    assert "| shards (ours) | 24,000 | 99% |" in text
 
 
 class Content(HTMLParser):
@@ -103,38 +123,38 @@ class Content(HTMLParser):
             self.texts.append(data)
 
 
-def test_on_the_page_the_answer_comes_first_then_the_lanes_what_to_do_next_and_when_it_holds() -> None:
-    result = quick_result(data=DATA)
-    page = loaders_page.html(result, 2.5)
+def test_page_has_answer_bars_next_step_conditions_in_this_order() -> None:
+    result = rich_result(gpu_price=2.5)
+    page = make_page(result)
     shown = " ".join("".join(Content(page).texts).split())
-    (answer,) = sentences(result)
     parts = (
         "Does the trainer wait for data?",
-        answer.partition(". ")[0],
-        "Accelerator busy: share of the time",
+        result.answer[0][0],
+        "Accelerator busy, while the loader feeds it",
         "Next: loaders.build('data/shards')",
         "AMD EPYC, 8 CPUs",
-        "data: data/shards (768 pictures)",
+        "data: photos (30,607 pictures)",
         "All numbers",
     )
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)
     assert "saves 41 of 60 min, $1.72 an hour" in page
-    assert page.count(">saves ") == 2
+    assert 'class="lane today"><div class="name">imagefolder (torchvision)' in page
     assert 'class="lane best"><div class="name">shards (ours)' in page
-    assert not re.search(">saves |lane best", loaders_page.html(quick_result(other_cpu=0.4)))
+    assert not re.search(">saves |lane best", make_page(rich_result(other_cpu=0.4)))
 
 
-def test_charts_have_captions_the_download_is_the_result_names_are_no_markup_and_nothing_is_fetched() -> None:
-    text = loaders_page.html(rich_result())
+def test_page_holds_the_result_and_fetches_nothing() -> None:
+    text = make_page(rich_result())
     content = Content(text)
-    assert text.count("<figcaption>") == 7
-    (told,) = (line for line in content.texts if line.startswith("Decoding is the bottleneck"))
-    assert EXPLANATION in told
+    assert text.count("<figcaption>") > 7
+    (told,) = (line for line in content.texts if SPIKES in line)
+    assert "the bottleneck" in told
     (address,) = (value for _, name, value in content.attributes if name == "href" and value[0] != "#")
     kind, _, data = address.partition(",")
     assert kind == "data:application/json;base64"
-    assert Result.from_json(json.loads(base64.b64decode(data))) == rich_result()
+    again = remake(base64.b64decode(data).decode())
+    assert again.answer == rich_result().answer
     assert HOSTILE not in text
     assert f"dali (ours, dali{HOSTILE})" in "".join(content.texts)
     assert not re.search(r"https?://|url\(|@import|<link", text.replace(get_plotlyjs(), ""))

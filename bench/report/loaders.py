@@ -1,0 +1,458 @@
+"""The result of `bench loaders`: rows from trials, their bottlenecks, and the answer. Pure.
+
+A trial says in `of` what it is: {"what": LOADER, "backend", "data", "workers", "batch_size", "repeat"}, where
+`data` is a folder of `settings["data"]`; FED has "trainer", too; TRAINER and TRANSFER have no loader.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bench.report import stats
+from bench.report.gain import TODAY_BACKEND, answer, busy_share, find_gain, is_ours, saved_share, times
+from bench.report.grid import choose, describe_choice
+from bench.report.result import Result, Row, Trial
+from bench.report.spikes import analyse
+from bench.report.stats import Estimate, disturbance, is_disturbed
+from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, training_rate
+from bench.report.words import counted, machine_line
+
+LOADER, COLD, FED, STAGES, PEER, PEER_COLD = "loader", "cold", "fed", "stages", "peer", "peer cold"
+TRAINER, TRANSFER = "trainer", "transfer"
+"""What a trial is of."""
+NO_TRAINER = "none"
+LIMIT = "gather"
+"""The peer that only copies pictures: no loader serves faster."""
+QUESTION = "Does the trainer wait for data?"
+_DECODERS = ("dali", "imagefolder", "pytorch", "webdataset")
+_USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
+
+
+def make_result(
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    trials: Sequence[Trial],
+    skipped: Mapping[str, str],
+    gpu_price: float | None = None,
+) -> Result:
+    """Work out what trials say.
+
+    Args:
+        settings: what the trials have in common; lists of `trainers`, `workers` and `batch_sizes`, and
+            `data`, which says of each folder its `name`, `samples` and `digest`.
+        gpu_price: dollars per hour of the accelerator; None leaves money out.
+    """
+    rows = make_rows(settings, trials)
+    other_cpu = other_cpu_share(trials)
+    if not is_grid(settings) and not is_disturbed(other_cpu):
+        rows = _compare_with_today(rows, gpu_price)
+    chosen = rows
+    paragraphs: list[tuple[str, ...]] = []
+    if is_grid(settings):
+        chosen, sentences = _choose_settings(rows)
+        paragraphs.append((disturbance(other_cpu),) if is_disturbed(other_cpu) else tuple(sentences))
+    if not is_grid(settings) or any(row.of["backend"] == TODAY_BACKEND for row in chosen):
+        paragraphs += _answer_for_trainers(chosen, settings, other_cpu, gpu_price)
+    best: list[Row] = []
+    if not is_disturbed(other_cpu):
+        best = list(chosen)
+        if not is_grid(settings):
+            best = [row for group in _by_trainer(rows) for row in find_gain(group).best]
+    return Result(
+        command="loaders",
+        question=QUESTION,
+        machine=dict(machine),
+        settings=dict(settings),
+        trials=tuple(trials),
+        rows=tuple(rows),
+        thing="loader",
+        columns=("loader_images_per_s", "busy_share", "cold_images_per_s", "first_batch_s"),
+        answer=tuple(paragraphs),
+        best=tuple(at for at, row in enumerate(rows) if any(row is one for one in best)),
+        bars="busy_share" if any("busy_share" in row.values for row in rows) else "loader_images_per_s",
+        conditions=tuple(describe_conditions(machine, settings, rows, trials)),
+        next_step=_next_step(chosen, settings, other_cpu),
+        skipped=dict(skipped),
+    )
+
+
+def is_grid(settings: Mapping[str, Any]) -> bool:
+    """Whether several numbers of workers or batch sizes were asked for."""
+    return len(settings["workers"]) * len(settings["batch_sizes"]) > 1
+
+
+def other_cpu_share(trials: Sequence[Trial]) -> float | None:
+    """Share of the CPUs that other processes took, on average; None where no trial says it."""
+    shares = [trial.numbers["other_cpu_share"] for trial in trials if "other_cpu_share" in trial.numbers]
+    return sum(shares) / len(shares) if shares else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeats:
+    """Trials that differ in the repeat alone, in its order."""
+
+    trials: tuple[Trial, ...]
+
+    @property
+    def rates(self) -> list[float]:
+        return [trial.images_per_s for trial in self.trials]
+
+    def estimate(self, name: str = "images_per_s") -> Estimate:
+        return stats.estimate([trial.numbers[name] for trial in self.trials])
+
+
+class _Index:
+    """Trials by what they are of."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self._trials = [trial for trial in trials if not trial.failed]
+
+    def find(self, what: str, **of: Any) -> _Repeats | None:
+        """Repeats of what has all of these; None where there are none."""
+        wanted = {"what": what, **of}
+        found = [
+            trial
+            for trial in self._trials
+            if all(trial.of.get(name) == value for name, value in wanted.items())
+        ]
+        return _Repeats(tuple(sorted(found, key=lambda trial: trial.of["repeat"]))) if found else None
+
+    def loaders(self, what: str) -> list[dict[str, Any]]:
+        """Backend, data, workers and batch size of all that were measured, each once."""
+        names = ("backend", "data", "workers", "batch_size")
+        found: list[dict[str, Any]] = []
+        for trial in self._trials:
+            loader = {name: trial.of.get(name) for name in names}
+            if trial.of["what"] == what and loader not in found:
+                found.append(loader)
+        return found
+
+
+def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]:
+    """Loaders of this project and torchvision's with each trainer, today's first, then other libraries'."""
+    index = _Index(trials)
+    loaders = sorted(index.loaders(LOADER), key=lambda loader: loader["backend"] != TODAY_BACKEND)
+    rows: list[Row] = []
+    for trainer in settings["trainers"]:
+        for batch_size in settings["batch_sizes"]:
+            for workers in settings["workers"]:
+                beside = [
+                    loader
+                    for loader in loaders
+                    if loader["batch_size"] == batch_size and loader["workers"] == workers
+                ]
+                made: list[Row] = []
+                rest: dict[int, str] = {}
+                for loader in beside:
+                    row = _make_row(index, loader, trainer, settings)
+                    if row is not None:
+                        rest[len(made)] = _rest_stage(index, loader, row, settings)
+                        made.append(row)
+                rows += explain(made, workers, batch_size, settings["cpus"], rest)
+    rows += [_make_peer_row(index, loader, settings) for loader in index.loaders(PEER)]
+    return rows
+
+
+def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Mapping[str, Any]) -> Row | None:
+    """One loader with one trainer; None where it was not fed to that one."""
+    alone, fed = index.find(LOADER, **loader), index.find(FED, **loader, trainer=trainer)
+    shared = {"trainer": trainer, "batch_size": loader["batch_size"]}
+    trained = index.find(TRAINER, **shared)
+    has_trainer = trainer != NO_TRAINER
+    if alone is None or (has_trainer and (fed is None or trained is None)):
+        return None
+    timed = fed if has_trainer and fed is not None else alone
+    values = {"loader_images_per_s": alone.estimate(), **_batch_values(timed, alone)}
+    for name, repeats in (
+        ("cold_images_per_s", index.find(COLD, **loader)),
+        ("transfer_images_per_s", index.find(TRANSFER, **shared)),
+    ):
+        if repeats is not None:
+            values[name] = repeats.estimate()
+    stages = index.find(STAGES, **loader)
+    if stages is not None:
+        values["read_images_per_s"] = stages.estimate("read_images_per_s")
+        values["decode_images_per_s"] = stages.estimate("decode_images_per_s")
+    batches = watched = None
+    if has_trainer and fed is not None and trained is not None:
+        count = min(len(fed.rates), len(trained.rates))
+        ratio = stats.ratio(fed.rates[:count], trained.rates[:count])
+        values |= {
+            "trainer_images_per_s": trained.estimate(),
+            "fed_images_per_s": fed.estimate(),
+            "fed_ratio": ratio,
+            "busy_share": busy_share(ratio),
+            "first_step_s": fed.estimate("first_step_s"),
+            "wait_share": fed.estimate("wait_share"),
+        }
+        last = fed.trials[-1]
+        starts = tuple(int(start) for start in last.series.get("epoch_starts", ()))
+        batches = analyse(last.series["wait_s"], last.series["step_s"], starts, loader["workers"])
+        watched = next((trial.watched for trial in reversed(fed.trials) if trial.watched), None)
+    values |= _stored_values(loader, settings)
+    ratios = _ratios_to_peers(index, alone, settings)
+    if LIMIT in ratios:
+        values["limit_ratio"] = ratios.pop(LIMIT)
+    of = {
+        "backend": loader["backend"],
+        "data": _data_name(loader, settings),
+        "trainer": trainer,
+        "workers": loader["workers"],
+        "batch_size": loader["batch_size"],
+    }
+    return Row(
+        name=_name_row(of, settings),
+        of=of,
+        values=values,
+        ratios=ratios,
+        batches=batches,
+        watched=watched,
+        detail=loader["backend"] == SYNTHETIC,
+    )
+
+
+def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str, Any]) -> Row:
+    """Another library's loader, alone."""
+    alone, cold = index.find(PEER, **loader), index.find(PEER_COLD, **loader)
+    assert alone is not None, "the loader is one of those that were measured"
+    values = {"loader_images_per_s": alone.estimate(), **_batch_values(alone, alone)}
+    if cold is not None:
+        values["cold_images_per_s"] = cold.estimate()
+    ratios = _ratios_to_peers(index, alone, settings)
+    if LIMIT in ratios:
+        values["limit_ratio"] = ratios[LIMIT]
+    of = {
+        "backend": loader["backend"],
+        "data": alone.trials[0].facts.get("data", ""),
+        "trainer": NO_TRAINER,
+        "workers": loader["workers"],
+        "batch_size": loader["batch_size"],
+        "peer": True,
+    }
+    is_limit = loader["backend"].startswith(LIMIT)
+    name = f"{loader['backend']} (the limit)" if is_limit else loader["backend"]
+    return Row(name=name, of=of, values=values, detail=is_limit)
+
+
+def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
+    """Times of batches, and of the first one; the latter of the loader alone."""
+    medians, p95s, gaps = [], [], []
+    for trial in timed.trials:
+        batch_s = trial.batch_s
+        medians.append(stats.percentile(batch_s, 0.5))
+        p95s.append(stats.percentile(batch_s, 0.95))
+        gaps += [batch_s[int(start)] for start in trial.series.get("epoch_starts", ())]
+    values = {
+        "first_batch_s": alone.estimate("first_batch_s"),
+        "batch_s": stats.estimate(medians),
+        "batch_p95_s": stats.estimate(p95s),
+    }
+    if gaps and values["batch_s"].median > 0:
+        gap = max(gaps) / values["batch_s"].median
+        values["epoch_gap_ratio"] = Estimate(gap, gap, gap)
+    return values
+
+
+def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Estimate]:
+    """What the converted data of a loader takes; nothing for a raw tree and for noise."""
+    data = settings["data"].get(loader["data"], {})
+    if (
+        data.get("name") == RAW_TREE
+        or loader["backend"] == SYNTHETIC
+        or settings.get("cache", "none") != "none"
+    ):
+        return {}
+    values = {}
+    for name in ("stored_bytes", "convert_s"):
+        if data.get(name) is not None:
+            values[name] = Estimate(data[name], data[name], data[name])
+    return values
+
+
+def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]) -> dict[str, Estimate]:
+    """Its rate over that of each peer that does the same work, repeat by repeat."""
+    trial = alone.trials[0]
+    ratios: dict[str, Estimate] = {}
+    for peer in index.loaders(PEER):
+        theirs = index.find(PEER, **peer)
+        is_itself = trial.of["what"] == PEER and peer["backend"] == trial.of["backend"]
+        if theirs is None or is_itself or peer["batch_size"] != trial.of["batch_size"]:
+            continue
+        same_work = "work" in trial.facts and trial.facts["work"] == theirs.trials[0].facts.get("work")
+        # of random crops: the limit copies centres
+        limits = peer["backend"] == LIMIT and peer["data"] == trial.of["data"] and "work" in trial.facts
+        if same_work or limits:
+            count = min(len(alone.rates), len(theirs.rates))
+            ratios[peer["backend"]] = stats.ratio(alone.rates[:count], theirs.rates[:count])
+    return ratios
+
+
+def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mapping[str, Any]) -> str:
+    """The stage that has the loader's time beyond that of the stages that ran apart."""
+    if "read_images_per_s" in row.values:
+        return "collate"
+    is_cached = settings.get("cache", "none") != "none"
+    stage = "decode" if loader["backend"] in _DECODERS and not is_cached else "collate"
+    alone = index.find(LOADER, **loader)
+    assert alone is not None, "the row has it"
+    was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in alone.trials)
+    cold = row.values.get("cold_images_per_s")
+    disk_is_apart = cold is not None and cold.high < row.values["loader_images_per_s"].low
+    if was_warm or is_cached or disk_is_apart or loader["backend"] == SYNTHETIC:
+        return stage
+    return f"storage or {stage}"
+
+
+def _data_name(loader: dict[str, Any], settings: Mapping[str, Any]) -> str:
+    return str(settings["data"].get(loader["data"], {}).get("name", loader["data"]))
+
+
+def _name_row(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """The loader as people call it: whose it is, for `pytorch` and `webdataset` are libraries, too."""
+    backend, data = of["backend"], of["data"]
+    if backend == TODAY_BACKEND:
+        name = "imagefolder (torchvision)"
+    elif backend == SYNTHETIC:
+        name = "synthetic (noise)"
+    elif data == backend:
+        name = f"{backend} (ours)"
+    else:
+        name = f"{backend} (ours, {data})"
+    if len(settings["workers"]) > 1:
+        name += f", {counted(of['workers'], 'worker')}"
+    if len(settings["batch_sizes"]) > 1:
+        name += f", batch {of['batch_size']:,}"
+    if len(settings["trainers"]) > 1:
+        name += f", fed to {of['trainer']}"
+    return name
+
+
+def _by_trainer(rows: Sequence[Row]) -> list[list[Row]]:
+    names = dict.fromkeys(row.of["trainer"] for row in rows if is_ours(row))
+    return [[row for row in rows if row.of["trainer"] == name] for name in names]
+
+
+def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
+    """The row to choose of each loader with each trainer, and a sentence for each."""
+    series: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        if is_ours(row):
+            series.setdefault((row.of["backend"], row.of["data"], row.of["trainer"]), []).append(row)
+    chosen, sentences = [], []
+    for (backend, data, _), own in series.items():
+        row, best = choose(own)
+        chosen.append(row)
+        loader = backend if backend == data else f"{backend} on {data}"
+        sentences.append(describe_choice(loader, row, best))
+    return chosen, sentences
+
+
+def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Row]:
+    """Say of each row what an hour of training becomes, in minutes and dollars, beside today's loader."""
+    compared = []
+    for row in rows:
+        beside = [other for other in rows if other.of["trainer"] == row.of["trainer"]]
+        today = find_gain(beside).today
+        text = "" if today is None else _describe_saving(row, today, gpu_price)
+        texts = {**row.texts, "saves": text} if text else row.texts
+        compared.append(replace(row, texts=texts, baseline=row is today))
+    return compared
+
+
+def _describe_saving(row: Row, today: Row, gpu_price: float | None) -> str:
+    if row is today:
+        return "what people have today"
+    if row.of["backend"] == SYNTHETIC or (row.of.get("peer") and "fed_ratio" in today.values):
+        return ""
+    saved = saved_share(row, today)
+    now, then = training_rate(today), training_rate(row)
+    if "fed_ratio" not in row.values:
+        return f"{times(then.median / now.median)} as many" if saved is not None else ""
+    if saved is None:
+        return "slower than today" if then.high < now.low else "as today, within noise"
+    money = "" if gpu_price is None else f", ${saved * gpu_price:,.2f} an hour"
+    return f"saves {60 * saved:.0f} of 60 min{money}"
+
+
+def _answer_for_trainers(
+    rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float | None, gpu_price: float | None
+) -> list[tuple[str, ...]]:
+    """A paragraph for each trainer."""
+    paragraphs = []
+    groups = _by_trainer(rows)
+    for group in groups:
+        ours = [row for row in group if is_ours(row)]
+        name = ours[0].of["trainer"]
+        sentences = answer(
+            group,
+            accelerator=name_accelerator(ours[0], settings),
+            images=next((data["samples"] for data in settings["data"].values() if data.get("samples")), None),
+            repeats=settings["repeats"],
+            other_cpu=other_cpu,
+            gpu_price=gpu_price,
+        )
+        if len(groups) > 1:
+            sentences[0] = f"{name}: {sentences[0]}"
+        paragraphs.append(tuple(sentences))
+    return paragraphs
+
+
+def name_accelerator(row: Row, settings: Mapping[str, Any]) -> str:
+    """What the row's loader feeds, in words."""
+    trainer = row.of["trainer"]
+    if trainer.startswith("emulated") and "trainer_images_per_s" in row.values:
+        return f"an emulated accelerator of {row.values['trainer_images_per_s'].median:,.0f} images/s"
+    on_cpu = str(settings.get("device", "cpu")) == "cpu"
+    return f"{trainer} on this CPU" if on_cpu else "this accelerator"
+
+
+def describe_conditions(
+    machine: Mapping[str, str], settings: Mapping[str, Any], rows: Sequence[Row], trials: Sequence[Trial]
+) -> list[str]:
+    """When the figures hold, a sentence each: machine, data, work."""
+    trainers: dict[str, str] = {}
+    for row in rows:
+        if "trainer_images_per_s" in row.values:
+            rate = row.values["trainer_images_per_s"].median
+            trainers.setdefault(row.of["trainer"], f"{row.of['trainer']} ({rate:,.0f} images/s)")
+    folders = dict.fromkeys(
+        f"{path} ({counted(data['samples'], 'picture')})" for path, data in settings["data"].items()
+    )
+    sizes = " and ".join(f"{size:,}" for size in settings["batch_sizes"])
+    workers = ", ".join(map(str, settings["workers"]))
+    was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
+    repeats = settings["repeats"]
+    work = [
+        f"trainer {', '.join(trainers.values())}" if trainers else "no trainer",
+        f"batch {sizes} of {settings['size']}x{settings['size']}",
+        f"augment {settings['augment']}",
+        *(f"{key} {settings[key]}" for key, usual in _USUAL.items() if settings.get(key, usual) != usual),
+        f"{workers} worker{'' if workers == '1' else 's'}",
+        f"page cache {'warm' if was_warm else 'not warmed: larger than memory'}",
+        f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each",
+    ]
+    sentences = [machine_line(machine)]
+    if folders:
+        sentences.append(f"data: {', '.join(folders)}")
+    sentences += [", ".join(work), "ours: this project's loaders, by their --backend names"]
+    versions = dict.fromkeys(trial.facts["version"] for trial in trials if "version" in trial.facts)
+    if versions:
+        sentences.append(f"peers: {', '.join(versions)}")
+    sentences += dict.fromkeys(note for data in settings["data"].values() for note in data.get("notes", ()))
+    return [f"{sentence}." for sentence in sentences]
+
+
+def _next_step(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float | None) -> str:
+    """What a reader would type next; empty where there is nothing to do."""
+    ours = [row for row in rows if is_ours(row) and row.of["trainer"] == rows[0].of["trainer"]]
+    gain = find_gain(ours)
+    if gain.today is None or is_disturbed(other_cpu):
+        return ""
+    if judge(gain.today.values.get("fed_ratio")) == KEEPS_UP:
+        return ""
+    paths = {data["name"]: path for path, data in settings["data"].items()}
+    if gain.best and gain.best[0].of["data"] in paths:
+        return f"Next: loaders.build({paths[gain.best[0].of['data']]!r}) in your training code."
+    if all(row.of["data"] == RAW_TREE for row in ours) and RAW_TREE in paths:
+        return f"Next: 'bench recommend {paths[RAW_TREE]}' says what converting would bring."
+    return ""

@@ -1,0 +1,136 @@
+"""The result of `bench loaders --ranks N`: what ranks train together, and which is the slowest. Pure."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.report import stats
+from bench.report.result import Result, Row, Trial
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
+from bench.report.words import counted, machine_line
+
+ALONE, OWN_PACE, IN_STEP = "one rank alone", "own pace", "in step"
+"""What a trial is of; it says its rank, too."""
+
+
+def make_result(
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    trials: Sequence[Trial],
+    skipped: Mapping[str, str],
+) -> Result:
+    """Work out what trials of ranks say.
+
+    Args:
+        settings: what the trials have in common; `ranks`, and `data` as of `bench.report.loaders`.
+    """
+    loaders: list[tuple[str, str]] = []
+    for trial in trials:
+        loader = (trial.of["backend"], trial.of["data"])
+        if loader not in loaders:
+            loaders.append(loader)
+    rows: list[Row] = []
+    paragraphs = []
+    for backend, data in loaders:
+        own = [trial for trial in trials if (trial.of["backend"], trial.of["data"]) == (backend, data)]
+        made, sentences = _make_rows(backend, str(settings["data"][data]["name"]), own, settings["ranks"])
+        rows += made
+        paragraphs.append(tuple(sentences))
+    was_warm = all(trial.numbers["page_cache_is_warm"] for trial in trials)
+    workers = settings["workers"]
+    conditions = [
+        machine_line(machine),
+        f"data: {', '.join(settings['data'])}",
+        f"trainer {', '.join(settings['trainers'])}, batch {settings['batch_size']} of "
+        f"{settings['size']}x{settings['size']} a rank, augment {settings['augment']}, "
+        f"{'the CPUs shared out' if workers is None else counted(workers, 'worker') + ' each'}, page cache "
+        f"{'warm' if was_warm else 'not warmed: larger than memory'}, medians of "
+        f"{counted(settings['repeats'], 'run')}, taking turns",
+    ]
+    return Result(
+        command="loaders",
+        question="Is the loader fast enough for several ranks?",
+        machine=dict(machine),
+        settings=dict(settings),
+        trials=tuple(trials),
+        rows=tuple(rows),
+        thing="ranks",
+        columns=("fed_images_per_s", "wait_share", "own_images_per_s", "others_wait_share", "speedup"),
+        answer=tuple(paragraphs),
+        bars="fed_images_per_s",
+        conditions=tuple(f"{sentence}." for sentence in conditions),
+        skipped=dict(skipped),
+    )
+
+
+def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> tuple[list[Row], list[str]]:
+    """One rank alone, all in step, and each rank; with what they say."""
+
+    def rates(what: str, rank: int, name: str = "images_per_s") -> list[float]:
+        own = [trial for trial in trials if trial.of["what"] == what and trial.of["rank"] == rank]
+        return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.of["repeat"])]
+
+    loader = backend if backend == data else f"{backend} on {data}"
+    of = {"backend": backend, "data": data, "trainer": trials[0].of["trainer"]}
+    alone = rates(ALONE, 0)
+    totals = [sum(repeat) for repeat in zip(*(rates(IN_STEP, rank) for rank in range(ranks)), strict=True)]
+    waits = [
+        max(repeat)
+        for repeat in zip(*(rates(IN_STEP, rank, "wait_share") for rank in range(ranks)), strict=True)
+    ]
+    speedup = stats.ratio(totals, alone)
+    rows = [
+        Row(
+            name=f"{loader}, one rank alone",
+            of={**of, "ranks": 1},
+            values={
+                "fed_images_per_s": stats.estimate(alone),
+                "wait_share": stats.estimate(rates(ALONE, 0, "wait_share")),
+            },
+            baseline=True,
+        ),
+        Row(
+            name=f"{loader}, {ranks} ranks in step",
+            of={**of, "ranks": ranks},
+            values={
+                "fed_images_per_s": stats.estimate(totals),
+                "wait_share": stats.estimate(waits),
+                "speedup": speedup,
+            },
+        ),
+    ]
+    own_paces = [stats.estimate(rates(OWN_PACE, rank)) for rank in range(ranks)]
+    for rank in range(ranks):
+        in_step = rates(IN_STEP, rank)
+        rows.append(
+            Row(
+                name=f"{loader}, rank {rank} of {ranks}",
+                of={**of, "ranks": ranks, "rank": rank},
+                values={
+                    "fed_images_per_s": stats.estimate(in_step),
+                    "own_images_per_s": own_paces[rank],
+                    "wait_share": stats.estimate(rates(IN_STEP, rank, "wait_share")),
+                    "others_wait_share": _lost(in_step, rates(OWN_PACE, rank)),
+                },
+            )
+        )
+    sentences = [
+        f"{loader}: {ranks} ranks in step train {stats.estimate(totals).median:,.0f} images/s, "
+        f"{speedup:.2f} times one rank alone ({stats.estimate(alone).median:,.0f})."
+    ]
+    if ranks > 1:
+        slowest = min(range(ranks), key=lambda rank: own_paces[rank].median)
+        fastest = max(pace.median for pace in own_paces)
+        is_distinct = own_paces[slowest].median <= (1 - NEGLIGIBLE_SHARE) * fastest and all(
+            own_paces[slowest].high < pace.low for rank, pace in enumerate(own_paces) if rank != slowest
+        )
+        noise = "" if is_distinct else "; that is within noise"
+        sentences.append(
+            f"The slowest is rank {slowest}: at its own pace {own_paces[slowest].median:,.0f} images/s, the "
+            f"fastest {fastest:,.0f}{noise}."
+        )
+    return rows, sentences
+
+
+def _lost(in_step: Sequence[float], own_pace: Sequence[float]) -> Estimate:
+    """Share of its own pace, 0 to 1, that a rank loses by keeping step."""
+    return stats.estimate([max(0.0, 1 - step / own) for step, own in zip(in_step, own_pace, strict=True)])

@@ -1,0 +1,91 @@
+"""A result on the terminal: the answer, one table, when it holds, and what to do next."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import click
+
+from bench.report.result import Result
+from bench.report.table import legend, make_table
+from bench.report.words import say, versions_of
+from precache.packages import DALI
+
+_VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Showing:
+    """How a result is shown.
+
+    Attributes:
+        markdown: as Markdown.
+        details: every column and finding, instead of the table of a few columns.
+    """
+
+    markdown: bool = False
+    details: bool = False
+
+
+def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False) -> None:
+    """Print a result.
+
+    Args:
+        has_page: whether a page is written, too.
+    """
+    details = showing.details
+    table = make_table(result, details=details)
+    paragraphs = [" ".join(paragraph) for paragraph in result.answer]
+    skipped = [f"skipped {name}: {reason}" for name, reason in result.skipped.items()]
+    notes = list(result.conditions)
+    if details:
+        notes.append(f"{', '.join(versions_of(result.machine, _VERSIONS))}.")
+    notes.append(legend(result, details=details))
+    if showing.markdown:
+        parts = [
+            *paragraphs,
+            table.markdown(),
+            *(describe_ratios(result) if details else []),
+            *skipped,
+            *notes,
+        ]
+        click.echo("\n\n".join(part for part in parts if part))
+        return
+    for paragraph in paragraphs:
+        say(paragraph)
+        click.echo()
+    table.show()
+    for line in skipped:
+        click.echo(line)
+    click.echo()
+    for note in notes:
+        if note:
+            say(note)
+    if details:
+        for finding in (*describe_rows(result), *describe_ratios(result)):
+            click.echo()
+            say(finding)
+    if result.next_step:
+        click.echo()
+        say(result.next_step)
+    has_more = any(row.advice or row.findings or row.detail for row in result.rows)
+    if has_more and not (details or has_page):
+        click.echo("everything else: --details, or a page with --html FILE")
+
+
+def describe_rows(result: Result) -> Iterator[str]:
+    """The bottleneck of each row and its fix, where the time went, limits of the machine."""
+    for row in result.rows:
+        sentences = [sentence for sentence in (row.advice, *row.findings) if sentence]
+        if sentences:
+            yield f"{row.name}: {' '.join(sentences)}"
+
+
+def describe_ratios(result: Result) -> list[str]:
+    """A line for each loader of ours that was compared with other libraries' loaders of the same work."""
+    lines: dict[str, str] = {}
+    for row in result.rows:
+        if row.ratios:
+            loader = str({name: value for name, value in row.of.items() if name != "trainer"})
+            each = ", ".join(f"{ratio:.2f} times {peer}" for peer, ratio in row.ratios.items())
+            lines.setdefault(loader, f"{row.name}: {each}")  # the same with each trainer
+    return list(lines.values())

@@ -1,0 +1,91 @@
+"""Uneven batches, which averages hide: spikes, their period, waits for first batches of epochs. Pure."""
+
+from collections.abc import Sequence
+from statistics import median
+
+import numpy as np
+import numpy.typing as npt
+
+from bench.report.result import Batches, Spikes
+from bench.report.words import counted, milliseconds
+
+# Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
+_DEVIATIONS = 8.0
+_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal noise
+_SHORT_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
+_FEWEST_BATCHES = 8
+_REGULAR_SHARE = 0.75
+
+
+def analyse(
+    wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
+) -> Batches:
+    """Find what is uneven about timed batches.
+
+    Args:
+        wait_s: float [n], how long the trainer waited for each batch, in seconds.
+        step_s: float [n], how long its step then took, in seconds.
+        epoch_starts: positions of batches that were the first of an epoch.
+        workers: of the loader.
+    """
+    waits, steps = np.asarray(wait_s, dtype=np.float64), np.asarray(step_s, dtype=np.float64)
+    starts = sorted(set(epoch_starts))
+    typical_s = float(np.median(waits + steps)) if len(waits) else 0.0
+    wait_spikes = _find_spikes(waits, starts, typical_s)
+    step_spikes = _find_spikes(steps, starts, typical_s)
+    findings = []
+    if wait_spikes.batches:
+        mean = milliseconds(float(waits[list(wait_spikes.batches)].mean()))
+        if wait_spikes.period is None:
+            slow = counted(len(wait_spikes.batches), "batch", "batches")
+            findings.append(f"{slow} waited {mean} on average.")
+        else:
+            cause = f"not the number of workers ({workers}): look for what happens at that distance"
+            if wait_spikes.period == workers:
+                cause = "as many as the loader has workers: it cannot keep up"
+            findings.append(
+                f"Every {wait_spikes.period} batches the trainer waits {mean} on average, {cause}."
+            )
+    if step_spikes.batches:
+        slow = counted(len(step_spikes.batches), "batch", "batches")
+        limit = milliseconds(step_spikes.above_s or 0.0)
+        findings.append(f"{slow} had a step of more than {limit}: that is not the loader's doing.")
+    if starts:
+        others = np.delete(waits, starts)
+        usual_s = float(np.median(others)) if len(others) else 0.0
+        more_s = median(max(0.0, float(waits[start]) - usual_s) for start in starts)
+        if more_s >= _SHORT_SHARE * typical_s:
+            findings.append(
+                f"The first batch of an epoch waits {milliseconds(more_s)} more than others do (median)."
+            )
+    return Batches(
+        tuple(wait_s), tuple(step_s), tuple(epoch_starts), wait_spikes, step_spikes, tuple(findings)
+    )
+
+
+def _find_spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
+    steady = np.setdiff1d(np.arange(len(series)), starts)
+    if len(steady) < _FEWEST_BATCHES:
+        return Spikes()
+    # Two workers that cannot keep up make every second batch a spike: the median of all would then lie
+    # between the spikes and the rest, and their deviation from it would be that of everything.
+    quicker = np.sort(series[steady])[: len(steady) // 2]
+    base = float(np.median(quicker))
+    deviation = _TO_SIGMA * float(np.median(np.abs(quicker - base)))
+    # Beside waits of 200 ms that come again and again, one of 20 ms is no spike.
+    halfway = (float(np.quantile(series[steady], 0.9)) - base) / 2
+    above_s = base + max(_DEVIATIONS * deviation, _SHORT_SHARE * typical_s, halfway)
+    batches = [int(batch) for batch in steady if series[batch] > above_s]
+    return Spikes(tuple(batches), above_s, _find_period(batches, starts, len(steady)))
+
+
+def _find_period(batches: list[int], starts: list[int], steady: int) -> int | None:
+    """The distance that most neighbouring spikes of one epoch have, if it explains the whole series."""
+    epochs = np.searchsorted(starts, batches, side="right")
+    distances = np.diff(batches)[np.diff(epochs) == 0]
+    if len(distances) < 3:
+        return None
+    period = int(median(distances.tolist()))
+    is_regular = np.mean(distances == period) >= _REGULAR_SHARE
+    lasts_throughout = len(batches) * period >= _REGULAR_SHARE * steady
+    return period if is_regular and lasts_throughout and period > 1 else None

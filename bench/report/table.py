@@ -1,0 +1,215 @@
+"""Tables: the columns that a result can have, and one table of text, Markdown and HTML for all of them.
+
+A new column takes an entry in COLUMNS and a value of that name in `Row.values`, where the rows are made
+(`bench.report.loaders` and its like).
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Literal
+
+from rich.cells import cell_len
+from rich.table import Table as RichTable
+
+from bench.report.result import Result, Row
+from bench.report.stats import Estimate
+from bench.report.words import WIDTH, duration, percent
+from precache import page
+from precache.cli.commandline import human_bytes
+from precache.cli.terminal import new_console
+
+
+def _rate(value: Estimate) -> str:
+    return f"{value.median:,.0f}"
+
+
+def _ratio(value: Estimate) -> str:
+    return f"{value:.2f}"
+
+
+def _share(value: Estimate) -> str:
+    return percent(value.median)
+
+
+def _seconds(value: Estimate) -> str:
+    return f"{value.median:.2f} s"
+
+
+def _milliseconds(value: Estimate) -> str:
+    return f"{value.median * 1e3:.1f} ms"
+
+
+def _duration(value: Estimate) -> str:
+    return duration(value.median)
+
+
+def _bytes(value: Estimate) -> str:
+    return human_bytes(value.median)
+
+
+def _times(value: Estimate) -> str:
+    return f"{value.median:.1f}x"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of each row of a table.
+
+    Attributes:
+        title: above it.
+        means: what it is, for the legend; empty where the title says it.
+        text: the figure as people read it.
+        better: whether more or less of it is better; empty where neither is.
+    """
+
+    title: str
+    means: str
+    text: Callable[[Estimate], str] = _rate
+    better: Literal["more", "less", ""] = ""
+
+
+COLUMNS: dict[str, Column] = {
+    "loader_images_per_s": Column("images/s", "of the loader alone, files in memory", _rate, "more"),
+    "busy_share": Column("accelerator busy", "while the loader feeds it", _share),
+    "cold_images_per_s": Column(
+        "from a cold disk",
+        "images/s, its files dropped from the page cache before",
+        _rate,
+        "more",
+    ),
+    "first_batch_s": Column("first batch", "seconds from building the loader to its first batch", _seconds),
+    "trainer_images_per_s": Column("trainer", "images/s, alone, on a batch that stays on the device"),
+    "fed_images_per_s": Column("training", "images/s of the trainer fed by the loader", _rate, "more"),
+    "fed_ratio": Column("ratio", "training over trainer, and its range", _ratio),
+    "wait_share": Column("waits", "share of the time that the trainer waits for a batch", _share),
+    "own_images_per_s": Column("own pace", "images/s of a rank that does not wait for the others"),
+    "others_wait_share": Column(
+        "waits for others", "share of its own pace that a rank loses in step", _share
+    ),
+    "speedup": Column("times", "images/s over those of one rank alone", _ratio),
+    "limit_ratio": Column(
+        "of limit", "loader over gather, which copies the same pictures and does nothing else", _ratio
+    ),
+    "batch_s": Column("median", "time per batch", _milliseconds),
+    "batch_p95_s": Column("95%", "most batches take no longer", _milliseconds),
+    "epoch_gap_ratio": Column("epoch gap", "the longest time of an epoch's first batch, in medians", _times),
+    "saves": Column("compared with today", "of an hour of training"),
+    "convert_s": Column("converting", "takes once", _duration, "less"),
+    "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
+    "converted_images_per_s": Column(
+        "images/s", "of all workers together; of a stage, if it were all there is to do", _rate, "more"
+    ),
+    "time_share": Column("of a worker's time", "", _share),
+    "rate": Column("rate", "in brackets the lowest and the highest run"),
+    "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),
+    "how": Column("how", ""),
+}
+"""Columns by the name of their value, in the order in which a table has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Titles and rows of text, for a terminal, as Markdown and as HTML.
+
+    Attributes:
+        rows: a text for each title.
+        words: titles of columns that hold words, which stand to the left; so does the first column.
+        bold: numbers of the rows that stand out.
+        title: above it.
+    """
+
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Collection[str] = ()
+    bold: Collection[int] = field(default=())
+    title: str = ""
+
+    def show(self) -> None:
+        """Print it; columns that WIDTH has no room for stand in a further table below."""
+        widths = [max(map(cell_len, column)) for column in zip(self.titles, *self.rows, strict=True)]
+        console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))  # cuts off nothing
+        if self.title:  # not the table's own, which breaks it to the width of the columns
+            console.print(self.title, style="bold")
+        for number_of_table, columns in enumerate(_fit_columns(widths)):
+            table = RichTable(box=None, pad_edge=False)
+            for at in columns:
+                left = at == 0 or self.titles[at] in self.words
+                table.add_column(self.titles[at], justify="left" if left else "right", no_wrap=True)
+            for at, row in enumerate(self.rows):
+                table.add_row(*(row[column] for column in columns), style="bold" if at in self.bold else "")
+            if number_of_table > 0:
+                console.print()
+            console.print(table)
+
+    def markdown(self) -> str:
+        """Lines of a Markdown table."""
+        ruled = (self.titles, ["---"] * len(self.titles), *self.rows)
+        return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
+
+    def html(self) -> str:
+        """An HTML table. On a phone each row is a list: each cell has its title with it, hidden elsewhere."""
+        kinds = ["words" if title in self.words else "" for title in self.titles]
+        shown = [escape(title) for title in self.titles]
+        labels = ["", *(f'<span class="title">{title}</span>' for title in shown[1:])]
+        cells = (
+            [label + page.with_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
+            for row in self.rows
+        )
+        return f'<div class="listed">{page.html_table(shown, cells, kinds)}</div>'
+
+
+def _fit_columns(widths: Sequence[int]) -> list[list[int]]:
+    """The columns of each table, at most WIDTH wide where that can be; the first one is in all of them."""
+    tables = [[0]]
+    for column in range(1, len(widths)):
+        width = sum(widths[at] + 2 for at in tables[-1]) + widths[column]
+        if width > WIDTH and len(tables[-1]) > 1:
+            tables.append([0])
+        tables[-1].append(column)
+    return tables
+
+
+def cell(row: Row, name: str) -> str:
+    """The figure of that name as people read it; empty where the row has none."""
+    if name in row.texts:
+        return row.texts[name]
+    return COLUMNS[name].text(row.values[name]) if name in row.values else ""
+
+
+def shown_rows(result: Result, *, details: bool) -> list[Row]:
+    """Rows of the table; without `details`, those that one can choose from."""
+    chosen = [row for row in result.rows if details or not row.detail]
+    return chosen or list(result.rows)
+
+
+def shown_columns(result: Result, *, details: bool) -> list[str]:
+    """Names of the columns in which a row has something; without `details` those of `result.columns`."""
+    rows = shown_rows(result, details=details)
+    return [
+        name
+        for name in COLUMNS
+        if (details or name in result.columns)
+        and any(name in row.values or name in row.texts for row in rows)
+    ]
+
+
+def make_table(result: Result, *, details: bool = False) -> Table:
+    """A line for each row of the result; those that stand out in bold."""
+    rows, names = shown_rows(result, details=details), shown_columns(result, details=details)
+    missing = "-" if details else "not measured"
+    return Table(
+        [result.thing, *(COLUMNS[name].title for name in names)],
+        [[row.name, *(cell(row, name) or missing for name in names)] for row in rows],
+        words=[COLUMNS[name].title for name in names if any(name in row.texts for row in rows)],
+        bold=[at for at, row in enumerate(rows) if result.is_best(row)],
+    )
+
+
+def legend(result: Result, *, details: bool = False) -> str:
+    """What the columns are, as a sentence."""
+    columns = [COLUMNS[name] for name in shown_columns(result, details=details)]
+    parts = [f"{column.title}: {column.means}" for column in columns if column.means]
+    if details:
+        parts.append("-: not measured")
+    return f"{'; '.join(parts)}." if parts else ""

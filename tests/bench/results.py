@@ -1,0 +1,218 @@
+"""Rows and results made by hand, for what is worked out of them; noise is seeded."""
+
+from typing import Any
+
+import numpy as np
+
+from bench.report import loaders
+from bench.report.result import Result, Row, Trial, summarise_watched
+from bench.report.stats import Estimate
+
+BATCHES = 140
+EPOCH = 48
+WORKERS = 4
+BATCH_SIZE = 64
+REPEATS = 3
+LIMIT = 2480.0
+TRAINER = "emulated:2480"
+SPIKES = "Every 4 batches the trainer waits 99.6 ms on average, as many as the loader has workers"
+HOSTILE = "<b></script><script>alert('x')</script>"
+SAMPLES = 30_607
+MACHINE = {
+    "date": "2026-11-21", "cpu": "AMD EPYC, 8 CPUs", "memory": "24 GiB", "accelerator": "NVIDIA H100",
+    "python": "3.11.7", "torch": "2.15.0", "pillow": "13.0.0",
+}  # fmt: skip
+
+
+def around(middle: float, spread: float = 0.04) -> Estimate:
+    return Estimate(middle, middle * (1 - spread), middle * (1 + spread))
+
+
+def make_row(backend: str, data: str, *, peer: bool = False, **values: Estimate | float | None) -> Row:
+    """A row with these values, by their names in COLUMNS; numbers get a range."""
+    of: dict[str, Any] = {
+        "backend": backend,
+        "data": data,
+        "trainer": TRAINER,
+        "workers": 2,
+        "batch_size": 64,
+    }
+    if peer:
+        of |= {"trainer": "none", "peer": True}
+    estimates = {
+        name: around(value) if isinstance(value, (int, float)) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    return Row(name=f"{backend} on {data}", of=of, values=estimates)
+
+
+def make_fed_row(backend: str, data: str, share: float, spread: float = 0.005, **values: float) -> Row:
+    """A loader of 20,000 images/s that keeps a trainer of LIMIT busy for `share` of the time."""
+    busy = Estimate(share, share - spread, share + spread)
+    fed = Estimate(LIMIT * busy.median, LIMIT * busy.low, LIMIT * busy.high)
+    return make_row(
+        backend,
+        data,
+        **{"loader_images_per_s": 20_000, **values},
+        trainer_images_per_s=around(LIMIT, 0.005),
+        fed_images_per_s=fed,
+        fed_ratio=busy,
+        busy_share=busy,
+    )
+
+
+def jitter(repeat: int) -> float:
+    """Each repeat is a little slower or faster: ranges are not empty."""
+    return (1.0, 0.99, 1.01)[repeat % 3]
+
+
+def make_trials(
+    backend: str, data: str, loader: float, fed: float | None = None, cold: float | None = None, **of: Any
+) -> list[Trial]:
+    """Trials of a loader alone, fed to TRAINER where `fed` is given, and cold; rates in images/s."""
+    trials = []
+    for repeat in range(REPEATS):
+        key = {
+            "backend": backend, "data": data, "workers": WORKERS, "batch_size": BATCH_SIZE,
+            "repeat": repeat, **of,
+        }  # fmt: skip
+        for what, rate in (("loader", loader), ("cold", cold), ("fed", fed)):
+            if rate is not None:
+                step_s = BATCH_SIZE / LIMIT if what == "fed" else 0.0
+                trial = make_trial({"what": what, **key}, rate * jitter(repeat), step_s)
+                if what == "fed":
+                    trial.of["trainer"] = TRAINER
+                trials.append(trial)
+    return trials
+
+
+def make_trial(of: dict[str, Any], rate: float, step_s: float = 0.0, batches: int = 8) -> Trial:
+    """A run of even batches."""
+    batch_size = of.get("batch_size", BATCH_SIZE)
+    batch_s = batch_size / rate
+    step_s = min(step_s, batch_s)
+    return Trial(
+        of=of,
+        numbers={
+            "images_per_s": rate,
+            "wait_share": 1 - step_s / batch_s,
+            "first_batch_s": 0.4,
+            "first_step_s": 3.21,
+            "images": float(batches * batch_size),
+            "served_ids": 48.0,
+            "served_images": 48.0,
+            "page_cache_is_warm": 1.0,
+            "other_cpu_share": 0.0,
+        },
+        series={"wait_s": (batch_s - step_s,) * batches, "step_s": (step_s,) * batches, "epoch_starts": ()},
+    )
+
+
+def make_shared_trials(batch_size: int = BATCH_SIZE) -> list[Trial]:
+    """The trainer alone, and the transfer to the device."""
+    trials = []
+    for repeat in range(REPEATS):
+        of = {"trainer": TRAINER, "batch_size": batch_size, "repeat": repeat}
+        trials.append(make_trial({"what": "trainer", **of}, LIMIT))
+        trials.append(make_trial({"what": "transfer", **of}, 88_000))
+    return trials
+
+
+def make_settings(**changed: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {
+        "trainers": [TRAINER], "workers": [WORKERS], "batch_sizes": [BATCH_SIZE], "size": 224, "warmup": 4,
+        "batches": 8, "repeats": REPEATS, "augment": "eval", "shuffle": "auto", "cold": True, "cache": "none",
+        "compiled": False, "amp": "off", "device": "cuda", "cpus": 8,
+        "data": {
+            "photos": {"name": "raw tree", "samples": SAMPLES, "digest": "0"},
+            "data/shards": {
+                "name": "shards", "samples": SAMPLES, "digest": "1", "stored_bytes": 300e6, "convert_s": 24.2,
+            },
+            f"data/{HOSTILE}": {"name": f"dali{HOSTILE}", "samples": SAMPLES, "digest": "2"},
+        },
+    }  # fmt: skip
+    return {**settings, **changed}
+
+
+def make_spiky_trial(of: dict[str, Any]) -> Trial:
+    """A loader of 4 workers that cannot keep up: a spike every 4 batches, two epochs begin; watched."""
+    rng = np.random.default_rng(5)
+    step_s = BATCH_SIZE / LIMIT * rng.normal(1, 0.02, BATCHES)
+    wait_s = rng.exponential(0.0006, BATCHES)
+    spikes = [batch for batch in range(3, BATCHES, WORKERS) if batch % EPOCH]
+    starts = [EPOCH, 2 * EPOCH]
+    wait_s[spikes] += rng.normal(0.1, 0.01, len(spikes))
+    wait_s[starts] += 0.18
+    whole_s = float(np.sum(wait_s + step_s))
+    time_s = np.arange(0.1, 7.5, 0.1)
+    busy = np.clip(0.9 + 0.08 * np.sin(time_s * 3) + rng.normal(0, 0.03, len(time_s)), 0, 1)
+    series = {f"cpu_{core}_share": np.clip(busy + rng.normal(0, 0.1, len(busy)), 0, 1) for core in range(8)}
+    series |= {
+        "cpu_share": busy,
+        "gpu_share": np.clip(0.5 + 0.4 * np.sign(np.sin(time_s * 9)), 0, 1),
+        "disk_read_bytes_per_s": np.abs(rng.normal(1.2e8, 3e7, len(time_s))),
+        "network_receive_bytes_per_s": np.zeros(len(time_s)),
+        "private_bytes": 3e9 + 1e8 * time_s,
+        "gpu_power_w": 300 + 100 * np.sin(time_s * 9),
+        "gpu_clock_mhz": np.full(len(time_s), 1755.0),
+    }
+    flags = ("GPU memory was filled to 93%: a larger batch or picture may not fit.",)
+    return Trial(
+        of=of,
+        numbers={
+            "images_per_s": BATCHES * BATCH_SIZE / whole_s,
+            "wait_share": float(np.sum(wait_s)) / whole_s,
+            "first_batch_s": 0.4,
+            "first_step_s": 3.21,
+            "page_cache_is_warm": 1.0,
+        },
+        series={
+            "wait_s": tuple(wait_s.tolist()),
+            "step_s": tuple(step_s.tolist()),
+            "epoch_starts": tuple(map(float, starts)),
+        },
+        watched=summarise_watched(
+            tuple(time_s.tolist()), {name: tuple(values.tolist()) for name, values in series.items()}, flags
+        ),
+    )
+
+
+def make_rich_trials() -> list[Trial]:
+    """Three loaders of ours, ImageFolder, noise and three peers, with all that can be measured."""
+    trials = make_shared_trials()
+    trials += make_trials("pytorch", "photos", 1_150, 1_100, cold=640)
+    spiky = next(trial for trial in trials if trial.of["what"] == "fed" and trial.of["repeat"] == REPEATS - 1)
+    trials[trials.index(spiky)] = make_spiky_trial(spiky.of)
+    for repeat in range(REPEATS):
+        of = {
+            "what": "stages", "backend": "pytorch", "data": "photos", "workers": WORKERS,
+            "batch_size": BATCH_SIZE, "repeat": repeat,
+        }  # fmt: skip
+        trials.append(Trial(of, {"read_images_per_s": 9_400.0, "decode_images_per_s": 1_300.0}))
+    trials += make_trials("imagefolder", "photos", 780, 769, cold=600)
+    shards = make_trials("shards", "data/shards", 24_000, 2_455, cold=10_500)
+    trials += shards
+    trials += make_trials("dali", f"data/{HOSTILE}", 2_300, 2_250)
+    trials += make_trials("synthetic", "photos", 90_000, 2_470)
+    for name, data, rate, work in (
+        ("ffcv-raw", "peers/raw", 20_000, "pixels 256"),
+        ("imagefolder", "photos", 930, "tree 0"),
+        ("gather", "data/shards", 40_000, "pixels 256"),
+    ):
+        for trial in make_trials(name, data, rate):
+            trial.of["what"] = "peer"
+            trial.facts.update({"work": work, "data": "raw pixels", "version": f"{name} 1.0"})
+            trials.append(trial)
+    for trial in shards:
+        trial.facts["work"] = "pixels 256"
+    return trials
+
+
+def rich_result(gpu_price: float | None = None, other_cpu: float = 0.0) -> Result:
+    """A result that has everything."""
+    trials = make_rich_trials()
+    for trial in trials:
+        trial.numbers["other_cpu_share"] = other_cpu
+    skipped = {f"webdataset on {HOSTILE}": "does not exist"}
+    return loaders.make_result(MACHINE, make_settings(), trials, skipped, gpu_price)

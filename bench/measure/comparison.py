@@ -14,7 +14,7 @@ from bench.measure.candidates import Candidate, folder_of, open_candidates, same
 from bench.measure.fresh import DoesNotFit, run_fresh
 from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import MODELS, resolve
+from bench.measure.trainers import resolve
 from bench.measure.trial import (
     DECODING,
     measure,
@@ -28,6 +28,7 @@ from bench.report import loaders
 from bench.report.grid import Point, find_reason_to_skip, point_of
 from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, PEER, PEER_COLD, STAGES, TRAINER, TRANSFER
 from bench.report.result import Result, Trial
+from loaders.examples.models import MODELS
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,

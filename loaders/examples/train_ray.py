@@ -20,7 +20,7 @@ from ray import train
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 from loaders.examples import common
-from loaders.examples.train import Training, run_epoch
+from loaders.examples.train import Training
 from precache.errors import SettingError, check_range
 from precache.storage.urls import is_url
 
@@ -51,9 +51,9 @@ def train_worker(settings: dict[str, Any]) -> None:
             path = Path(folder) / "checkpoint.pt"
             training.restore(torch.load(path, map_location="cpu"), path)
     for epoch in range(training.loader.state_dict()["epoch"], args.epochs):
-        figures, _ = run_epoch(training.model, training.loader, args, save_at_times, training.step)
+        figures = training.learner.train(training.loader, save_at_times)
         if training.validation is not None:
-            figures |= run_epoch(training.model, training.validation, args, lambda: False)[0]
+            figures |= training.learner.validate(training.validation)
         save(figures)
         if common.is_first():
             common.report(epoch, figures)

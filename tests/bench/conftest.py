@@ -5,26 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench.cli import main
-from bench.measure.trainers import MODELS, Model
 from precache.cli import commandline
 from tests.bench.squares import Squares, make
 
 Bench = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a model that is compiled, and computed in any precision, in seconds."""
-
-    def make(classes: int) -> torch.nn.Module:
-        flat = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), *flat, torch.nn.Linear(8, classes))
-
-    monkeypatch.setitem(MODELS, "tiny", Model(make, MODELS["resnet18"].optimizer))
-    return "tiny"
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import click
 
 from bench.commands.options import PATH, option
 from bench.commands.output import Output, output_options
-from bench.machine.hardware import choose_device, resolve_amp
+from bench.machine.hardware import resolve_amp
 from bench.measure.accuracy import Recipe, compare_sources, find_pictures, open_source, write_splits
+from loaders.deliver import find_device
 from loaders.examples.models import MODELS
 from precache.cli import commandline
 from precache.cli.commandline import check_output, gathered
@@ -22,7 +23,7 @@ def _recipe(
     *, model: str, lr: float | None, device: str, workers: int | None, amp: str, **others: Any
 ) -> Recipe:
     check_choice("model", model, MODELS)
-    chosen = choose_device(device)
+    chosen = find_device(device)
     return Recipe(
         model=model,
         lr=MODELS[model].lr if lr is None else lr,

@@ -26,13 +26,14 @@ import torch
 
 import bench
 from bench.machine.hardware import describe_machine
-from bench.measure.fresh import environment, run_fresh
+from bench.measure.fresh import run_fresh
 from bench.report.words import Table, machine_line
 from precache import page
 from precache.cli import commandline
 from precache.cli.commandline import note
 from precache.engines import available_cpus
 from precache.errors import SettingError, printable
+from precache.imports import child_environment
 from precache.storage import atomic_write
 
 Content: TypeAlias = dict[str, Any]
@@ -232,7 +233,7 @@ class Campaign:
                 stdout=printed,
                 stderr=errors,
                 cwd=folder,
-                env=environment(),
+                env=child_environment(),
                 start_new_session=True,
             )
             try:

@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
-from bench.report import accuracy, loaders, ranks
+from bench.report import accuracy, conversion, hardware, loaders, ranks
 from bench.report.regression import (
     Comparison,
     compare_results,
@@ -32,12 +32,19 @@ def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
     return make(document.machine, document.settings, document.trials, document.skipped, gpu_price)
 
 
-def _make_accuracy_result(document: Document, gpu_price: float | None) -> Result:
-    return accuracy.make_result(document.machine, document.settings, document.trials, document.skipped)
+def _without_price(make: Callable[..., Result]) -> Callable[[Document, float | None], Result]:
+    """A maker whose result does not depend on what an accelerator costs."""
+
+    def make_result(document: Document, _: float | None) -> Result:
+        return make(document.machine, document.settings, document.trials, document.skipped)
+
+    return make_result
 
 
 MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
-    "accuracy": _make_accuracy_result,
+    "accuracy": _without_price(accuracy.make_result),
+    "convert": _without_price(conversion.make_result),
+    "hardware": _without_price(hardware.make_result),
     "loaders": _make_loaders_result,
 }
 """By the command whose file it is: the function that works out what the trials in it say."""

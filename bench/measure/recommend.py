@@ -56,6 +56,7 @@ from precache.recipe import FORMAT_NAMES, Recipe
 from precache.reporting import Progress, unseen
 from precache.sources.base import SampleRef, Scan, reads_of
 from precache.storage import atomic_write
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url
 
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
@@ -131,8 +132,7 @@ def recommend(
     on_progress(0, settings.repeats + 1)
     disk_bytes_per_s, read_s = _measure_disk(Path(tempfile.gettempdir()))
     skipped: dict[str, str] = {}
-    with tempfile.TemporaryDirectory(prefix="bench-recommend-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         trees = make_trees(scan, recipe, settings, folder, pictures, _CHOOSING_SHARE * limit_s)
         # decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones
         larger = float(scan.samples.file_bytes.mean()) / trees.image_bytes

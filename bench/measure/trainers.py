@@ -15,7 +15,7 @@ from bench.machine.hardware import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
 from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
 from loaders.examples.train import Learner
-from precache.errors import SettingError, check_choice
+from precache.errors import SettingError, check_choice, similar_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,8 @@ def resolve(name: str, device: torch.device) -> str:
         argument = argument or DEFAULT_PRESET
         emulated_images_per_s(argument)
         return f"emulated:{argument}"
-    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
+    hint = similar_name(name, ["auto", "none", *MODELS, "emulated"])
+    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}{hint}")
 
 
 def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = False) -> None:

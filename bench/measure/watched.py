@@ -1,7 +1,6 @@
 """What other data sets in the place of a watched one would take, measured on a sample of its pictures."""
 
 import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ from bench.report.waiting import Replaced, convert_cost
 from loaders import ImageDataset
 from precache.recipe import DEFAULT_SIZE, Recipe
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _PICTURES = 100
 _CHOOSING_S = 3.0
@@ -49,8 +49,7 @@ def measure_replaced(info: Mapping[str, Any], parts: Mapping[str, float], dst: P
     scan, recipe = scan_tree(tree), recipe_for(side)
     batch = min(int(info["batch_size"] or 64), train_images(scan))
     settings = ready(Settings(size=side, batch_size=batch, seconds=_SECONDS))
-    with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         trees = make_trees(scan, recipe, settings, folder, _PICTURES, _CHOOSING_S)
         shards = folder / "shards"
         cpus = settings.workers_alone

@@ -46,12 +46,12 @@ _STYLE = """
 .js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
 
 .busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
-.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 18.5rem; gap: 0 .9rem;
+.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 5rem 17rem; gap: 0 .9rem;
   align-items: center; padding: .3rem 0; }
 .lane .track { background: var(--tint); border-radius: 4px; height: 1.4rem; overflow: hidden; }
 .lane .track div { background: var(--bar); height: 100%; border-radius: 4px; min-width: 2px; }
 .lane.today .track div { background: #8a8f98; }
-.lane .share { text-align: right; font-weight: 600; font-variant-numeric: tabular-nums; }
+.lane .share { text-align: right; font-weight: 600; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .lane .saves { color: var(--soft); }
 .lane.best .name { font-weight: 600; }
 @media (max-width: 48rem) {

@@ -117,6 +117,13 @@ COLUMNS: dict[str, Column] = {
     "saves": Column("compared with today", "of an hour of training"),
     "convert_s": Column("converting", "takes once", _duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
+    "converted_images_per_s": Column(
+        "images/s", "of all workers together; of a stage, if it were all there is to do", _rate, "more"
+    ),
+    "time_share": Column("of a worker's time", "", _share),
+    "rate": Column("rate", "in brackets the lowest and the highest run"),
+    "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),
+    "how": Column("how", ""),
 }
 """Columns by the name of their value, in the order in which a table has them."""
 

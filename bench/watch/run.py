@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import psutil
 from bench.report.waiting import Event, warm_up
 from precache.engines import available_cpus
 from precache.errors import SettingError, did_you_mean
+from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _POLL_S = 0.3
@@ -88,8 +88,7 @@ def watch(
     Raises:
         SettingError: what `loader` names is not there.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         (folder / "config.json").write_text(json.dumps({"cure": cure or {}, "version": 1}))
         environment = _environment(folder, loader, bool(cure))
         try:

@@ -90,9 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
     parser = common.parser("train_ray", __doc__)
     add = parser.add_argument
-    add("--workers", type=int, default=2, help="processes, with --device cuda a GPU each (default: 2)")
-    add("--save-every", type=int, default=100, help="batches to a checkpoint (default: 100)")
-    add("--failures", type=int, default=3, help="so often a training that lost a worker goes on (default: 3)")
+    add("--workers", type=int, default=2, help="processes; with --device cuda each has a GPU (default: 2)")
+    add("--save-every", type=int, default=100, help="batches from one checkpoint to the next (default: 100)")
+    add(
+        "--failures", type=int, default=3, help="how often a training that lost a worker goes on (default: 3)"
+    )
     args = parser.parse_args(arguments)
     return common.run("train_ray", lambda: run(args))
 

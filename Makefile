@@ -71,11 +71,16 @@ $(FRAMEWORKS)/.installed: $(VENV)/.installed-test
 quickstart: $(VENV)/.installed
 	$(BIN)/bench quickstart
 
-# Runs bench/caltech256.ipynb on the pictures in data/raw, which it fetches if need be, and saves it with its outputs.
+NOTEBOOK := bench/caltech256.ipynb
+
+# Runs the notebook on the pictures in data/raw, which it fetches if need be, and saves it with its outputs; as it was
+# where a cell fails.
 notebook: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[all,notebook]'
 	$(PILLOW_SIMD)
-	$(BIN)/python -m bench.notebook
+	$(BIN)/jupyter nbconvert --to notebook --execute --stdin --stdout --ExecutePreprocessor.record_timing=False \
+		<$(NOTEBOOK) >$(NOTEBOOK).partial && mv $(NOTEBOOK).partial $(NOTEBOOK) \
+		|| { rm -f $(NOTEBOOK).partial; exit 1; }
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)
@@ -95,9 +100,10 @@ test-pillow: $(VENV)/.installed-test
 test-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pytest $(TWO) tests/loaders/examples tests/loaders/test_frameworks.py tests/precache/sources/test_hf.py tests/precache/sources/test_sources.py
 
-# On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.
+# On a machine with an NVIDIA GPU: all that is to be measured there, or STEPS="resnet50 vit". Once .venv is set up it
+# needs no network.
 gpu: $(VENV)/.installed-test
-	$(BIN)/bench evidence
+	PYTHON=$(BIN)/python bash bench/gpu.sh $(STEPS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -194,13 +194,18 @@ class OtherProcesses:
         self._start = _read()
 
     def share(self) -> float | None:
-        """Share, 0 to 1, of the CPUs that this process may use, since then; None where that is not known."""
+        """Share, 0 to 1, of the CPUs that other processes took since then; None where that is not known."""
+        return self.shares()[1]
+
+    def shares(self) -> tuple[float | None, float | None]:
+        """Shares, 0 to 1, of the CPUs that this process and others took since then; None where not known."""
         now = _read()
         if self._start is None or now is None:
-            return None
-        total = now.total - self._start.total
-        theirs = (now.busy - self._start.busy) - (now.ours - self._start.ours)
-        return min(1.0, max(0.0, theirs) / total) if total > 0 else 0.0
+            return None, None
+        total = max(now.total - self._start.total, 1e-9)
+        ours = now.ours - self._start.ours
+        theirs = max(0.0, now.busy - self._start.busy - ours)
+        return min(1.0, ours / total), min(1.0, theirs / total)
 
 
 def _read() -> _Seconds | None:

@@ -17,7 +17,7 @@ import plotly.io
 from plotly.offline import get_plotlyjs
 
 from bench.report.result import Batches, Result, Row, Trial, Watched, format_document
-from bench.report.show import describe_ratios
+from bench.report.show import describe_ratios, printable_lines
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
 from bench.report.verdict import training_rate
@@ -29,7 +29,7 @@ BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _SERIES_PIXELS = 170
 _DASHES = ("solid", "dash", "dot")
-_STYLE = """
+STYLE = """
 .charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
 .listed th, .listed td { padding: .3rem .4rem; }
@@ -85,26 +85,35 @@ _CONFIG = {"responsive": True, "displayModeBar": False}
 
 def make_page(result: Result) -> str:
     """The page of any result."""
-    paragraphs = []
-    for first, *more in result.answer:
-        paragraphs.append(first)
-        if more:
-            paragraphs.append(" ".join(more))
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
         _draw_bars(result),
         charts({**dict(_draw_workers(result)), **_draw_learning(result)}, "chart"),
-        page.paragraphs([result.next_step] if result.next_step else []),
+        page.paragraphs(result.next_step.splitlines()),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
         page.folded("All numbers", _draw_numbers(result)),
         *_draw_details(result),
         page.folded("Machine, versions and settings", _draw_facts(result)),
     ]
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
-    verdict = f'<section class="verdict">{answer}</section>' if answer else ""
-    content = f"<h1>{escape(result.question)}</h1>{verdict}{''.join(parts)}"
+    content = f"<h1>{escape(result.question)}</h1>{_draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
-    return page.document(result.question, content, head_html=scripts, style=_STYLE)
+    return page.document(result.question, content, head_html=scripts, style=STYLE)
+
+
+def draw_summary(result: Result) -> str:
+    """The answer and a bar for each row, as a part of another page with STYLE."""
+    return _draw_answer(result) + _draw_bars(result)
+
+
+def _draw_answer(result: Result) -> str:
+    """What the reader came for: the first sentence of each paragraph stands alone."""
+    paragraphs = []
+    for first, *more in result.answer:
+        paragraphs.append(first)
+        if more:
+            paragraphs.append(" ".join(more))
+    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    return f'<section class="verdict">{answer}</section>' if answer else ""
 
 
 def _draw_bars(result: Result) -> str:
@@ -230,9 +239,11 @@ def _draw_details(result: Result) -> Iterator[str]:
         if row.watched is not None:
             figures |= dict(_draw_watched(row.watched))
         sentences = " ".join(sentence for sentence in (row.advice, *row.findings) if sentence)
-        if not sentences and not figures:
+        if not sentences and not figures and not row.paste:
             continue
         parts = [page.paragraphs([sentences[:1].upper() + sentences[1:]]), _draw_stages(row)]
+        if row.paste:
+            parts.append(f"<pre>{escape(printable_lines(row))}</pre>")
         if figures:
             parts.append(charts(figures, f"row{number}"))
         yield page.folded(f"In detail: {row.name}", "".join(parts))

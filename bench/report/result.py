@@ -196,13 +196,14 @@ class Row:
         batches: timed batches of the last repeat; None where no trainer was fed.
         watched: activity of the machine in the last repeat; None where it was not sampled.
         stages: images/s that each stage alone can do, by name: "storage", "decode", "collate", "transfer",
-            "compute"; "storage or decode" where two cannot be told apart.
+            "compute"; "storage or decode" where two were not timed apart.
         stalls: seconds per batch that the trainer waits for "fetch", "prep" and "transfer" from a warm
             cache, and as "cold fetch" what a cold one would add.
         bottleneck: the narrowest of the stages; empty where none stands out.
         advice: the bottleneck and the change with the largest gain, in words; empty where none was sought.
         changes: all that were considered.
         findings: what else is worth saying, a sentence each.
+        paste: lines to write or to run, as they are.
         baseline: whether the others are compared with it.
         detail: whether it is shown with --details only.
     """
@@ -220,6 +221,7 @@ class Row:
     advice: str = ""
     changes: tuple[Change, ...] = ()
     findings: tuple[str, ...] = ()
+    paste: tuple[str, ...] = ()
     baseline: bool = False
     detail: bool = False
 
@@ -240,6 +242,7 @@ class Row:
                 for one in self.changes
             ],
             "findings": self.findings,
+            "paste": self.paste,
         }
         plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
         return plain

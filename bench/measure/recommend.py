@@ -232,7 +232,7 @@ def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: S
             trials.measure(loader_of, lambda: _run(measure, by_itself))  # noqa: B023 (called at once)
             trials.measure(fed_of, lambda: _run(measure, fed))  # noqa: B023
         except _FAILURES as error:
-            trials.skipped[name] = str(error)
+            trials.skipped[name] = str(error).replace(f"{place.resolve()}", "the sample")
             del places[name]
 
 

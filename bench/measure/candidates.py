@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from bench.measure import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Location
 
 CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
@@ -179,7 +179,7 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candid
             )
             if part is None:
                 continue
-            folder = Path(links.enter_context(tempfile.TemporaryDirectory(prefix="bench-split-")))
+            folder = links.enter_context(temporary_folder())
             data = _link(whole, part, folder)
             for number, candidate in enumerate(served):
                 if candidate.path == tree:

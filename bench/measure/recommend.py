@@ -11,7 +11,6 @@ Loaders are today's (torchvision's ImageFolder), `loaders.build` on the same tre
 
 import math
 import mmap
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -49,6 +48,7 @@ from precache.errors import (
 from precache.recipe import FORMAT_NAMES, Recipe
 from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url
 
 _CHOOSING_SHARE = 0.1  # of `limit_s`, that goes to decoding pictures of the sample once
@@ -114,8 +114,8 @@ def recommend(
     settings = ready(question.settings)
     trials = Trials(path, "recommend", describe_machine(settings.device), _describe(question, settings))
     if any(trials.find(of) is None for of in _all_trials(question, settings)):
-        with tempfile.TemporaryDirectory(prefix="bench-recommend-") as folder:
-            _measure(trials, question, settings, Path(folder), on_progress)
+        with temporary_folder() as folder:
+            _measure(trials, question, settings, folder, on_progress)
     on_progress(1, 1)
     result = make_result(
         trials.machine, trials.settings, trials.all(), trials.skipped, changes=changes, folders=folders
@@ -126,8 +126,8 @@ def recommend(
 
 def look_at_sample(question: Question) -> Trial:
     """What cannot be read of the sample, as its trial says it; nothing is measured."""
-    with tempfile.TemporaryDirectory(prefix="bench-recommend-") as folder:
-        trees = make_trees(question.scan, question.recipe, question.settings, Path(folder), question.pictures)
+    with temporary_folder() as folder:
+        trees = make_trees(question.scan, question.recipe, question.settings, folder, question.pictures)
         return _describe_sample(question.scan, trees)
 
 

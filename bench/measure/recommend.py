@@ -30,10 +30,10 @@ from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, check_trainer, resolve
 from bench.measure.trial import measure, measure_trainer
 from bench.measure.trials import Trials
-from bench.report.forecast import BACKENDS
+from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
 from bench.report.gain import TODAY_BACKEND
 from bench.report.loaders import FED, LOADER, TRAINER
-from bench.report.recommendation import CONVERT, DISK, SAMPLE, make_result
+from bench.report.recommendation import make_result
 from bench.report.result import Result, Trial
 from bench.report.verdict import RAW_TREE
 from loaders.dataset import open_split

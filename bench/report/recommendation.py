@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.report.forecast import (
-    CONVERT,
-    DISK,
     RISK,
     SAMPLE,
     Inputs,
@@ -31,8 +29,6 @@ from bench.report.words import counted, machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
 from precache.storage.urls import locate
-
-__all__ = ["CONVERT", "DISK", "SAMPLE", "allowed_rejects", "build_line", "convert_line", "make_result"]
 
 QUESTION = "What would another loader, or converting, bring?"
 RULE = (
@@ -227,7 +223,9 @@ def _next_steps(
             f"{_INDENT}{convert_line(source, folder, recipe, rejects)}",
             f"{_INDENT}loader = {build_line(folder, settings)}",
         ]
-    return [*steps, describe_dtype(settings)] if describe_dtype(settings) else steps
+    if note := describe_dtype(settings):
+        steps.append(note)
+    return steps
 
 
 def _conditions(

@@ -111,7 +111,7 @@ def recommend(
         SettingError: unknown trainer, or what is measured does not fit into the page cache; or the file at
             `path` is of other settings.
     """
-    settings = ready(question.settings)
+    settings = replace(ready(question.settings), classes=len(question.scan.classes))
     trials = Trials(path, "recommend", describe_machine(settings.device), _describe(question, settings))
     if any(trials.find(of) is None for of in _all_trials(question, settings)):
         with temporary_folder() as folder:
@@ -212,7 +212,7 @@ def _measure(
 def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: Settings) -> None:
     """Measure the trainer, and each loader alone and fed to it; what fails goes to `trials.skipped`."""
     half_s = settings.seconds / 2
-    alone = settings.of("", Path(), 1, warmup=0, batches=1, monitored=False, seconds=half_s)
+    alone = settings.of("", Path(), settings.classes, warmup=0, batches=1, monitored=False, seconds=half_s)
     of = {"what": TRAINER, "trainer": settings.trainer, "repeat": repeat}
     trials.measure(of, lambda: _run(measure_trainer, alone))
     for name in tuple(places):

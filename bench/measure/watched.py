@@ -1,7 +1,5 @@
 """What other data sets in the place of a watched one would take, measured on a sample of its pictures."""
 
-import os
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,98 +9,85 @@ from typing import Any
 import torch
 
 from bench.measure.fresh import run_fresh
-from bench.measure.recommend import convert_twice, make_trees, ready, train_images
+from bench.measure.recommend import ready
+from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.forecast import fit_conversion, stored_size
 from bench.report.stats import Estimate, estimate
-from bench.report.waiting import Replaced, convert_cost
+from bench.report.waiting import Replaced
+from bench.report.watch import convert_cost
+from bench.watch.advice import Advice
 from loaders import ImageDataset
-from precache.recipe import DEFAULT_SIZE, Recipe
+from precache.pictures.sizes import sides
+from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _PICTURES = 100
 _CHOOSING_S = 3.0
 _SECONDS = 0.5  # of each run of a loader
 _TURNS = 3
 _TIMED = 48  # pictures of each turn
-_BESIDE = 0.8  # of its own rate a loader keeps, at least, while a training computes beside it
 
 
-def recipe_for(side: int) -> Recipe:
-    """How pictures are stored for a training at `side` pixels."""
-    return Recipe(format="shards", size=stored_size(side))
-
-
-def measure_replaced(info: Mapping[str, Any], parts: Mapping[str, float], dst: Path) -> list[Replaced]:
-    """Measure what stands in for the ImageFolder of a stream, on its tree and on what that is converted to.
+def measure_replaced(
+    advised: Sequence[Advice], batch_size: int | None, parts: Mapping[str, float]
+) -> list[Replaced]:
+    """Measure what may stand in for an ImageFolder, on its tree and on what that is converted to.
 
     Args:
-        info: of the stream, see `bench.watch.hook`: its `root` is a tree.
-        parts: seconds of a sample by stage.
-        dst: where it would be converted to.
+        advised: what may; all are of one root and serve one size.
+        batch_size: of the DataLoader; None: it has none.
+        parts: seconds of a sample by stage; empty: not known, so that only whole loaders are measured.
 
     Raises:
         PrecacheError: the tree cannot be read, or no picture of it be decoded.
     """
-    tree, side = Path(info["root"]).resolve(), int(info["side"])
-    scan, recipe = scan_tree(tree), recipe_for(side)
-    batch = min(int(info["batch_size"] or 64), train_images(scan))
-    settings = ready(Settings(size=side, batch_size=batch, seconds=_SECONDS))
-    with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
-        folder = Path(scratch)
-        trees = make_trees(scan, recipe, settings, folder, _PICTURES, _CHOOSING_S)
-        shards = folder / "shards"
-        cpus = settings.workers_alone
-        small, large, image_bytes = convert_twice(trees, len(scan.samples), recipe, cpus, shards)
-        raw, stored = ImageDataset(trees.large), ImageDataset(shards)
-        paths = [path for path, _ in raw.samples]
-        today, by_tree, by_shards = _take_turns(
-            [
-                (len(paths), lambda place: _as_today(paths[place])),
-                (len(raw), lambda place: raw[place][0].convert("RGB")),
-                (len(stored), lambda place: stored[place][0].convert("RGB")),
-            ]
-        )
-        pixels = _fewer(stored, paths)
-        rates = {"build": _rate(settings, "pytorch", trees.large, len(raw.classes))}
-        rates["build on shards"] = _rate(settings, "shards", shards, len(raw.classes))
+    scan = scan_tree(Path(advised[0].root))
+    batch = min(batch_size or 64, train_images(scan))
+    settings = ready(Settings(size=max(sides(advised[0].size)), batch_size=batch, seconds=_SECONDS))
+    with temporary_folder() as folder:
+        whole = Recipe(format="shards", size=stored_size(settings.size))
+        trees = make_trees(scan, whole, settings, folder, _PICTURES, _CHOOSING_S)
+        converted: dict[Recipe, tuple[Path, str]] = {}
+        for advice in advised:
+            if advice.recipe is not None and advice.recipe not in converted:
+                shards = folder / f"shards-{len(converted)}"
+                cost = _convert(trees, advice.pictures, advice.recipe, settings, shards)
+                converted[advice.recipe] = shards, cost
+        found = []
+        for advice in advised:
+            data, cost = trees.large, ""
+            if advice.recipe is not None:
+                data, cost = converted[advice.recipe]
+            if advice.keeps_loader:
+                if parts:
+                    factor = _factor(parts, trees.large, data)
+                    found.append(Replaced(advice.name, factor, None, cost))
+            else:
+                backend = "pytorch" if advice.recipe is None else "shards"
+                rate = _rate(settings, backend, data, len(scan.classes))
+                found.append(Replaced(advice.name, None, rate, cost))
+    return found
+
+
+def _convert(trees: Trees, images: int, recipe: Recipe, settings: Settings, shards: Path) -> str:
+    """Convert the sample, and say what converting all pictures takes."""
+    cpus = settings.workers_alone
+    small, large, image_bytes = convert_twice(trees, images, recipe, cpus, shards)
     startup_s, image_s = fit_conversion(small, large, cpus)
-    images = len(scan.samples)
-    cost = convert_cost(images * image_bytes, startup_s + images * image_s / cpus)
-    at, into = (_as_typed(path) for path in (tree, dst))
-    served = f"batch_size={batch}, size={side}, augment='train')"
-    convert = f"precache convert {at} {into} --format shards --size {recipe.size}; then"
-    sized = "" if recipe.size == DEFAULT_SIZE else f"recipe=Recipe(format='shards', size={recipe.size}), "
-    return [
-        Replaced(
-            "ImageDataset",
-            factor_of(parts, [b / a for a, b in zip(today, by_tree, strict=True)], 1.0),
-            None,
-            f"loaders.ImageDataset({at!r}, transform=...) instead of ImageFolder",
-        ),
-        Replaced(
-            "shards",
-            factor_of(parts, [b / a for a, b in zip(today, by_shards, strict=True)], pixels),
-            None,
-            f"{convert} loaders.ImageDataset({into!r}, transform=...) instead of ImageFolder",
-            cost,
-        ),
-        Replaced(
-            "build",
-            Estimate(1.0, 1.0, 1.0),
-            rates["build"],
-            f"loaders.build({at!r}, {served} instead of the DataLoader",
-        ),
-        Replaced(
-            "build on shards",
-            Estimate(1.0, 1.0, 1.0),
-            rates["build on shards"],
-            f"{convert} loaders.build({into!r}, {served} instead of the DataLoader; or, to convert while it "
-            f"trains, loaders.build({at!r}, precache={into!r}, {sized}{served}",
-            cost,
-        ),
-    ]
+    return convert_cost(images * image_bytes, startup_s + images * image_s / cpus)
+
+
+def _factor(parts: Mapping[str, float], tree: Path, data: Path) -> Estimate:
+    """Seconds of a sample over those of today, where its picture comes from `data`."""
+    loaded = ImageDataset(data)
+    paths = [path for path, _ in ImageDataset(tree).samples]
+    as_today = (len(paths), lambda place: _as_today(paths[place]))
+    today, after = _take_turns([as_today, (len(loaded), lambda place: _as_rgb(loaded, place))])
+    pixels = 1.0 if data == tree else _fewer(loaded, paths)
+    return factor_of(parts, _ratios(after, today), pixels)
 
 
 def factor_of(parts: Mapping[str, float], loading: Sequence[float], pixels: float) -> Estimate:
@@ -121,16 +106,18 @@ def factor_of(parts: Mapping[str, float], loading: Sequence[float], pixels: floa
     return estimate(shares)
 
 
-def _as_typed(path: Path) -> str:
-    """Relative where it lies below the working folder."""
-    below = os.path.relpath(path)
-    return os.path.abspath(path) if below.startswith("..") else below
+def _ratios(after: Sequence[float], before: Sequence[float]) -> list[float]:
+    return [new / old for new, old in zip(after, before, strict=True)]
 
 
 def _as_today(path: str) -> Any:
     from torchvision.datasets.folder import pil_loader
 
     return pil_loader(path)
+
+
+def _as_rgb(dataset: ImageDataset, place: int) -> Any:
+    return dataset[place][0].convert("RGB")
 
 
 def _fewer(stored: ImageDataset, paths: Sequence[str]) -> float:
@@ -164,6 +151,6 @@ def _take_turns(loads: Sequence[tuple[int, Callable[[int], Any]]]) -> list[list[
 
 def _rate(settings: Settings, backend: str, path: Path, classes: int) -> Estimate:
     spec = settings.of(backend, path, classes, warmup=0, batches=1, monitored=False, first_epoch=True)
-    rates = [run_fresh(measure, replace(spec, trainer="none")).images_per_s for _ in range(_TURNS - 1)]
-    found = estimate(rates)
-    return replace(found, low=found.low * _BESIDE)
+    return estimate(
+        [run_fresh(measure, replace(spec, trainer="none")).images_per_s for _ in range(_TURNS - 1)]
+    )

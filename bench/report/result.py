@@ -203,6 +203,7 @@ class Row:
         advice: the bottleneck and the change with the largest gain, in words; empty where none was sought.
         changes: all that were considered.
         findings: what else is worth saying, a sentence each.
+        paste: lines to write or to run, as they are.
         baseline: whether the others are compared with it.
         detail: whether it is shown with --details only.
     """
@@ -220,6 +221,7 @@ class Row:
     advice: str = ""
     changes: tuple[Change, ...] = ()
     findings: tuple[str, ...] = ()
+    paste: tuple[str, ...] = ()
     baseline: bool = False
     detail: bool = False
 
@@ -240,6 +242,7 @@ class Row:
                 for one in self.changes
             ],
             "findings": self.findings,
+            "paste": self.paste,
         }
         plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
         return plain

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import click
 
-from bench.report.result import Result
+from bench.report.result import Result, Row
 from bench.report.table import legend, make_table
 from bench.report.words import say, versions_of
+from precache.errors import printable
 from precache.packages import DALI
 
 _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdataset", *DALI)
@@ -44,6 +45,7 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
         parts = [
             *paragraphs,
             table.markdown(),
+            *(f"{row.name}:\n\n```\n{printable_lines(row)}\n```" for row in pasted_rows(result)),
             *(describe_ratios(result) if details else []),
             *skipped,
             *notes,
@@ -53,23 +55,44 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
     for paragraph in paragraphs:
         say(paragraph)
         click.echo()
-    table.show()
+    if result.rows:
+        table.show()
+    for row in pasted_rows(result):
+        click.echo(f"\n{row.name}:\n{printable_lines(row)}")
     for line in skipped:
         click.echo(line)
     click.echo()
-    for note in notes:
-        if note:
-            say(note)
+    for note in filter(None, notes):
+        say(note)
     if details:
         for finding in (*describe_rows(result), *describe_ratios(result)):
             click.echo()
             say(finding)
     if result.next_step:
         click.echo()
-        say(result.next_step)
+        show_next_step(result.next_step)
     has_more = any(row.advice or row.findings or row.detail for row in result.rows)
     if has_more and not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")
+
+
+def show_next_step(text: str) -> None:
+    """Print sentences, and unbroken the indented lines, which are to be pasted."""
+    for line in text.splitlines():
+        if line.startswith(" "):
+            click.echo(printable(line))
+        else:
+            say(line)
+
+
+def pasted_rows(result: Result) -> list[Row]:
+    """Rows with something to write into a script, or to run."""
+    return [row for row in result.rows if row.paste]
+
+
+def printable_lines(row: Row) -> str:
+    """Lines of the row to write or to run."""
+    return "\n".join(map(printable, row.paste))
 
 
 def describe_rows(result: Result) -> Iterator[str]:

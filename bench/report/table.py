@@ -4,6 +4,7 @@ A new column takes an entry in COLUMNS and a value of that name in `Row.values`,
 (`bench.report.loaders` and its like).
 """
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -14,7 +15,7 @@ from rich.table import Table as RichTable
 
 from bench.report.result import Result, Row
 from bench.report.stats import Estimate
-from bench.report.words import WIDTH, duration, percent
+from bench.report.words import WIDTH, duration, number, percent
 from precache import page
 from precache.cli.commandline import human_bytes
 from precache.cli.terminal import new_console
@@ -22,6 +23,12 @@ from precache.cli.terminal import new_console
 
 def _rate(value: Estimate) -> str:
     return f"{value.median:,.0f}"
+
+
+def _ranged_rate(value: Estimate) -> str:
+    if value.low == value.high:
+        return number(value.median)
+    return f"{number(value.median)} ({number(value.low)}-{number(value.high)})"
 
 
 def _ratio(value: Estimate) -> str:
@@ -50,6 +57,16 @@ def _bytes(value: Estimate) -> str:
 
 def _times(value: Estimate) -> str:
     return f"{value.median:.1f}x"
+
+
+def _accuracy(value: Estimate) -> str:
+    return f"{value.median:.2%}"
+
+
+def _points(value: Estimate) -> str:
+    if math.isinf(value.high):
+        return f"{value.median:+.2f}"
+    return f"{value.median:+.2f} ({value.low:+.2f} to {value.high:+.2f})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +100,10 @@ COLUMNS: dict[str, Column] = {
     "fed_images_per_s": Column("training", "images/s of the trainer fed by the loader", _rate, "more"),
     "fed_ratio": Column("ratio", "training over trainer, and its range", _ratio),
     "wait_share": Column("waits", "share of the time that the trainer waits for a batch", _share),
+    "images_per_s": Column(
+        "images/s", "in training; of a change predicted, and its range", _ranged_rate, "more"
+    ),
+    "gain": Column("times", "images/s over today's, and its range", _ratio),
     "own_images_per_s": Column("own pace", "images/s of a rank that does not wait for the others"),
     "others_wait_share": Column(
         "waits for others", "share of its own pace that a rank loses in step", _share
@@ -94,9 +115,31 @@ COLUMNS: dict[str, Column] = {
     "batch_s": Column("median", "time per batch", _milliseconds),
     "batch_p95_s": Column("95%", "most batches take no longer", _milliseconds),
     "epoch_gap_ratio": Column("epoch gap", "the longest time of an epoch's first batch, in medians", _times),
+    "top1_accuracy": Column(
+        "top-1", "on the untouched validation pictures, mean of the seeds", _accuracy, "more"
+    ),
+    "difference_points": Column(
+        "difference", "points of top-1 beside the first row, paired by seed, with its interval", _points
+    ),
+    "verdict": Column("verdict", ""),
+    "train_s": Column("training", "time of one, without evaluations", _duration),
+    "train_ratio": Column("of its time", "training over that of the first row, seed by seed", _ratio),
+    "wait_s": Column("wait", "for a batch", _duration, "less"),
+    "step_s": Column("step", "from having a batch to asking for the next one", _duration, "less"),
+    "batches": Column("batches", "that were counted"),
+    "takes": Column("takes", "once"),
+    "data": Column("data", ""),
+    "made_at": Column("made at", ""),
     "saves": Column("compared with today", "of an hour of training"),
     "convert_s": Column("converting", "takes once", _duration, "less"),
     "stored_bytes": Column("stored", "size of the data that the loader reads", _bytes),
+    "converted_images_per_s": Column(
+        "images/s", "of all workers together; of a stage, if it were all there is to do", _rate, "more"
+    ),
+    "time_share": Column("of a worker's time", "", _share),
+    "rate": Column("rate", "in brackets the lowest and the highest run"),
+    "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),
+    "how": Column("how", ""),
 }
 """Columns by the name of their value, in the order in which a table has them."""
 
@@ -170,6 +213,11 @@ def cell(row: Row, name: str) -> str:
     return COLUMNS[name].text(row.values[name]) if name in row.values else ""
 
 
+def _cell_or(row: Row, name: str, missing: str) -> str:
+    """The figure; `missing` where the row has none, unless it says itself that there is nothing to say."""
+    return cell(row, name) or ("" if name in row.texts else missing)
+
+
 def shown_rows(result: Result, *, details: bool) -> list[Row]:
     """Rows of the table; without `details`, those that one can choose from."""
     chosen = [row for row in result.rows if details or not row.detail]
@@ -183,7 +231,7 @@ def shown_columns(result: Result, *, details: bool) -> list[str]:
         name
         for name in COLUMNS
         if (details or name in result.columns)
-        and any(name in row.values or name in row.texts for row in rows)
+        and any(name in row.values or row.texts.get(name) for row in rows)
     ]
 
 
@@ -193,8 +241,8 @@ def make_table(result: Result, *, details: bool = False) -> Table:
     missing = "-" if details else "not measured"
     return Table(
         [result.thing, *(COLUMNS[name].title for name in names)],
-        [[row.name, *(cell(row, name) or missing for name in names)] for row in rows],
-        words=[COLUMNS[name].title for name in names if any(name in row.texts for row in rows)],
+        [[row.name, *(_cell_or(row, name, missing) for name in names)] for row in rows],
+        words=[COLUMNS[name].title for name in names if any(row.texts.get(name) for row in rows)],
         bold=[at for at, row in enumerate(rows) if result.is_best(row)],
     )
 

@@ -4,21 +4,23 @@
 epoch after epoch: the training's batches, or those of a validation. What it waits is the time from asking for
 a batch to having it, what it computes the time from there until it asks for the next one, so a loader that
 reads ahead of a slow step costs nothing. On CUDA the wait is the time for which the device had nothing to do.
+
+A change is predicted from three times of a batch: what starting workers takes, what loading takes, and what
+the step takes when no worker is busy. Where loading and step share the CPUs, the best case is that no CPU
+ever idles, and the worst that loading stands still on the CPUs that the step uses; the range holds both.
 """
 
 import math
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
 from typing import Any, TypeAlias
 
-from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
-from bench.report.words import counted, duration, number, percent
-from precache.cli.commandline import human_bytes
+from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, is_disturbed
 
-Event: TypeAlias = list[Any]
+Event: TypeAlias = Mapping[str, Any]
 TRAINING, VALIDATION, READING = "training", "validation", "reading"
 STAGES = {
     "read": "reading files",
@@ -30,11 +32,15 @@ STAGES = {
     "start": "the first batch of each epoch",
     "workers": "workers that start anew each epoch",
 }
+FEWEST = 8
+"""Batches that say something."""
 _WARM_UP = 3  # batches of a process that are not counted: it allocates, tunes and compiles
 _SECTIONS = 5  # of what was watched, whose figures make the range
-_FEWEST = 4  # batches that say something
+_SECTION_BATCHES = 4  # at least
+_FEWEST_HELD = 2  # steps that were timed alone
 _MODEL_ERROR = 0.1  # of every prediction: steps get slower or faster when data comes otherwise
 _KEEPING_UP = 1.25  # times the rate of the training, which the workers asked for should give
+_MOST_WORKERS_PER_CPU = 8
 _SIMD = (0.2, 0.5)  # of the time that resizing takes with Pillow, by Pillow-SIMD
 
 
@@ -43,7 +49,8 @@ class Stream:
     """One stream of one process, as far as it was steady.
 
     Attributes:
-        info: what it is, as the hook says it.
+        info: what its loader is, as the hook says it.
+        source: what `bench.watch.describe` says of it.
         role: training, validation, or reading where no optimizer was seen.
         rank: of its process, where it has one.
         batches: counted ones.
@@ -53,14 +60,20 @@ class Stream:
         start_s: what the first batch of a further epoch takes, the end of the last one and the making of
             its iterator included; 0 where there was none. `usual_s`: what another batch takes.
         start_share: of the time, that goes to the starts of epochs beyond what is usual.
+        alone_s: what a step takes when no worker is busy; None where that was not measured.
+        step_cpu_s: CPU time of a step, alone if that was measured.
+        process_cpu_s: CPU time of the script's own process from batch to batch.
         parts: seconds that a sample takes in one process, by stage; empty where that could not be told.
-        spread: how much samples differ: the quartiles, beside the median.
+        waits_s, steps_s: of each batch, in seconds. `starts`: positions of the first batches of epochs.
         on_device: whether waits are the device's idle time.
         ahead: whether another thread than the training asks for the batches.
+        loaders: that each step takes batches from; `images` are those of all of them.
+        all_share: of the time, that is waited for any of them.
         note: why its parts could not be told.
     """
 
     info: Mapping[str, Any]
+    source: Mapping[str, Any]
     role: str
     rank: int | None
     batches: int
@@ -72,21 +85,43 @@ class Stream:
     start_s: float
     usual_s: float
     start_share: float
+    alone_s: float | None
+    step_cpu_s: float
+    process_cpu_s: float
     parts: Mapping[str, float]
-    spread: tuple[float, float]
+    waits_s: tuple[float, ...]
+    steps_s: tuple[float, ...]
+    starts: tuple[int, ...]
     on_device: bool
     ahead: bool
+    loaders: int
+    all_share: Estimate
     note: str
 
     @property
     def images_per_s(self) -> float:
-        """That are trained on."""
+        """Images of a second of training."""
         return self.images / self.period_s
 
     @property
+    def unhindered_s(self) -> float:
+        """What a step takes where nothing is waited for, as far as that is known."""
+        return self.step_s if self.alone_s is None else min(self.step_s, self.alone_s)
+
+    @property
     def workers(self) -> int:
-        """Of its DataLoader."""
+        """Worker processes of its DataLoader."""
         return int(self.info.get("workers", 0))
+
+    @property
+    def starting_s(self) -> float:
+        """What starting epochs takes, shared out among the batches."""
+        return self.period_s * self.start_share
+
+    @property
+    def loads_too_slowly(self) -> bool:
+        """Whether it waits also where no epoch starts."""
+        return self.wait_s - self.starting_s >= NEGLIGIBLE_SHARE * self.period_s
 
     @property
     def shows_pictures(self) -> bool:
@@ -95,22 +130,20 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Cure:
+class Change:
     """A change, and what it would bring.
 
     Attributes:
-        name: as `--cure` takes it where it can be done for the user.
+        name: what is changed.
         images_per_s: predicted.
-        write: the line of the script, and what to write there.
+        arguments: of the DataLoader, that it sets.
         cost: size and time, where it has a price.
-        keywords: of the DataLoader, that it sets.
     """
 
     name: str
     images_per_s: Estimate
-    write: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     cost: str = ""
-    keywords: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,18 +151,32 @@ class Replaced:
     """What a data set in another's place takes, measured on a sample of its pictures.
 
     Attributes:
-        name: of the cure.
-        factor: its seconds for a sample over those of today's; the range is over samples.
-        rate: images/s of a loader that has all CPUs, instead; None where the DataLoader stays.
-        write: what to write.
+        name: of the change.
+        factor: its seconds for a sample over those of today's; the range is over samples. None: the whole
+            loader is replaced.
+        rate: images/s of the loader that replaces it, which had all CPUs; None where the DataLoader stays.
         cost: what it takes.
     """
 
     name: str
-    factor: Estimate
+    factor: Estimate | None
     rate: Estimate | None
-    write: str
     cost: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The CPUs, and who used them while the training was watched.
+
+    Attributes:
+        cpus: that the script may use.
+        ours: share of them, 0 to 1, that the script used; None where that is not known.
+        others: share of them that other processes took; None where that is not known.
+    """
+
+    cpus: int
+    ours: float | None
+    others: float | None
 
 
 def warm_up(info: Mapping[str, Any]) -> int:
@@ -137,366 +184,479 @@ def warm_up(info: Mapping[str, Any]) -> int:
     return max(_WARM_UP, int(info.get("workers", 0)) * int(info.get("prefetch", 0)))
 
 
+# from events to streams
+
+
 def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
-    """Those that were iterated for long enough to say something, training first, the slowest rank first."""
-    found = [stream for events in processes for stream in _of_process(events)]
-    if not any(stream.role == TRAINING for stream in found):
-        found = [replace(stream, role=READING) for stream in found]
+    """What was iterated, training first, the slowest rank first.
+
+    Loaders that are made at one place for one thing, as a framework makes one for each evaluation, are one
+    stream.
+    """
+    streams = [stream for events in processes for stream in _of_process(events)]
+    if not any(stream.role == TRAINING for stream in streams):
+        streams = [replace(stream, role=READING) for stream in streams]
     order = {TRAINING: 0, READING: 1, VALIDATION: 2}
-    found.sort(key=lambda one: (order[one.role], -one.share.median if one.rank is not None else 0))
-    known = {one.info["key"]: one for one in found if one.parts or one.note}
-    return [
-        replace(one, parts=known[one.info["key"]].parts, spread=known[one.info["key"]].spread)
-        if not one.parts and one.info["key"] in known
-        else one
-        for one in found
-    ]
+    streams.sort(key=lambda one: (order[one.role], -one.wait_s * one.batches))
+    parts = {one.info["key"]: one.parts for one in streams if one.parts}  # one rank is asked for them
+    return [replace(one, parts=parts.get(one.info["key"], {})) for one in streams]
 
 
 @dataclass(slots=True)
-class _Pair:
-    """One batch: waited for, then computed on."""
+class _Batch:
+    """One batch: waited for, then computed on.
 
-    got_s: float
-    until_s: float
-    wait_s: float
+    Attributes:
+        is_first: of an epoch.
+        is_clean: whether the training asked for the next batch, and did nothing else before, as validate.
+    """
+
     images: int
-    number: int
+    served: str
     is_first: bool
+    wait_s: float
+    got_s: float
+    got_cpu_s: float
+    wait_cpu_s: float
+    step_s: float = 0.0
+    step_cpu_s: float = 0.0
+    idle_s: float | None = None
+    is_clean: bool = False
 
 
-def _of_process(events: Sequence[Event]) -> Iterator[Stream]:
-    head = next((event for event in events if event[0] == "process"), None)
-    said = "" if head is None else head[2].get("RANK") or ""  # as the environment of the script had it
-    rank = int(said) if said.isdecimal() else None
-    infos: dict[int, dict[str, Any]] = {}
-    own: dict[int, list[Event]] = {}
-    for event in events:
-        if event[0] == "stream":
-            infos[event[1]] = dict(event[2])
-            own[event[1]] = []
-        elif event[0] == "seen":
-            infos[event[1]].update(event[2])
-        elif event[0] in ("epoch", "batch", "end", "idle", "ahead", "probe"):
-            own[event[1]].append(event)
-    trains = {key: _is_training(mine) for key, mine in own.items()}
-    others = sorted(
-        event[2] for key, mine in own.items() if not trains[key] for event in mine if event[0] == "batch"
+@dataclass(slots=True)
+class _Loader:
+    """The events of one loader of a process."""
+
+    info: dict[str, Any]
+    source: dict[str, Any] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    is_ahead: bool = False
+
+
+def _of_process(events: Sequence[Event]) -> list[Stream]:
+    rank, loaders = _read_events(events)
+    trains = {number: _is_training(loader.events, by_epoch=True) for number, loader in loaders.items()}
+    if not any(trains.values()):  # it may take each batch from an iterator of its own
+        trains = {number: _is_training(loader.events, by_epoch=False) for number, loader in loaders.items()}
+    other_times = sorted(
+        event["asked_s"]
+        for number, loader in loaders.items()
+        if not trains[number]
+        for event in loader.events
+        if event["event"] == "batch"
     )
-    for key, mine in own.items():
-        role = TRAINING if trains[key] else VALIDATION
-        stream = _summarised(infos[key], mine, role, rank, others if trains[key] else ())
+    streams: list[tuple[Stream, list[float]]] = []
+    for members, is_training in _grouped(loaders, trains):
+        batches = [
+            batch for one in members for batch in _batches(one.events, other_times if is_training else ())
+        ]
+        stream = _summarised(members, batches, TRAINING if is_training else VALIDATION, rank)
         if stream is not None:
-            yield stream
+            streams.append((stream, [batch.got_s for batch in batches]))
+    found = []
+    for stream, got_s in streams:
+        fed_by = [stream]
+        for other, others_s in streams:
+            if other is not stream and stream.role == other.role == TRAINING and _alternate(got_s, others_s):
+                fed_by.append(other)
+        found.append(_with_all(stream, fed_by))
+    return found
 
 
-def _is_training(events: Sequence[Event]) -> bool:
-    """Whether optimizers step between batches of the stream, within its epochs."""
+def _read_events(events: Sequence[Event]) -> tuple[int | None, dict[int, _Loader]]:
+    """The rank of a process, and its loaders by the numbers of their streams."""
+    rank: int | None = None
+    loaders: dict[int, _Loader] = {}
+    for event in events:
+        kind = event["event"]
+        if kind == "process":
+            rank = int(event["rank"]) if event["rank"].isdecimal() else None
+        elif kind == "stream":
+            loaders[event["stream"]] = _Loader(dict(event))
+        elif kind == "described":
+            loader = loaders[event["stream"]]
+            loader.source = dict(event["source"])
+            loader.info |= {name: event[name] for name in ("side", "bytes", "kinds")}
+        elif kind == "parts":
+            loaders[event["stream"]].parts = event
+        elif kind == "ahead":
+            loaders[event["stream"]].is_ahead = True
+        elif kind in ("epoch", "batch", "end", "idle"):
+            loaders[event["stream"]].events.append(event)
+    return rank, loaders
+
+
+def _alternate(times_s: Sequence[float], others_s: Sequence[float]) -> bool:
+    """Whether batches of the one come between those of the other, as where each step takes from both."""
+    between = [bisect(others_s, a) < bisect(others_s, b) for a, b in pairwise(times_s)]
+    return bool(between) and sum(between) > len(between) / 2
+
+
+def _with_all(stream: Stream, fed_by: Sequence[Stream]) -> Stream:
+    """The stream, with what it is of a step that takes from all of `fed_by`."""
+    shares = [one.share for one in fed_by]
+    return replace(
+        stream,
+        loaders=len(fed_by),
+        images=sum(one.images * stream.period_s / one.period_s for one in fed_by),
+        all_share=Estimate(
+            min(1.0, sum(share.median for share in shares)),
+            min(1.0, sum(share.low for share in shares)),
+            min(1.0, sum(share.high for share in shares)),
+        ),
+    )
+
+
+def _grouped(
+    loaders: Mapping[int, _Loader], trains: Mapping[int, bool]
+) -> Iterator[tuple[list[_Loader], bool]]:
+    """Loaders of one key and role that were iterated one after the other, and whether they train."""
+    groups: list[tuple[list[_Loader], bool]] = []
+    for number, loader in loaders.items():
+        times = [event["asked_s"] for event in loader.events if event["event"] == "batch"]
+        if not times:
+            continue
+        for members, is_training in groups:
+            last = [event["asked_s"] for event in members[-1].events if event["event"] == "batch"][-1]
+            is_same = (members[0].info["key"], is_training) == (loader.info["key"], trains[number])
+            if is_same and last < times[0]:
+                members.append(loader)
+                break
+        else:
+            groups.append(([loader], trains[number]))
+    yield from groups
+
+
+def _is_training(events: Sequence[Event], by_epoch: bool) -> bool:
+    """Whether optimizers step between batches of the stream.
+
+    Args:
+        by_epoch: only what happens between two batches of an epoch counts: between two validations there are
+            steps, too.
+    """
     steps, followed, batches = None, 0, 0
     for event in events:
-        if event[0] == "epoch":
-            steps = None
-        elif event[0] in ("batch", "end"):
-            followed += steps is not None and event[4] > steps
-            batches += event[0] == "batch"
-            steps = event[4]
+        if event["event"] == "epoch":
+            if by_epoch:
+                steps = None
+        elif event["event"] in ("batch", "end"):
+            if steps is not None and event["steps"] > steps:
+                followed += 1
+            if event["event"] == "batch":
+                batches += 1
+            steps = event["steps"]
     return followed > 0 and followed >= 0.02 * batches
 
 
-def _pairs(events: Sequence[Event], others: Sequence[float]) -> list[_Pair]:
+def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
     """Batches with what was waited and computed.
 
-    A batch is left out where the training did something else before it asked for the next one: it broke off
-    the epoch, or validated.
+    Args:
+        others: when, in order, validations asked for a batch.
     """
-    pairs: list[_Pair] = []
-    last: _Pair | None = None
-    made_s, count, total = 0.0, 0, 0
+    batches: list[_Batch] = []
+    last: _Batch | None = None
+    making_s, of_epoch = 0.0, 0
     for event in events:
-        kind = event[0]
+        kind = event["event"]
         if kind == "epoch":
-            made_s, count, last = made_s + event[3] - event[2], 0, None
+            if last is not None:  # the epoch was broken off
+                last.step_s = event["begin_s"] - last.got_s
+                last.step_cpu_s = event["begin_cpu_s"] - last.got_cpu_s
+                last.is_clean = bisect(others, last.got_s) == bisect(others, event["begin_s"])
+            making_s += event["end_s"] - event["begin_s"]
+            of_epoch, last = 0, None
+        elif kind == "idle" and event["batch"] < len(batches):
+            batches[event["batch"]].idle_s = event["seconds"]
         elif kind in ("batch", "end"):
-            asked_s, got_s = event[2], event[3]
+            asked_s = event["asked_s"]
             if last is not None:
-                last.until_s = asked_s
-                if not any(last.got_s < other < asked_s for other in _near(others, last.got_s, asked_s)):
-                    pairs.append(last)
+                last.step_s = asked_s - last.got_s
+                last.is_clean = bisect(others, last.got_s) == bisect(others, asked_s)
+                last.step_cpu_s = event["asked_cpu_s"] - last.got_cpu_s
             if kind == "end":
-                last, made_s = None, got_s - asked_s
+                making_s, last = event["got_s"] - asked_s, None
                 continue
-            last = _Pair(got_s, got_s, made_s + got_s - asked_s, event[5], total, count == 0)
-            made_s, count, total = 0.0, count + 1, total + 1
-    return pairs
+            last = _Batch(
+                images=event["images"],
+                served=event["served"],
+                is_first=of_epoch == 0,
+                wait_s=making_s + event["got_s"] - asked_s,
+                got_s=event["got_s"],
+                got_cpu_s=event["got_cpu_s"],
+                wait_cpu_s=event["got_cpu_s"] - event["asked_cpu_s"],
+            )
+            batches.append(last)
+            making_s, of_epoch = 0.0, of_epoch + 1
+    return batches
 
 
-def _near(others: Sequence[float], low: float, high: float) -> Sequence[float]:
-    """Those of the sorted `others` that may lie between."""
-    return others[bisect(others, low) : bisect(others, high)]
+def _steady(batches: Sequence[_Batch], skip: int) -> list[_Batch]:
+    """Batches that count: not the first ones, nor those that were held, nor as many after them."""
+    steady = []
+    unsettled = skip
+    for batch in batches:
+        if batch.served != "usual":
+            unsettled = skip
+        elif unsettled > 0:
+            unsettled -= 1
+        elif batch.is_clean:
+            steady.append(batch)
+    return steady
 
 
 def _summarised(
-    info: Mapping[str, Any], events: Sequence[Event], role: str, rank: int | None, others: Sequence[float]
+    members: Sequence[_Loader], batches: Sequence[_Batch], role: str, rank: int | None
 ) -> Stream | None:
-    pairs = _pairs(events, others)
-    idle = {event[2]: event[3] for event in events if event[0] == "idle"}
-    skip = warm_up(info)
-    counted_pairs = [pair for pair in pairs if pair.number >= skip]
-    if len(counted_pairs) < _FEWEST:
-        counted_pairs = [pair for pair in pairs if pair.number > 0]
-    if len(counted_pairs) < _FEWEST:
+    info: dict[str, Any] = {}
+    for member in members:
+        info |= member.info
+    steady = _steady(batches, warm_up(info))
+    if not steady:
         return None
-    on_device = sum(pair.number in idle for pair in counted_pairs) > len(counted_pairs) / 2
+    on_device = sum(batch.idle_s is not None for batch in steady) > len(steady) / 2
     if on_device:
-        counted_pairs = [pair for pair in counted_pairs if pair.number in idle]
-    waits = [idle[pair.number] if on_device else pair.wait_s for pair in counted_pairs]
-    periods = [pair.wait_s + pair.until_s - pair.got_s for pair in counted_pairs]
-    sections = min(_SECTIONS, len(counted_pairs) // _FEWEST)
+        steady = [batch for batch in steady if batch.idle_s is not None]
+    waits = [batch.idle_s if on_device and batch.idle_s is not None else batch.wait_s for batch in steady]
+    periods = [batch.wait_s + batch.step_s for batch in steady]
+    sections = max(1, min(_SECTIONS, len(steady) // _SECTION_BATCHES))
     edges = [len(periods) * each // sections for each in range(sections + 1)]
     shares = [sum(waits[a:b]) / sum(periods[a:b]) for a, b in pairwise(edges)]
     total_s, wait_s = sum(periods), sum(waits)
-    starts = [wait_s for pair, wait_s in zip(counted_pairs, waits, strict=True) if pair.is_first]
-    usual_s = (wait_s - sum(starts)) / max(1, len(waits) - len(starts))
-    probed: dict[str, Any] = next((event[2] for event in events if event[0] == "probe"), {}) or {}
-    parts = dict(probed.get("parts", {}))
-    low, high = probed.get("quartiles", (0.0, 0.0))
-    middle = (low + high) / 2 or 1.0
+    starts = [wait_s for batch, wait_s in zip(steady, waits, strict=True) if batch.is_first]
+    others = [wait_s for batch, wait_s in zip(steady, waits, strict=True) if not batch.is_first]
+    usual_s = sum(others) / len(others) if others else 0.0
+    if info["workers"] == 0 and not others:  # nothing starts
+        usual_s = wait_s / len(waits)
+    held = [batch for batch in batches if batch.served == "held" and batch.is_clean]
+    timed = [member.parts for member in members if member.parts]
+    cpu_s = sum(batch.step_cpu_s for batch in steady)
     share = wait_s / total_s
+    estimated_share = Estimate(share, min(share, *shares), max(share, *shares))
+    alone_s = None
+    step_cpu_s = cpu_s / len(steady)
+    if info["workers"] == 0:
+        alone_s = (total_s - wait_s) / len(steady)  # nothing else is at work
+    elif len(held) >= _FEWEST_HELD:
+        alone_s = median(batch.step_s for batch in held)
+        step_cpu_s = median(batch.step_cpu_s for batch in held)
     return Stream(
         info=info,
+        source=next((member.source for member in members if member.source), {}),
         role=role,
         rank=rank,
-        batches=len(counted_pairs),
-        images=sum(pair.images for pair in counted_pairs) / len(counted_pairs),
-        period_s=total_s / len(counted_pairs),
-        wait_s=wait_s / len(counted_pairs),
-        step_s=(total_s - wait_s) / len(counted_pairs),
-        share=Estimate(share, min(share, *shares), max(share, *shares)),
+        batches=len(steady),
+        images=sum(batch.images for batch in steady) / len(steady),
+        period_s=total_s / len(steady),
+        wait_s=wait_s / len(steady),
+        step_s=(total_s - wait_s) / len(steady),
+        share=estimated_share,
         start_s=median(starts) if starts else 0.0,
         usual_s=usual_s,
         start_share=sum(max(0.0, each - usual_s) for each in starts) / total_s,
-        parts=parts,
-        spread=(low / middle, high / middle) if low and high else (1.0, 1.0),
+        alone_s=alone_s,
+        step_cpu_s=step_cpu_s,
+        process_cpu_s=(cpu_s + sum(batch.wait_cpu_s for batch in steady)) / len(steady),
+        parts=dict(timed[0].get("parts", {})) if timed else {},
+        waits_s=tuple(waits),
+        steps_s=tuple(period - wait_s for period, wait_s in zip(periods, waits, strict=True)),
+        starts=tuple(position for position, batch in enumerate(steady) if batch.is_first),
         on_device=on_device,
-        ahead=any(event[0] == "ahead" for event in events),
-        note=str(probed.get("failed", "")),
+        loaders=1,
+        all_share=estimated_share,
+        ahead=any(member.is_ahead for member in members),
+        note=str(timed[0].get("failed", "")) if timed else "",
     )
+
+
+# from streams to changes
 
 
 def waits(stream: Stream) -> bool:
     """Whether so much is waited that it is worth a change."""
-    return stream.share.median >= NEGLIGIBLE_SHARE
+    return stream.all_share.median >= NEGLIGIBLE_SHARE
+
+
+def can_change(stream: Stream) -> bool:
+    """Whether a change may bring something, and enough is known to say what."""
+    return waits(stream) and not stream.ahead and stream.batches >= FEWEST
 
 
 def stage(stream: Stream) -> str:
     """What it waits for most, of STAGES; empty where that cannot be told."""
     if stream.start_share > stream.share.median / 2:
-        fresh = stream.workers > 0 and not stream.info.get("persistent")
-        return "workers" if fresh else "start"
+        if stream.workers > 0 and not stream.info.get("persistent"):
+            return "workers"
+        return "start"
     return max(stream.parts, key=lambda part: stream.parts[part], default="")
 
 
-def find_cures(
-    stream: Stream, *, cpus: int, busy: float | None, replaced: Sequence[Replaced] = ()
-) -> list[Cure]:
-    """What would bring more, most first; none where the training does not wait.
+def find_changes(
+    stream: Stream, streams: Sequence[Stream], machine: Machine, replaced: Sequence[Replaced] = ()
+) -> list[Change]:
+    """Changes that would bring more, the most first; none where the training does not wait.
 
     Args:
-        cpus: of the machine.
-        busy: share of them, 0 to 1, that the training uses; None where that is not known.
-        replaced: what another data set takes.
+        streams: all of them: ranks share the CPUs.
+        replaced: what other data sets take.
     """
-    if not waits(stream) or stream.ahead:
+    if not can_change(stream):
         return []
-    found = []
+    model = _Model(stream, machine, count_ranks(stream, streams))
+    changes: list[Change] = []
     if stream.info["kind"] == "DataLoader":
-        found += [*_more_workers(stream, cpus, busy), *_persistent(stream), *_pinned(stream), *_simd(stream)]
+        changes += [*_persistent(stream), *_pinned(stream)]
+        if stream.loads_too_slowly:
+            changes += [*_more_workers(stream, model), *_simd(stream, model)]
     for one in replaced:
-        if one.rate is None:
-            rate = _ranged(stream, [_slower(stream, factor) for factor in _three(one.factor)])
-        else:
-            rate = _ranged(stream, [max(stream.step_s, stream.images / each) for each in _three(one.rate)])
-        found.append(Cure(one.name, rate, f"{_place(stream)}: {one.write}", one.cost, {}))
+        if one.rate is not None:
+            changes.append(Change(one.name, model.rate_of_loader(one.rate), {}, one.cost))
+        elif one.factor is not None and stream.loads_too_slowly:
+            changes.append(Change(one.name, model.rate_of_samples(one.factor), {}, one.cost))
+    today = stream.images_per_s
     worth = [
-        cure for cure in found if cure.images_per_s.median > stream.images_per_s * (1 + NEGLIGIBLE_SHARE)
+        change
+        for change in changes
+        if change.images_per_s.low > today and change.images_per_s.median > today * (1 + NEGLIGIBLE_SHARE)
     ]
-    return sorted(worth, key=lambda cure: -cure.images_per_s.median)
+    worth.sort(key=lambda change: -change.images_per_s.median)
+    if stage(stream) == "workers":
+        worth.sort(key=lambda change: change.name != "persistent_workers")
+    return worth
 
 
-def _three(value: Estimate) -> tuple[float, float, float]:
-    return value.median, value.low, value.high
+def count_ranks(stream: Stream, streams: Sequence[Stream]) -> int:
+    """Processes that train as this one does."""
+    return max(1, len([one for one in streams if one.role == stream.role and one.rank is not None]))
 
 
-def _slower(stream: Stream, factor: float) -> float:
-    """Seconds from batch to batch where samples take `factor` of the time."""
-    if stream.workers == 0:
-        return stream.step_s + stream.wait_s * factor
-    return max(stream.step_s, stream.period_s * factor)  # workers that are waited for are always at work
+class _Model:
+    """Predicts the time from batch to batch for a loader that takes other times."""
+
+    def __init__(self, stream: Stream, machine: Machine, ranks: int) -> None:
+        self._stream = stream
+        self.cpus = machine.cpus / ranks
+        self._others = 0.0
+        if is_disturbed(machine.others) and machine.others is not None:
+            self._others = min(machine.others, 0.95)
+        workers = stream.workers
+        steady_s = stream.period_s - stream.starting_s
+        if workers == 0:
+            self.load_s = max(0.0, stream.wait_s - stream.starting_s)
+            self._load_cpu_s = min(self.load_s, max(0.0, stream.process_cpu_s - stream.step_cpu_s))
+            return
+        self.load_s = steady_s * workers  # workers that are waited for are always at work
+        used_s = min(workers, self.cpus) * steady_s  # CPU time, at most
+        if machine.ours is not None:
+            used_s = machine.ours * self.cpus * stream.period_s - stream.process_cpu_s
+        self._load_cpu_s = min(self.load_s, max(0.0, used_s))
+
+    @property
+    def most_workers(self) -> int:
+        """Workers for which there is CPU time."""
+        working = max(self._load_cpu_s / max(self.load_s, 1e-9), 1 / _MOST_WORKERS_PER_CPU)
+        return int(self.cpus / working)
+
+    def rate_of_workers(self, workers: int) -> Estimate:
+        """Images/s with so many workers."""
+        starting_s = self._stream.starting_s if self._stream.workers else 0.0
+        return self._rate([self._periods(self.load_s, self._load_cpu_s, workers, starting_s)])
+
+    def rate_of_samples(self, factor: Estimate) -> Estimate:
+        """Images/s where loading takes `factor` of its time."""
+        stream = self._stream
+        return self._rate(
+            [
+                self._periods(self.load_s * each, self._load_cpu_s * each, stream.workers, stream.starting_s)
+                for each in (factor.low, factor.high)
+            ]
+        )
+
+    def rate_of_loader(self, rate: Estimate) -> Estimate:
+        """Images/s of a loader that gives `rate` where it has all CPUs, and starts no processes."""
+        found = []
+        for each in (rate.low, rate.high):
+            load_cpu_s = self._stream.images / each * self.cpus
+            found.append(self._periods(load_cpu_s, load_cpu_s, self.cpus, 0.0))
+        return self._rate(found)
+
+    def _periods(
+        self, load_s: float, load_cpu_s: float, workers: float, starting_s: float
+    ) -> tuple[float, float]:
+        """Seconds from batch to batch, at best and at worst.
+
+        Args:
+            load_s: what one process takes to load a batch.
+            load_cpu_s: how much of that is CPU time.
+            workers: that share the loading; 0: the training does it.
+            starting_s: what starting epochs takes of each batch.
+        """
+        stream = self._stream
+        steps_s = [stream.unhindered_s]
+        if stream.alone_s is None and not stream.on_device:  # the workers may have slowed it down
+            steps_s.append(min(stream.step_s, stream.step_cpu_s / self.cpus))
+        found = []
+        for step_s in steps_s:
+            for cpus in (self.cpus, self.cpus * (1 - self._others)):
+                if workers == 0:
+                    found += [step_s + load_s] * 2
+                    continue
+                apart_s = load_s / workers
+                best_s = max(step_s, apart_s, (stream.step_cpu_s + load_cpu_s) / cpus)
+                taken = min(1.0, stream.step_cpu_s / max(step_s * cpus, 1e-9))
+                found += [best_s, max(best_s, step_s + taken * apart_s)]
+        return starting_s + min(found), starting_s + max(found)
+
+    def _rate(self, periods: Sequence[tuple[float, float]]) -> Estimate:
+        best_s, worst_s = min(best for best, _ in periods), max(worst for _, worst in periods)
+        images = self._stream.images
+        middle_s = max((best_s + worst_s) / 2, 1e-9)
+        low = images / max(worst_s, 1e-9) * (1 - _MODEL_ERROR)
+        high = images / max(best_s, 1e-9) * (1 + _MODEL_ERROR)
+        most = images / max(self._stream.unhindered_s, 1e-9)
+        return Estimate(images / middle_s, low, max(images / middle_s, min(high, most)))
 
 
-def _ranged(stream: Stream, periods_s: Sequence[float]) -> Estimate:
-    """Images/s of the first of those periods; the range holds all, and the error of the model."""
-    rates = [stream.images / period_s for period_s in periods_s]
-    return Estimate(rates[0], min(rates) * (1 - _MODEL_ERROR), max(rates) * (1 + _MODEL_ERROR))
-
-
-def _place(stream: Stream) -> str:
-    return str(stream.info.get("where", ""))
-
-
-def _more_workers(stream: Stream, cpus: int, busy: float | None) -> Iterator[Cure]:
-    """As many as keep up, if the CPUs have the time."""
-    one_s = stream.wait_s if stream.workers == 0 else stream.period_s * stream.workers
-    needed = math.ceil(one_s / max(stream.step_s, 1e-9) * _KEEPING_UP)
-    workers = min(needed, max(cpus, 1))
+def _more_workers(stream: Stream, model: _Model) -> Iterator[Change]:
+    """As many as keep up, if there are CPUs for them: more than CPUs where they wait for files."""
+    needed = math.ceil(model.load_s / max(stream.unhindered_s, 1e-9) * _KEEPING_UP)
+    workers = min(needed, max(1, model.most_workers))
     if workers <= stream.workers:
         return
-    if busy is None:  # a worker, or the script itself, keeps a CPU busy
-        busy = min(1.0, max(1, stream.workers) / max(cpus, 1))
-    limit_s = stream.period_s * busy  # all CPUs at work for the whole of it
-    period_s = max(stream.step_s, one_s / workers)
-    rate = _ranged(stream, [max(period_s, limit_s), period_s, max(period_s, limit_s * 1.1)])
-    keywords = {"num_workers": workers, **({} if stream.workers else {"persistent_workers": True})}
-    write = ", ".join(f"{name}={value}" for name, value in keywords.items())
-    yield Cure("workers", rate, f"{_place(stream)}: DataLoader(..., {write})", "", keywords)
+    arguments: dict[str, Any] = {"num_workers": workers}
+    if stream.workers == 0:
+        arguments["persistent_workers"] = True
+    yield Change("workers", model.rate_of_workers(workers), arguments)
 
 
-def _persistent(stream: Stream) -> Iterator[Cure]:
+def _persistent(stream: Stream) -> Iterator[Change]:
+    """What is saved is the start of workers; the first batch of an epoch is still loaded."""
     if stream.workers == 0 or stream.info.get("persistent") or stream.start_share < NEGLIGIBLE_SHARE:
         return
     batch_s = sum(stream.parts.values()) * stream.images
     more_s = max(stream.start_s - stream.usual_s, 1e-9)
     kept = [min(1.0, times * batch_s / more_s) for times in (1.0, 0.0, 2.0)]
-    periods_s = [stream.period_s * (1 - stream.start_share * (1 - each)) for each in kept]
-    write = f"{_place(stream)}: DataLoader(..., persistent_workers=True)"
-    yield Cure("persistent_workers", _ranged(stream, periods_s), write, "", {"persistent_workers": True})
+    rates = [stream.images / (stream.period_s - stream.starting_s * (1 - each)) for each in kept]
+    rate = Estimate(rates[0], min(rates) * (1 - _MODEL_ERROR), max(rates) * (1 + _MODEL_ERROR))
+    yield Change("persistent_workers", rate, {"persistent_workers": True})
 
 
-def _pinned(stream: Stream) -> Iterator[Cure]:
+def _pinned(stream: Stream) -> Iterator[Change]:
     """A copy from pinned memory runs beside the computing: at most what the copy takes today is gained."""
     if not stream.on_device or stream.info.get("pinned"):
         return
-    slow_s, fast_s = (stream.info.get("bytes", 0) / rate for rate in (4e9, 12e9))
-    periods_s = [stream.period_s - min(each, stream.wait_s) for each in (fast_s, slow_s, 0.0)]
-    yield Cure(
-        "pin_memory", _ranged(stream, periods_s), f"{_place(stream)}: DataLoader(..., pin_memory=True)"
-    )
+    saved_s = [min(stream.info.get("bytes", 0) / rate, stream.wait_s) for rate in (12e9, 4e9)]
+    rates = [stream.images / (stream.period_s - each) for each in (saved_s[0], 0.0, saved_s[1])]
+    rate = Estimate(rates[0], rates[1] * (1 - _MODEL_ERROR), rates[2] * (1 + _MODEL_ERROR))
+    yield Change("pin_memory", rate, {"pin_memory": True})
 
 
-def _simd(stream: Stream) -> Iterator[Cure]:
+def _simd(stream: Stream, model: _Model) -> Iterator[Change]:
     total_s = sum(stream.parts.values())
     if "post" in stream.info.get("pillow", "post") or not stream.parts.get("resize"):
         return
-    share = stream.parts["resize"] / total_s
-    factors = [1 - share * (1 - kept) for kept in (sum(_SIMD) / 2, *_SIMD)]
-    write = "pip uninstall pillow && pip install pillow-simd"
-    yield Cure("pillow-simd", _ranged(stream, [_slower(stream, each) for each in factors]), write)
-
-
-def sentences(stream: Stream, streams: Sequence[Stream], gpu_price: float | None = None) -> list[str]:
-    """How much the training waits and what that costs, then what it waits for.
-
-    Args:
-        streams: all, to say which rank is the slowest.
-        gpu_price: dollars an hour.
-    """
-    who = {TRAINING: "Training waits", READING: "The script waits", VALIDATION: "Validation waits"}[
-        stream.role
-    ]
-    ranks = [one for one in streams if one.role == stream.role and one.rank is not None]
-    of_rank = f" in rank {stream.rank}, the slowest of {len(ranks)}," if len(ranks) > 1 else ""
-    share = stream.share
-    answer = (
-        f"{who}{of_rank} {percent(share.median)} ({percent(share.low)} to {percent(share.high)}) of the time "
-        f"for its batches: {number(stream.images_per_s)} images/s, without waiting "
-        f"{number(stream.images / max(stream.step_s, 1e-9))}."
-    )
-    if stream.ahead:
-        return [
-            f"{who[:-6]} reads its batches in a thread of its own, ahead of the steps: how much it waits "
-            f"cannot be told. Name the iterator that the steps take from: --loader MODULE:FUNCTION."
-        ]
-    said = [answer]
-    if gpu_price is not None:
-        lost = gpu_price * max(1, len(ranks)) * share.median
-        said.append(f"That costs ${lost:.2f} of each hour.")
-    if not waits(stream):
-        return [*said, "Change nothing: another loader would not make it faster."]
-    most = stage(stream)
-    if not most:
-        why = f" ({stream.note})" if stream.note else ""
-        return [*said, f"What it waits for could not be told: its samples were not timed{why}."]
-    said.append(f"It waits for {STAGES[most]}.")
-    if most in ("workers", "start"):
-        said.append(
-            f"The first batch of an epoch takes {duration(stream.start_s)}, "
-            f"the others {duration(stream.usual_s)}."
-        )
-    elif total_s := sum(stream.parts.values()):
-        parts = sorted(stream.parts.items(), key=lambda each: -each[1])
-        told = ", ".join(f"{STAGES[name]} {percent(s / total_s)}" for name, s in parts if s > 0.005 * total_s)
-        said.append(f"Of the {duration(total_s)} that a sample takes in one process: {told}.")
-    if stream.info["kind"] == "DataLoader" and not stream.shows_pictures:
-        kinds = ", ".join(stream.info.get("kinds", ["something else"]))
-        said.append(
-            f"Its batches are {kinds}, and no picture is decoded: only the DataLoader can be changed."
-        )
-    return said
-
-
-def convert_cost(size_bytes: float, seconds: float) -> str:
-    """What converting takes."""
-    return f"{human_bytes(int(size_bytes))} on disk, {duration(seconds)} to convert"
-
-
-def compared(cure: Cure, before: Stream, after: Stream) -> str:
-    """What a cure brought beside what was predicted."""
-    predicted = cure.images_per_s
-    return (
-        f"With {cure.name}: {number(after.images_per_s)} images/s, "
-        f"{after.images_per_s / before.images_per_s:.2f} times as many as before; predicted were "
-        f"{number(predicted.median)} ({number(predicted.low)} to {number(predicted.high)}). It waits "
-        f"{percent(after.share.median)} of the time, before {percent(before.share.median)}."
-    )
-
-
-def row(stream: Stream) -> list[str]:
-    """Of the table of streams."""
-    rank = "" if stream.rank is None else f"rank {stream.rank}"
-    workers = counted(stream.workers, "worker") if stream.info["kind"] == "DataLoader" else ""
-    what = f"{stream.info.get('dataset')} {stream.info.get('root') or ''}".strip()
-    return [
-        " ".join(filter(None, [stream.role, rank])),
-        ", ".join(filter(None, [what, workers])),
-        str(stream.info.get("where", "")),
-        f"{stream.batches:,}",
-        percent(stream.share.median),
-        duration(stream.wait_s),
-        duration(stream.step_s),
-    ]
-
-
-TITLES = ("stream", "data", "made at", "batches", "waits", "wait", "step")
-
-
-def to_json(stream: Stream) -> dict[str, Any]:
-    """Plain JSON values."""
-    figures = (
-        "batches",
-        "images",
-        "images_per_s",
-        "period_s",
-        "wait_s",
-        "step_s",
-        "start_s",
-        "start_share",
-    )
-    return {
-        "role": stream.role,
-        "rank": stream.rank,
-        **{name: getattr(stream, name) for name in figures},
-        "share": [stream.share.median, stream.share.low, stream.share.high],
-        "stage": stage(stream) if waits(stream) else "",
-        "parts": dict(stream.parts),
-        **{name: value for name, value in stream.info.items() if name != "key"},
-    }
+    resizing = stream.parts["resize"] / total_s
+    factors = [1 - resizing * (1 - kept) for kept in _SIMD]
+    yield Change("pillow-simd", model.rate_of_samples(Estimate(sum(factors) / 2, *factors)))

@@ -1,27 +1,31 @@
 """Times the batches of a script that `bench watch` started, in the script's own processes. Stands alone.
 
-It runs in the interpreter of the script, and so imports nothing of this project unless a cure needs it. Each
-process appends its events, a JSON list a line, to a file of its own in the folder BENCH_WATCH, which
-`bench.watch.run` reads. Times are seconds of the monotonic clock. What goes wrong in here is written as an
-event, and never reaches the script.
+It runs in the interpreter of the script, and imports nothing of this project but `describe.py` beside it.
+Each process appends its events, a JSON object a line, to a file of its own in the folder BENCH_WATCH, which
+`bench.watch.run` reads. Each names its kind as `event`, and all but the first and the last the `stream` that
+it is of. Times are seconds of the monotonic clock, `_cpu_s` those of the process's CPU time. What goes wrong
+in here is written as an event, and never reaches the script.
 
-    process pid {rank, world}            the first line
-    stream  id {...}                     something is iterated for the first time: what it is
-    seen    id {kinds, side, ...}        its first batch
-    epoch   id begin end                 an iterator was made, which took from `begin` to `end`
-    batch   id asked got steps images    `steps` of optimizers so far
-    end     id asked got steps           the iterator had no more
-    idle    id number seconds            the device had nothing to do while batch `number` was fetched
-    ahead   id                           batches are asked for by another thread than trains
-    probe   id {...}                     what the parts of a sample take
-    cured   {...}, fault text            a DataLoader was changed; something went wrong in here
+    process     pid, rank               the first one
+    stream      kind, where, ...        a loader is iterated for the first time: what it is
+    described   source, side, ...       its first batch, and what `describe.py` knows of the loader
+    epoch       begin_s, begin_cpu_s, end_s
+                                        making an iterator took from `begin_s` to `end_s`
+    batch       asked_s, got_s, asked_cpu_s, got_cpu_s, steps, images, served
+                                        `steps` of optimizers so far; `served` is one of SERVED
+    end         asked_s, asked_cpu_s, got_s, steps
+                                        the iterator had no more
+    idle        batch, seconds          the device had nothing to do while that batch was fetched
+    ahead                               batches are asked for by another thread than trains
+    alone                               no further batch will be held
+    parts       parts, quartiles, ...   what the parts of a sample take; or `failed`, why that is not known
+    fault       text                    something went wrong in here
 """
 
 import atexit
 import contextlib
-import copy
 import functools
-import inspect
+import importlib
 import json
 import os
 import random
@@ -30,16 +34,17 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 _FOLDER = os.environ.get("BENCH_WATCH", "")
-_LOADER = os.environ.get("BENCH_WATCH_LOADER", "")
-_CONFIG: dict[str, Any] = {}
+SERVED = ("usual", "held", "late")
+"""How a batch was served: as ever; held back until no worker was busy; after the parts were timed."""
 _PROBE_S, _PROBE_SAMPLES, _PROBE_LIMIT_S = 2.0, 64, 20.0
-_ANOTHER = " another"
-_LOOK_S = 0.2  # between two looks whether a probe is asked for
+_LOOK_S = 0.2  # between two looks whether more is to be measured
+_ROUNDS, _HELD_STEPS = 3, 6  # holding batches ends after so many rounds, or steps
 _PARTS = {
     "PIL.ImageFile:ImageFile.load": "decode",
     "PIL.Image:open": "decode",
@@ -62,16 +67,16 @@ class _Log:
     def __init__(self) -> None:
         self._pid, self._file, self._inode = -1, -1, (0, 0)
 
-    def write(self, *event: Any) -> None:
+    def write(self, event: str, **values: Any) -> None:
         if self._pid != os.getpid():  # also of a process that was forked from one that wrote
             self._pid = os.getpid()
             name = os.path.join(_FOLDER, f"events-{self._pid}-{time.monotonic_ns()}.jsonl")
             self._file = os.open(name, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
             self._inode = self._where()
-            rank = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-            self.write("process", self._pid, rank)
+            self.write("process", pid=self._pid, rank=os.environ.get("RANK", ""))
         if self._where() == self._inode:  # else the script closed it, and has opened another
-            os.write(self._file, json.dumps(event, default=str).encode() + b"\n")
+            line = json.dumps({"event": event, **values}, default=str)
+            os.write(self._file, line.encode() + b"\n")
 
     def _where(self) -> tuple[int, int]:
         status = os.fstat(self._file)
@@ -79,23 +84,29 @@ class _Log:
 
 
 class _Steps:
-    """Of all optimizers of this process."""
+    """Counts the steps of all optimizers of this process."""
 
     def __init__(self) -> None:
-        self.count, self.thread = 0, 0
+        self.count, self.thread, self.is_counting = 0, 0, False
+
+    def begin(self) -> None:
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        if optimizer is not None and not self.is_counting:
+            self.is_counting = True
+            optimizer.register_optimizer_step_post_hook(self)
 
     def __call__(self, *_: Any) -> None:
         self.count, self.thread = self.count + 1, threading.get_ident()
 
 
 _log, _steps, _inside = _Log(), _Steps(), threading.local()
-_streams: dict[str, "_Stream"] = {}
-_loaders: dict[str, Callable[[], Any]] = {}  # by the key of a stream: what was iterated last
-_made: dict[int, tuple[Any, str]] = {}  # by the id of a dataset: a reference to it, where its loader was made
+_streams: list["_Stream"] = []
+_of_loader: dict[int, tuple[Any, "_Stream"]] = {}  # by the id of a loader: a weak reference to it, its stream
+_places: dict[tuple[int, str], "_Place"] = {}  # by process and key of a stream
 
 
 def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Whatever goes wrong in `function` is written down, and the script goes on."""
+    """Write down whatever goes wrong in `function`, and let the script go on."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -103,70 +114,133 @@ def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         except Exception as error:
             with contextlib.suppress(Exception):
-                _log.write("fault", f"{function.__name__}: {type(error).__name__}: {error}")
+                _log.write("fault", text=f"{function.__name__}: {type(error).__name__}: {error}")
             return None
 
     return called
 
 
-@_quietly
-def imported(name: str, module: ModuleType) -> None:
-    """Time what `module`, which was just imported, iterates over."""
-    if not _CONFIG:
-        with open(os.path.join(_FOLDER, "config.json"), encoding="utf-8") as file:
-            _CONFIG.update(json.load(file))
-    if name == "torch.utils.data.dataloader":
-        _watch_torch(module)
-    elif name == "loaders.loader":
-        iteration = module.Iteration
-        iteration.__next__ = _timed_next(iteration.__next__, _stream_of_ours)
-    else:
-        _watch_named(module, _LOADER.partition(":")[2])
-
-
-def _watch_torch(module: ModuleType) -> None:
-    loader, iterator = module.DataLoader, module._BaseDataLoaderIter
-    make, iterate = loader.__init__, loader.__iter__
-
-    @functools.wraps(make)
-    def __init__(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
-        place = _place(dataset) or ""
-        if _CONFIG.get("cure"):
-            named = dict(zip(list(inspect.signature(make).parameters)[2:], args, strict=False))
-            changed = _cured(dataset, place, {**named, **kwargs})
-            dataset, args, kwargs = changed or (dataset, args, kwargs)
-        make(self, dataset, *args, **kwargs)
-        self._bench_watch_place = place
-
-    @functools.wraps(iterate)
-    def __iter__(self: Any) -> Any:
-        if not _records():
-            return iterate(self)
-        _inside.active = True
-        begin_s = time.monotonic()
-        try:
-            made = iterate(self)
-        finally:
-            _inside.active = False
-        _begin(_stream_of_loader(self), made, begin_s, time.monotonic())
-        return made
-
-    loader.__init__, loader.__iter__ = __init__, __iter__
-    iterator.__next__ = _timed_next(iterator.__next__, lambda each: getattr(each, "_bench_watch", None))
-    atexit.register(_probe_at_exit)
-
-
-@_quietly
-def _begin(stream: "_Stream", made: Any, begin_s: float, end_s: float) -> None:
-    if stream is not None:
-        made._bench_watch = stream
-        stream.begin(begin_s, end_s)
+@contextlib.contextmanager
+def _nested() -> Iterator[None]:
+    """What is iterated within is a loader's own business."""
+    _inside.active = True
+    try:
+        yield
+    finally:
+        _inside.active = False
 
 
 def _records() -> bool:
     """Whether it is the script that asks now, and not a loader for its own use."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return not getattr(_inside, "active", False) and getattr(worker, "_worker_info", None) is None
+
+
+@_quietly
+def imported(name: str, module: ModuleType) -> None:
+    """Time what `module`, which was just imported, iterates over."""
+    if name == "torch.utils.data.dataloader":
+        _watch_torch(module)
+    elif name == "torchdata.stateful_dataloader.stateful_dataloader":
+        _watch_loader(module.StatefulDataLoader)  # makes all of itself anew
+        _watch_making(module._StatefulSingleProcessDataLoaderIter)
+        _watch_making(module._StatefulMultiProcessingDataLoaderIter)
+    elif name == "fastai.data.load":
+        _watch_loader(module.DataLoader)
+    elif name == "torchvision.datasets.vision":
+        _describing().watch_datasets(module)
+    elif name == "loaders.loader":
+        iteration = module.Iteration
+        iteration.__next__ = _timed_next(iteration.__next__, _stream_of_ours)
+
+
+def _describing() -> ModuleType:
+    return importlib.import_module("bench_watch_describe")
+
+
+def _watch_torch(module: ModuleType) -> None:
+    """Time torch's iterators, and not its DataLoader: other loaders take from such iterators, too."""
+    _describing()  # notes the working folder as it is now
+    _watch_loader(module.DataLoader)
+    base = module._BaseDataLoaderIter
+    for each in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
+        _watch_making(each)
+    base.__next__ = _timed_next(base.__next__, lambda iterator: getattr(iterator, "_bench_watch", None))
+    base._next_index = _noted_index(base._next_index)
+    atexit.register(_probe_at_exit)
+
+
+def _watch_loader(loader: Any) -> None:
+    """Note where loaders of that class are made."""
+    make = loader.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
+        _loader_made(self, dataset)
+        make(self, dataset, *args, **kwargs)
+
+    loader.__init__ = __init__
+
+
+@_quietly
+def _loader_made(loader: Any, dataset: Any) -> None:
+    _describing().loader_made(loader, dataset)
+
+
+def _watch_making(iterator: Any) -> None:
+    """Time how long iterators of that class take to be made, and to be begun anew by workers that persist."""
+    make = iterator.__init__
+
+    @functools.wraps(make)
+    def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        stream = _stream_of_loader(loader) if _records() else None
+        if stream is None:
+            make(self, loader, *args, **kwargs)
+            return
+        self._bench_watch = stream
+        begin = _Moment()
+        with _nested():
+            make(self, loader, *args, **kwargs)
+        stream.begin(begin)
+
+    iterator.__init__ = __init__
+    if "_reset" not in vars(iterator):
+        return
+    reset = iterator._reset
+
+    @functools.wraps(reset)
+    def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
+        _forget(self)
+        stream = getattr(self, "_bench_watch", None) if _records() else None
+        if stream is None:
+            reset(self, *args, **kwargs)
+            return
+        begin = _Moment()
+        with _nested():
+            reset(self, *args, **kwargs)
+        stream.begin(begin)
+
+    iterator._reset = _reset
+
+
+def _forget(iterator: Any) -> None:
+    """What is noted of batches that will not be served: the iterator begins anew."""
+    iterator.__dict__.pop("_bench_watch_samples", None)
+    if iterator.__dict__.pop("_bench_watch_held", None) is not None:
+        iterator.__dict__.pop("_try_put_index", None)
+
+
+def _noted_index(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`_next_index` that also notes how many samples a batch will have, by the sampler."""
+
+    @functools.wraps(next_index)
+    def _next_index(self: Any) -> Any:
+        index = next_index(self)
+        samples = len(index) if isinstance(index, (list, tuple)) else 0
+        self.__dict__.setdefault("_bench_watch_samples", deque()).append(samples)
+        return index
+
+    return _next_index
 
 
 def _timed_next(advance: Callable[[Any], Any], stream_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -177,324 +251,393 @@ def _timed_next(advance: Callable[[Any], Any], stream_of: Callable[[Any], Any]) 
         stream = stream_of(self) if _records() else None
         if stream is None:
             return advance(self)
-        stream.ask()
-        _inside.active = True
-        asked_s = time.monotonic()
-        try:
-            batch = advance(self)
-        except StopIteration:
-            stream.end(asked_s)
-            raise
-        finally:
-            _inside.active = False
-        stream.got(asked_s, batch)
+        asked = _Moment()
+        with _nested():
+            try:
+                served = stream.prepare(self, advance) or "usual"
+                batch = _Held.next_of(self) if served == "held" else _Held.advance_freed(self, advance)
+            except StopIteration:
+                stream.end(asked)
+                raise
+        stream.got(asked, served, batch, getattr(self, "_bench_watch_samples", None))
         return batch
 
     return __next__
 
 
-class _Stream:
-    """What is iterated over at one place of the script, epoch after epoch.
+class _Moment:
+    """Now, on the clock and in CPU time of this process."""
 
-    Attributes:
-        source: what a probe needs: the dataset, the function that collates, the batch size, and how
-            processes are started; None where that is not known. Batch size 0: a sample is a batch.
+    __slots__ = ("cpu_s", "s")
+
+    def __init__(self) -> None:
+        self.s, self.cpu_s = time.monotonic(), time.process_time()
+
+
+class _Held:
+    """All batches that the workers were asked for, served one by one while the workers have nothing to do.
+
+    So the training's steps are timed alone, on the samples that it would get anyway, in their order. The
+    workers are sent no further indices until the last one is served.
     """
 
-    def __init__(self, info: dict[str, Any], source: tuple[Any, ...] | None = None) -> None:
-        self.number, self.source = len(_streams), source
-        self.batches, self.trained, self.is_probed = 0, 0, False
-        self._steps, self._seen, self._ahead, self._looked_s = 0, False, False, 0.0
+    def __init__(self, iterator: Any, advance: Callable[[Any], Any]) -> None:
+        self._batches: deque[Any] = deque()
+        self._owed, self._error = 0, None
+        iterator._bench_watch_held = self
+        iterator._try_put_index = self._owe  # hides the method
+        try:
+            while iterator._rcvd_idx < iterator._send_idx:
+                self._batches.append(advance(iterator))
+        except Exception as error:  # the end of the epoch, or a sample that fails: raised when it is its turn
+            self._error = error
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def _owe(self) -> None:
+        self._owed += 1
+
+    @staticmethod
+    def next_of(iterator: Any) -> Any:
+        """The next held batch of `iterator`."""
+        return iterator._bench_watch_held._batches.popleft()
+
+    @staticmethod
+    def advance_freed(iterator: Any, advance: Callable[[Any], Any]) -> Any:
+        """The next batch of `iterator`, whose workers go on if they were held."""
+        held = iterator.__dict__.pop("_bench_watch_held", None)
+        if held is not None:
+            del iterator._try_put_index
+            for _ in range(held._owed):
+                iterator._try_put_index()
+            if held._error is not None:
+                raise held._error
+        return advance(iterator)
+
+
+def _can_hold(iterator: Any) -> bool:
+    """Whether workers of torch's own kind may take CPU time from the steps, which run on the CPU."""
+    torch = sys.modules["torch"]
+    kind = sys.modules["torch.utils.data.dataloader"]._MultiProcessingDataLoaderIter
+    return type(iterator) is kind and not torch.cuda.is_initialized()
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What a probe needs of a loader.
+
+    Attributes:
+        batch_size: 0 where a sample is a batch.
+        takes_lists: whether the dataset is asked for a batch by a list of places.
+        start: how processes are started; None: as torch does by default.
+    """
+
+    dataset: Any
+    collate: Callable[[Any], Any]
+    batch_size: int
+    takes_lists: bool
+    workers: int
+    start: Any
+
+
+class _Place:
+    """What loaders that are made at one place for one dataset share: what is measured of them.
+
+    Attributes:
+        number: of the first one's stream.
+        source: what a probe needs of the last one; None where that is not known.
+        rounds: of holding batches, that are left.
+        held_steps: how many steps were timed alone.
+        done: what was asked for and is over: "hold", "probe".
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.source: _Source | None = None
+        self.asked: set[str] = set()
+        self.done: set[str] = set()
+        self.rounds, self.held_steps = _ROUNDS, 0
+        self._looked_s = 0.0
+
+    def look(self) -> None:
+        """Look, not too often, for what `bench.watch.run` asks for."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_S:
+            return
+        self._looked_s = now_s
+        for what in ("hold", "probe"):
+            if os.path.exists(os.path.join(_FOLDER, f"{what}-{os.getpid()}-{self.number}")):
+                self.asked.add(what)
+
+    def wants(self, what: str) -> bool:
+        """Whether it was asked for, and is not done."""
+        return what in self.asked and what not in self.done
+
+
+class _Stream:
+    """What a loader gives, epoch after epoch."""
+
+    def __init__(self, info: dict[str, Any], loader: Any = None) -> None:
+        self.number, self.key, self.pid = len(_streams), info["key"], os.getpid()
+        self.place = _places.setdefault((self.pid, self.key), _Place(self.number))
+        self.batches, self.trained = 0, 0
+        self._loader = None if loader is None else weakref.ref(loader)
+        self._source = None if loader is None else _source_of(loader)
+        self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
-        _log.write("stream", self.number, info)
+        _streams.append(self)
+        _steps.begin()
+        _log.write("stream", stream=self.number, **info)
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the script has thrown its loader away."""
+        return self._loader is not None and self._loader() is None
 
     @_quietly
-    def begin(self, begin_s: float, end_s: float) -> None:
-        _log.write("epoch", self.number, begin_s, end_s)
+    def begin(self, begin: _Moment) -> None:
+        end_s = time.monotonic()
+        _log.write("epoch", stream=self.number, begin_s=begin.s, begin_cpu_s=begin.cpu_s, end_s=end_s)
 
     @_quietly
-    def ask(self) -> None:
-        now_s = time.monotonic()
-        if self.source is not None and now_s - self._looked_s > _LOOK_S:
-            self._looked_s = now_s
-            if os.path.exists(os.path.join(_FOLDER, f"probe-{os.getpid()}-{self.number}")):
-                self.probe()
+    def prepare(self, iterator: Any, advance: Callable[[Any], Any]) -> str:
+        """Measure what is asked for; returns how the next batch is served, of SERVED."""
+        place = self.place
+        place.look()
+        held = iterator.__dict__.get("_bench_watch_held")
+        if place.wants("hold") and held is None:
+            if place.rounds and place.held_steps < _HELD_STEPS and _can_hold(iterator):
+                place.rounds -= 1
+                held = _Held(iterator, advance)
+            else:
+                place.done.add("hold")
+                _log.write("alone", stream=self.number)
+        if held:
+            place.held_steps += 1
+            return "held"
+        served = "usual"
+        if place.wants("probe") and not place.wants("hold"):
+            self.probe()
+            served = "late"
         self._event = _cuda_event()
+        return served
 
     @_quietly
-    def got(self, asked_s: float, batch: Any) -> None:
-        got_s = time.monotonic()
+    def got(self, asked: _Moment, served: str, batch: Any, sizes: Any) -> None:
+        now = _Moment()
         if self._event is not None:
             self._pending.append((self.batches, self._event, _cuda_event()))
+            self._event = None
         while self._pending and self._pending[0][2].query():  # asks the device, and does not wait for it
             number, before, after = self._pending.popleft()
-            _log.write("idle", self.number, number, before.elapsed_time(after) / 1e3)
-        if not self._seen:
-            self._seen = True
-            _log.write("seen", self.number, _describe_batch(batch))
-        if _steps.count and _steps.thread != threading.get_ident() and not self._ahead:
-            self._ahead = True
-            _log.write("ahead", self.number)
-        self.trained += _steps.count > self._steps
-        self._steps = _steps.count
-        _log.write("batch", self.number, asked_s, got_s, _steps.count, _images(batch))
+            seconds = before.elapsed_time(after) / 1e3
+            _log.write("idle", stream=self.number, batch=number, seconds=seconds)
+        if not self._is_described:
+            self._is_described = True
+            self._describe(batch)
+        if _steps.count and _steps.thread != threading.get_ident() and not self._is_ahead:
+            self._is_ahead = True
+            _log.write("ahead", stream=self.number)
+        self.trained += _steps.count > self._steps_before
+        self._steps_before = _steps.count
+        images = (sizes.popleft() if sizes else 0) or count_samples(batch)
+        _log.write(
+            "batch",
+            stream=self.number,
+            asked_s=asked.s,
+            got_s=now.s,
+            asked_cpu_s=asked.cpu_s,
+            got_cpu_s=now.cpu_s,
+            steps=_steps.count,
+            images=images,
+            served=served,
+        )
         self.batches += 1
 
     @_quietly
-    def end(self, asked_s: float) -> None:
-        _log.write("end", self.number, asked_s, time.monotonic(), _steps.count)
+    def end(self, asked: _Moment) -> None:
+        times = {"asked_s": asked.s, "asked_cpu_s": asked.cpu_s, "got_s": time.monotonic()}
+        _log.write("end", stream=self.number, **times, steps=_steps.count)
+
+    @_quietly
+    def _describe(self, batch: Any) -> None:
+        source = self._source or {}
+        if source:
+            source["batch"] = _describing().describe_batch(batch)
+        _log.write("described", stream=self.number, source=source, **_describe_batch(batch))
 
     @_quietly
     def probe(self) -> None:
-        if self.is_probed or self.source is None:
+        """Time the parts of its samples, once."""
+        if "probe" in self.place.done:
             return
-        self.is_probed = True
-        _log.write("probe", self.number, _probe(*self.source))
+        self.place.done.add("probe")
+        source = self.place.source
+        found = _probe(source) if source else {"failed": "that is done for DataLoaders alone"}
+        _log.write("parts", stream=self.number, **found)
+
+
+@_quietly
+def _source_of(loader: Any) -> Any:
+    return _describing().describe(loader)
 
 
 def _cuda_event() -> Any:
-    torch = sys.modules.get("torch")  # an iterator that --loader names may need none
-    if torch is None or not torch.cuda.is_initialized():
+    torch = sys.modules["torch"]
+    if not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 
 
-def _stream_for(key: str, info: dict[str, Any], source: tuple[Any, ...] | None = None) -> _Stream:
-    if not _steps.thread:
-        _steps.thread = -1  # asked for once
-        optimizer = sys.modules.get("torch.optim.optimizer")
-        if optimizer is not None:
-            optimizer.register_optimizer_step_post_hook(_steps)
-    if key not in _streams:
-        _streams[key] = _Stream({"key": key, **info}, source)
-    return _streams[key]
-
-
 @_quietly
 def _stream_of_loader(loader: Any) -> _Stream:
-    where = getattr(loader, "_bench_watch_place", "")
-    key, dataset = _key(loader.dataset, where), _innermost(loader.dataset)
-    while (other := _loaders.get(key, lambda: None)()) is not None and other is not loader:
-        key += _ANOTHER  # two of one dataset that are made in one line
-    _loaders[key] = weakref.ref(loader)
-    is_list = hasattr(loader.dataset, "__getitem__") and hasattr(loader.dataset, "__len__")
+    is_fastai = type(loader).__name__ == "_FakeLoader"
+    shown = loader.d if is_fastai else loader  # what the script has
+    known = _of_loader.get(id(shown))
+    if known is not None and known[0]() is shown and known[1].pid == os.getpid():
+        return known[1]
+    dataset = shown.dataset
+    is_list = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+    samples = len(dataset) if is_list else None
+    where, kind = _place(shown) or "", _type_name(dataset)
+    batch_size = (
+        shown.bs if is_fastai else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    )
     info = {
         "kind": "DataLoader",
+        "key": f"{where} {kind} {samples}",
         "where": where,
-        "dataset": type(dataset).__name__,
-        "samples": len(loader.dataset) if is_list else None,
-        "root": str(getattr(dataset, "root", "")),
-        "replaceable": _is_replaceable(dataset),
+        "dataset": kind,
+        "samples": samples,
         "workers": loader.num_workers,
         "prefetch": loader.prefetch_factor or 0,
         "persistent": loader.persistent_workers,
         "pinned": loader.pin_memory,
-        "batch_size": loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        "batch_size": batch_size,
         "pillow": getattr(sys.modules.get("PIL"), "__version__", ""),
     }
-    start = loader.multiprocessing_context
-    size = 0 if loader.batch_sampler is None else info["batch_size"] or 1
-    source = (loader.dataset, loader.collate_fn, size, loader.num_workers, start)
-    return _stream_for(key, info, source)
+    if is_fastai:
+        given, collate, size = _Fastai(shown), shown.do_batch, batch_size or 0
+    else:
+        size = 0 if loader.batch_sampler is None else batch_size or 1
+        given, collate = dataset, loader.collate_fn
+    takes_lists = not size and "batch" in type(getattr(loader, "sampler", None)).__name__.lower()
+    info["remade"] = any(each.key == info["key"] and each.is_dead for each in _streams)
+    stream = _Stream(info, shown)
+    if is_list or not is_fastai:
+        start = loader.multiprocessing_context
+        start = start if hasattr(start, "Process") and hasattr(start, "Pipe") else None
+        stream.place.source = _Source(given, collate, size, takes_lists, loader.num_workers, start)
+    _of_loader[id(shown)] = weakref.ref(shown), stream
+    return stream
+
+
+@_quietly
+def _place(loader: Any) -> str:
+    return str(_describing().place(loader))
+
+
+def _type_name(dataset: Any) -> str:
+    """The class of the dataset within torch's Subsets."""
+    while type(dataset).__name__ == "Subset" and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    return type(dataset).__name__
+
+
+class _Fastai:
+    """Samples of a DataLoader of fastai, as its workers make them."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader.dataset)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._loader.do_item(place)
 
 
 @_quietly
 def _stream_of_ours(iteration: Any) -> _Stream:
     loader = iteration._loader
-    spec, where = loader.spec, _frame()[0]
-    info = {"kind": "loaders", "where": where, "dataset": "loaders.build", "samples": loader.samples}
-    info |= {"root": str(getattr(spec, "path", "")), "workers": 0, "batch_size": loader.batch_size}
-    stream = _stream_for(f"loaders {id(loader)}", info)
+    known = _of_loader.get(id(loader))
+    if known is None or known[0]() is not loader:
+        info = {"kind": "loaders", "key": f"loaders.build {loader._path}", "where": "", "root": loader._path}
+        info |= {"dataset": "loaders.build", "samples": loader.samples, "batch_size": loader.batch_size}
+        known = _of_loader[id(loader)] = weakref.ref(loader), _Stream({**info, "workers": 0})
     if not hasattr(iteration, "_bench_watch"):
         iteration._bench_watch = True
-        stream.begin(time.monotonic(), time.monotonic())
-    return stream
+        known[1].begin(_Moment())
+    return known[1]
 
 
-def _watch_named(module: ModuleType, name: str) -> None:
-    """Time what the function, or the class, `name` of `module` gives to iterate over."""
-    found = getattr(module, name, None)
-    _log.write("loader", callable(found))
-    if found is None:
-        return
-    info = {"kind": "named", "where": _LOADER, "dataset": _LOADER, "workers": 0}
-
-    class Timed:
-        """The iterable, and its iterator, which is timed."""
-
-        def __init__(self, inner: Any) -> None:
-            self._inner, self._begun = inner, False
-
-        def __iter__(self) -> Any:
-            return Timed(iter(self._inner))
-
-        def __next__(self) -> Any:
-            return next(self._inner)
-
-        def __len__(self) -> int:
-            return len(self._inner)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._inner, name)
-
-    def stream_of(timed: Any) -> _Stream:
-        stream = _stream_for(_LOADER, info)
-        if not timed._begun:
-            timed._begun = True
-            stream.begin(time.monotonic(), time.monotonic())
-        return stream
-
-    Timed.__next__ = _timed_next(Timed.__next__, stream_of)  # type: ignore[method-assign,assignment]
-    if isinstance(found, type):
-        inner = found.__iter__  # type: ignore[attr-defined]
-        found.__iter__ = lambda self: Timed(inner(self))  # type: ignore[attr-defined]
-    else:
-        setattr(module, name, functools.wraps(found)(lambda *args, **kwargs: Timed(found(*args, **kwargs))))
-
-
-def _frame() -> tuple[str, bool]:
-    """`file:line` of the script that is running, and whether it is that which called, not a framework."""
-    frame, outer, direct = sys._getframe(1), "", True
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name != __file__ and not name.startswith("<"):
-            place = f"{os.path.abspath(name)}:{frame.f_lineno}"
-            if not any(part in name for part in ("site-packages", "dist-packages", os.__file__[:-5])):
-                return place, direct
-            outer, direct = place, direct and f"{os.sep}torch{os.sep}" in name
-        frame = frame.f_back  # type: ignore[assignment]
-    return outer, False
-
-
-@_quietly
-def _place(dataset: Any) -> str:
-    """Where a DataLoader is made; for one that a framework makes of another, where that was made."""
-    place, direct = _frame()
-    found = _made.get(id(dataset))
-    is_known = found is not None and found[0]() is dataset
-    if found is not None and is_known and not direct:
-        return found[1]
-    if not is_known:
-        _note_place(dataset, place)
-    return place
-
-
-def _note_place(dataset: Any, place: str) -> None:
-    with contextlib.suppress(TypeError):  # of what cannot be referred to weakly
-        _made[id(dataset)] = weakref.ref(dataset), place
-
-
-def _innermost(dataset: Any) -> Any:
-    """The dataset within torch's Subsets."""
-    while type(dataset).__name__ == "Subset" and hasattr(dataset, "dataset"):
-        dataset = dataset.dataset
-    return dataset
-
-
-def _key(dataset: Any, where: str) -> str:
-    """The same in another run of the script."""
-    inner = _innermost(dataset)
-    try:
-        samples = len(dataset)
-    except TypeError:
-        samples = -1
-    return f"{where} {type(inner).__name__} {getattr(inner, 'root', '')} {samples}"
-
-
-def _is_replaceable(dataset: Any) -> bool:
-    """Whether its pictures are files below `root`, which torchvision's own function loads."""
-    load = getattr(dataset, "loader", None)
-    named = (getattr(load, "__module__", ""), getattr(load, "__name__", ""))
-    usual = [("torchvision.datasets.folder", name) for name in ("default_loader", "pil_loader")]
-    return hasattr(dataset, "root") and hasattr(dataset, "samples") and named in usual
-
-
-def _tensors(batch: Any) -> Iterator[Any]:
-    """The tensors in a batch of lists, dicts and the like."""
+def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors in a batch of lists, dicts, objects and the like."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
         yield batch
-    elif isinstance(batch, dict) or hasattr(batch, "values"):
-        for value in batch.values():
-            yield from _tensors(value)
+        return
+    if isinstance(batch, Mapping) or (hasattr(batch, "keys") and hasattr(batch, "values")):
+        inner: Any = list(batch.values())
     elif isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        for value in batch[:8]:
-            yield from _tensors(value)
+        inner = batch[:8]
+    else:
+        inner = getattr(batch, "__dict__", {}).values()
+    for value in inner if depth < 5 else ():
+        yield from _tensors(value, depth + 1)
 
 
-def _images(batch: Any) -> int:
-    first = next(_tensors(batch), None)
-    return int(first.shape[0]) if first is not None and len(first.shape) else 1
+def _is_pictures(tensor: Any) -> bool:
+    """Whether it is a batch of pictures, channels first or last."""
+    return len(tensor.shape) == 4 and bool({1, 3, 4} & {tensor.shape[1], tensor.shape[3]})
+
+
+def count_samples(batch: Any) -> int:
+    """Samples of a batch that no sampler made, as a dataset that gives whole batches does."""
+    if isinstance(batch, list) and batch and all(isinstance(each, (tuple, dict)) for each in batch):
+        return len(batch)  # samples that nothing collates
+    tensors = [each for each in _tensors(batch) if len(each.shape)]
+    for each in tensors:
+        if _is_pictures(each) or len(each.shape) > 4:
+            return int(each.shape[0])
+    if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], (tuple, list)):
+        return len(batch[0])  # pictures of several sizes, and their labels
+    labels = [each for each in tensors if len(each.shape) == 1]
+    pictures = [each for each in tensors if len(each.shape) == 3]
+    if pictures and not any(each.shape[0] == pictures[0].shape[0] for each in labels):
+        return 1  # a sample is a batch
+    return int(tensors[0].shape[0]) if tensors else 1
 
 
 def _describe_batch(batch: Any) -> dict[str, Any]:
-    found = list(_tensors(batch))
-    kinds = [f"{str(one.dtype).removeprefix('torch.')} {list(one.shape)}" for one in found]
-    pictures = [
-        one.shape for one in found if len(one.shape) == 4 and {1, 3, 4} & {one.shape[1], one.shape[3]}
-    ]
-    side = max((shape[2 if shape[1] in (1, 3, 4) else 1] for shape in pictures), default=0)
-    moved = sum(one.numel() * one.element_size() for one in found if hasattr(one, "element_size"))
-    return {"kinds": kinds[:4] or [type(batch).__name__], "side": int(side), "bytes": moved}
-
-
-@_quietly
-def _cured(dataset: Any, place: str, named: dict[str, Any]) -> Any:
-    """Dataset, arguments and keywords of the DataLoader that is to be cured; None: it is another one."""
-    cure = _CONFIG["cure"]
-    if cure["key"].replace(_ANOTHER, "") != _key(dataset, place):
-        return None
-    if cure.get("shards"):
-        dataset = _with_pictures_of(dataset, cure["shards"])
-        _note_place(dataset, place)
-    _log.write("cured", cure)
-    return dataset, (), {**named, **cure.get("keywords", {})}
-
-
-def _with_pictures_of(dataset: Any, folder: str) -> Any:
-    """The dataset, its samples, labels and transforms, with the pictures that are stored in `folder`."""
-    changed = copy.copy(dataset)
-    if _innermost(dataset) is dataset:
-        changed.loader = Stored(folder, dataset.root, dataset.loader)
-    else:
-        changed.dataset = _with_pictures_of(dataset.dataset, folder)
-    return changed
-
-
-class Stored:
-    """Loads a file of a tree from what it was converted to; a picture that is not in there from its file."""
-
-    def __init__(self, folder: str, root: Any, load: Callable[[str], Any]) -> None:
-        import loaders
-
-        self._dataset, self._root, self._load = loaders.ImageDataset(folder), os.path.abspath(root), load
-        self._places = {path: place for place, (path, _) in enumerate(self._dataset.samples)}
-
-    def __call__(self, path: str) -> Any:
-        place = self._places.get(os.path.relpath(os.path.abspath(path), self._root).replace(os.sep, "/"))
-        return self._load(path) if place is None else self._dataset[place][0].convert("RGB")
+    tensors = list(_tensors(batch))
+    kinds = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors]
+    sides = [0]
+    for each in tensors:
+        if _is_pictures(each):
+            sides.append(int(each.shape[2 if each.shape[1] in (1, 3, 4) else 1]))
+    moved = sum(each.numel() * each.element_size() for each in tensors if hasattr(each, "element_size"))
+    return {"kinds": kinds[:4] or [type(batch).__name__], "side": max(sides), "bytes": moved}
 
 
 def _probe_at_exit() -> None:
-    """Of a script that ends before it was asked: probe what it trained on most."""
-    found = [stream for stream in _streams.values() if stream.source is not None]
+    """Time the parts of what was trained on most, in a script that ends before it was asked to."""
+    mine = [stream for stream in _streams if stream.place.source and stream.pid == os.getpid()]
     crashed, first = hasattr(sys, "last_value"), os.environ.get("RANK", "0") == "0"
-    if found and first and not crashed and _records() and not os.path.exists(os.path.join(_FOLDER, "done")):
-        max(found, key=lambda stream: (stream.trained, stream.batches)).probe()
+    if mine and first and not crashed and _records() and not os.path.exists(os.path.join(_FOLDER, "done")):
+        max(mine, key=lambda stream: (stream.trained, stream.batches)).probe()
 
 
-def _probe(
-    dataset: Any, collate: Callable[[Any], Any], batch_size: int, workers: int, start: Any
-) -> dict[str, Any]:
+def _probe(source: _Source) -> dict[str, Any]:
     """Time the parts of a few samples in a process of its own, in which nothing of the script changes."""
     torch = sys.modules["torch"]
-    start = start or torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    usual = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    start = source.start or usual
     receive, send = start.Pipe(duplex=False)
-    process = start.Process(
-        target=_probe_here, args=(send, dataset, collate, batch_size, workers), daemon=True
-    )
+    process = start.Process(target=_probe_here, args=(send, source), daemon=True)
     process.start()
     send.close()
     try:
@@ -509,14 +652,15 @@ def _probe(
         process.join()
 
 
-def _probe_here(send: Any, dataset: Any, collate: Any, batch_size: int, workers: int) -> None:
+def _probe_here(send: Any, source: _Source) -> None:
     os.environ.pop("BENCH_WATCH", None)
     try:
-        if workers:  # its batches are collated in shared memory
+        if source.workers:  # its batches are collated in shared memory
             worker: Any = sys.modules["torch.utils.data._utils.worker"]
-            worker._worker_info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=dataset)
-        found = _time_parts(dataset, collate, batch_size)
-        if not workers:
+            info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=source.dataset)
+            worker._worker_info = info
+        found = _time_parts(source)
+        if not source.workers:
             found["parts"].pop("copy")
         send.send(found)
     except Exception as error:
@@ -524,7 +668,7 @@ def _probe_here(send: Any, dataset: Any, collate: Any, batch_size: int, workers:
     os._exit(0)  # nothing that the script registered runs a second time
 
 
-def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
+def _time_parts(source: _Source) -> dict[str, Any]:
     """Seconds of a sample by part, the mean of a few, and of collating and handing over a batch.
 
     Parts are times of the CPU. What a sample took beyond the CPU's time and the wait for a CPU is reading.
@@ -533,7 +677,8 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
     clock = _Parts()
     samples, walls, cpus, reads = [], [], [], []
     until_s = time.monotonic() + _PROBE_S
-    for sample in _few(dataset):
+    batch_size = source.batch_size
+    for sample in _few(source):
         wall_s, cpu_s, queued_s = clock.since()
         samples.append(sample)
         if len(samples) > 2:  # the first ones import and open things
@@ -548,7 +693,7 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
     count = max(1, len(cpus))
     parts = {name: seconds / count for name, seconds in clock.seconds.items()}
     python_s = sum(cpus) / count - sum(parts.values())
-    images = 1 if batch_size else _images(samples[-1])
+    images = 1 if batch_size else count_samples(samples[-1])
     found = {**parts, "python": max(0.0, python_s), "read": sum(reads) / count}
     per_batch = {"collate": 0.0, "copy": 0.0}
     batch = (samples * (batch_size // len(samples) + 1))[:batch_size] if batch_size else samples[-1]
@@ -557,7 +702,7 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
 
         for _ in range(2):  # the first time memory is asked for
             clock.since()
-            collated = collate(batch)
+            collated = source.collate(batch)
             per_batch["collate"] = clock.since()[1]
             kept = ForkingPickler.dumps(collated)
             per_batch["copy"] = clock.since()[1]
@@ -569,14 +714,20 @@ def _time_parts(dataset: Any, collate: Any, batch_size: int) -> dict[str, Any]:
     return {"parts": each, "samples": count, "quartiles": [spread[quarter], spread[-1 - quarter]]}
 
 
-def _few(dataset: Any) -> Iterator[Any]:
+def _few(source: _Source) -> Iterator[Any]:
+    dataset = source.dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         yield from iter(dataset)
         return
     places = random.Random(41).sample(range(len(dataset)), min(len(dataset), _PROBE_SAMPLES))
     at_once = getattr(dataset, "__getitems__", None)
     for place in places:
-        yield at_once([place])[0] if callable(at_once) else dataset[place]
+        if source.takes_lists:
+            yield dataset[[place]]
+        elif callable(at_once):
+            yield at_once([place])[0]
+        else:
+            yield dataset[place]
 
 
 class _Parts:

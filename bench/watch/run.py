@@ -1,15 +1,13 @@
 """Starts somebody's script with the hook in it, reads what that writes down, and ends the script in time."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,15 +15,18 @@ from typing import Any
 
 import psutil
 
-from bench.report.waiting import Event, warm_up
+from bench.machine.monitor import OtherProcesses
+from bench.report.waiting import FEWEST, Event, Machine, warm_up
+from precache.cli import terminal
 from precache.engines import available_cpus
 from precache.errors import SettingError, did_you_mean
+from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _POLL_S = 0.3
-_USAGE_S = 3.0  # between two looks at the CPU time
 _GRACE_S = 20.0  # for a script that writes a checkpoint when it is told to end
-_ROOT = Path(__file__).parent.parent.parent
+_CTRL_C_S = 3.0  # for a script that Ctrl-C ends, too
+_MEASURING_S = 45.0  # for steps without workers, and for the parts of samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,24 @@ class Observed:
         processes: the events of each process, in the order in which they were written.
         code: its exit code, as a shell says it; 0 where it was ended here.
         ended: whether it was ended here.
-        busy: share, 0 to 1, of the CPUs that it used while it was steady; None where that is not known.
+        interrupted: whether that was by Ctrl-C.
+        machine: the CPUs, and who used them while the training was steady.
     """
 
     processes: list[list[Event]]
     code: int
     ended: bool
-    busy: float | None
+    interrupted: bool
+    machine: Machine
+
+    @property
+    def failed(self) -> bool:
+        """Whether the script ended by itself, and not well."""
+        return self.code != 0 and not self.ended
+
+    def all(self, kind: str) -> list[Event]:
+        """Events of that kind."""
+        return [event for events in self.processes for event in events if event["event"] == kind]
 
 
 def command_line(words: Sequence[str], module: str | None) -> list[str]:
@@ -71,66 +83,62 @@ def watch(
     seconds: float,
     batches: int | None = None,
     whole: bool = False,
-    loader: str | None = None,
-    cure: Mapping[str, Any] | None = None,
     output: Any = None,
 ) -> Observed:
-    """Run `command` until it has been steady for long enough, or has ended by itself.
+    """Run `command` until it has been steady for long enough, or has ended by itself; Ctrl-C ends it, too.
 
     Args:
         seconds: of steady batches, after which it is ended.
         batches: the same in batches, instead.
         whole: let it go on to its own end.
-        loader: MODULE:FUNCTION whose iterator is timed, too.
-        cure: what the hook is to change, see `bench.watch.hook`.
         output: where its standard output goes; None: where ours goes.
-
-    Raises:
-        SettingError: what `loader` names is not there.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
-        folder = Path(scratch)
-        (folder / "config.json").write_text(json.dumps({"cure": cure or {}, "version": 1}))
-        environment = _environment(folder, loader, bool(cure))
+    with temporary_folder() as folder:
+        path = [str(_INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        told = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
         try:
-            process = subprocess.Popen(command, env=environment, stdout=output)
+            process = subprocess.Popen(command, env={**os.environ, **told}, stdout=output)
         except OSError as error:
             raise SettingError(f"{command[0]}: cannot be started ({error.strerror}); check it") from error
         reader = _Reader(folder)
-        steady = _Steady(seconds, batches, loader is not None)
-        usage = _Usage(process.pid)
+        steady = _Steady(seconds, batches)
+        usage = _Usage()
+        interrupted = False
         with _ending(process, folder):
-            while process.poll() is None:
-                time.sleep(_POLL_S)
-                steady.take(reader.new())
-                if loader is not None and steady.named is False:
-                    raise SettingError(
-                        f"--loader {loader}: the module has no such function; name one that it defines"
-                    )
-                if steady.began and not steady.asked_s:
-                    usage.look()
-                if steady.asks_for_probe:
-                    for pid, stream in steady.asks_for_probe:
-                        (folder / f"probe-{pid}-{stream}").touch()
-                if steady.is_over and not whole:
-                    break
-            ended = process.poll() is None
+            try:
+                while process.poll() is None and (whole or not steady.is_over):
+                    time.sleep(_POLL_S)
+                    steady.take(reader.new())
+                    if steady.began:
+                        usage.begin()
+                    if steady.is_enough:
+                        usage.end()
+                        _ask_for_more(folder, steady)
+            except KeyboardInterrupt:
+                interrupted = True
+                terminal.received.clear()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(_CTRL_C_S)  # a terminal tells the script, too
+            ended = interrupted or process.poll() is None
             (folder / "done").touch()
+            usage.end()
         reader.new()
-        if loader is not None and steady.named is None and not reader.has("loader"):
-            raise SettingError(
-                f"--loader {loader}: the script did not import that module; name one that it does"
-            )
         code = 0 if ended else process.returncode
-        return Observed(reader.processes, 128 - code if code < 0 else code, ended, usage.share)
+        return Observed(
+            processes=reader.processes,
+            code=128 - code if code < 0 else code,
+            ended=ended,
+            interrupted=interrupted,
+            machine=Machine(available_cpus(), usage.ours, usage.others),
+        )
 
 
-def _environment(folder: Path, loader: str | None, imports_ours: bool) -> dict[str, str]:
-    path = [str(_INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    if imports_ours and importlib.util.find_spec("loaders") is not None:
-        path.append(str(_ROOT))
-    told = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
-    return {**os.environ, **told, **({"BENCH_WATCH_LOADER": loader} if loader else {})}
+def _ask_for_more(folder: Path, steady: "_Steady") -> None:
+    """Ask the script's processes for the steps alone and, one of them, for the parts of its samples."""
+    for pid, stream in steady.to_hold:
+        (folder / f"hold-{pid}-{stream}").touch()
+    for pid, stream in steady.to_probe:
+        (folder / f"probe-{pid}-{stream}").touch()
 
 
 @contextmanager
@@ -169,12 +177,8 @@ class _Reader:
         """All events so far, by process."""
         return [events for _, events in self._read.values()]
 
-    def has(self, kind: str) -> bool:
-        """Whether there was such an event."""
-        return any(event[0] == kind for events in self.processes for event in events)
-
     def new(self) -> list[tuple[int, Event]]:
-        """(pid, event) of what was written since the last call."""
+        """Events that were written since the last call, each with the process that wrote it."""
         found: list[tuple[int, Event]] = []
         for path in sorted(self._folder.glob("events-*.jsonl")):
             offset, events = self._read.get(path.name, (0, []))
@@ -190,10 +194,14 @@ class _Reader:
 
 @dataclass(slots=True)
 class _Progress:
-    """Of one stream of one process."""
+    """How far loaders of one place have come, in one process.
 
+    Attributes:
+        number: of the first one's stream.
+    """
+
+    number: int
     skip: int
-    can_probe: bool
     seen: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
@@ -206,43 +214,63 @@ class _Steady:
     """Tells from the events when there is enough.
 
     A stream that no optimizer follows may be a validation ahead of training: it has to last twice as long.
+
+    Attributes:
+        streams: by process and key.
+        to_hold: processes and streams whose steps are to be timed alone.
+        to_probe: the one whose samples are to be timed part by part.
     """
 
     seconds: float
     batches: int | None
-    has_named: bool
-    streams: dict[tuple[int, int], _Progress] = field(default_factory=dict)
-    asks_for_probe: list[tuple[int, int]] = field(default_factory=list)
-    probed: bool = False
+    streams: dict[tuple[int, str], _Progress] = field(default_factory=dict)
+    keys: dict[tuple[int, int], str] = field(default_factory=dict)
+    to_hold: list[tuple[int, int]] = field(default_factory=list)
+    to_probe: list[tuple[int, int]] = field(default_factory=list)
+    waits_for: set[tuple[str, int, int]] = field(default_factory=set)
     asked_s: float = 0.0
-    named: bool | None = None
 
     def take(self, events: Sequence[tuple[int, Event]]) -> None:
         """Look at new events."""
         for pid, event in events:
-            kind, key = event[0], (pid, event[1])
+            kind = event["event"]
             if kind == "stream":
-                info = event[2]
-                self.streams[key] = _Progress(warm_up(info), info["kind"] == "DataLoader")
+                self.keys[pid, event["stream"]] = event["key"]
+                self.streams.setdefault((pid, event["key"]), _Progress(event["stream"], warm_up(event)))
             elif kind == "batch":
-                one = self.streams[key]
-                one.seen, one.last_s = one.seen + 1, event[3]
-                one.trained += event[4] > one.steps
-                one.steps = event[4]
-                if one.seen <= one.skip + 1:
-                    one.first_s = event[3]
-            elif kind == "probe":
-                self.probed = True
-            elif kind == "loader":
-                self.named = bool(event[1])
-        enough = [key for key, one in self.streams.items() if self._enough(one)]
-        if enough and not self.asks_for_probe:
-            self.asks_for_probe = [key for key in enough if self.streams[key].can_probe][:1]
-            self.asked_s = time.monotonic()
-            self.probed = not self.asks_for_probe
+                self._take_batch(self.streams[pid, self.keys[pid, event["stream"]]], event)
+            elif kind in ("alone", "parts"):
+                number = self.streams[pid, self.keys[pid, event["stream"]]].number
+                self.waits_for.discard((kind, pid, number))
+        if not self.is_enough:
+            self._look_whether_enough()
 
-    def _enough(self, one: _Progress) -> bool:
+    def _take_batch(self, progress: _Progress, event: Event) -> None:
+        progress.seen += 1
+        progress.last_s = event["got_s"]
+        if event["steps"] > progress.steps:
+            progress.trained += 1
+        progress.steps = event["steps"]
+        if progress.seen <= progress.skip + 1:
+            progress.first_s = event["got_s"]
+
+    def _look_whether_enough(self) -> None:
+        enough = {key: one for key, one in self.streams.items() if self._lasted(one)}
+        if not enough:
+            return
+        self.asked_s = time.monotonic()
+        trained = {key: one for key, one in enough.items() if one.trained > 1} or enough
+        keys = {key for _, key in trained}  # all ranks: they wait for each other
+        self.to_hold = [(pid, one.number) for (pid, key), one in self.streams.items() if key in keys]
+        self.to_probe = [(pid, one.number) for (pid, _), one in trained.items()][:1]
+        self.waits_for = {("alone", *one) for one in self.to_hold} | {
+            ("parts", *one) for one in self.to_probe
+        }
+
+    def _lasted(self, one: _Progress) -> bool:
         times = 1 if one.trained > 1 else 2
+        if one.seen - one.skip <= FEWEST * times:
+            return False
         if self.batches is not None:
             return one.seen - one.skip > self.batches * times
         return one.last_s - one.first_s >= self.seconds * times
@@ -253,36 +281,30 @@ class _Steady:
         return any(one.seen > one.skip and one.trained for one in self.streams.values())
 
     @property
+    def is_enough(self) -> bool:
+        """Whether the waits are known."""
+        return self.asked_s > 0
+
+    @property
     def is_over(self) -> bool:
-        """Whether nothing more is waited for; a probe is, for half a minute."""
-        return self.asked_s > 0 and (self.probed or time.monotonic() - self.asked_s > 30)
+        """Whether nothing more is waited for."""
+        return self.is_enough and (not self.waits_for or time.monotonic() - self.asked_s > _MEASURING_S)
 
 
 class _Usage:
-    """The CPU time of a process and of all that it started, as a share of the CPUs."""
+    """Who used the CPUs, as shares of them, from `begin` to the first `end`."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._begin: tuple[float, float] | None = None
-        self._looked_s = 0.0
-        self.share: float | None = None
+    def __init__(self) -> None:
+        self._processes: OtherProcesses | None = None
+        self.ours: float | None = None
+        self.others: float | None = None
 
-    def look(self) -> None:
-        """Measure from the first call to this one; not at each call, for that takes time, too."""
-        if time.monotonic() - self._looked_s < _USAGE_S:
-            return
-        (now_s, used_s), self._looked_s = self._now(), time.monotonic()
-        if self._begin is None:
-            self._begin = now_s, used_s
-        elif now_s > self._begin[0]:
-            cpus = (used_s - self._begin[1]) / (now_s - self._begin[0])
-            self.share = min(1.0, max(0.0, cpus / available_cpus()))
+    def begin(self) -> None:
+        """The training is steady."""
+        if self._processes is None:
+            self._processes = OtherProcesses()
 
-    def _now(self) -> tuple[float, float]:
-        total = 0.0
-        with contextlib.suppress(psutil.Error):
-            root = psutil.Process(self._pid)
-            for one in [root, *root.children(recursive=True)]:
-                with contextlib.suppress(psutil.Error):
-                    total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
-        return time.monotonic(), total
+    def end(self) -> None:
+        """It was watched for long enough, or ends."""
+        if self._processes is not None and self.others is None:
+            self.ours, self.others = self._processes.shares()

@@ -13,19 +13,29 @@ from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = "bench_watch_hook"
-_NAMED = os.environ.get("BENCH_WATCH_LOADER", "").partition(":")[0]
+_OURS = {_HOOK: "hook.py", "bench_watch_describe": "describe.py"}
+_TIMED = (
+    "torch.utils.data.dataloader",
+    "torchdata.stateful_dataloader.stateful_dataloader",
+    "torchvision.datasets.vision",
+    "fastai.data.load",
+    "loaders.loader",
+)
+"""Modules of which the hook is told when they have been imported."""
 
 
 class _Finder:
-    """Finds nothing but the hook, and has that called when a module that it times was imported."""
+    """Finds nothing but the hook, and has that called when a module of _TIMED was imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name == _HOOK:
-            return importlib.util.spec_from_file_location(name, os.path.join(_HERE, "..", "hook.py"))
-        if name not in ("torch.utils.data.dataloader", "loaders.loader", _NAMED):
+        if name in _OURS:
+            return importlib.util.spec_from_file_location(name, os.path.join(_HERE, "..", _OURS[name]))
+        if name not in _TIMED:
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        spec = next((found for one in others if (found := one.find_spec(name, path, target))), None)
+        spec = None
+        for finder in sys.meta_path:
+            if spec is None and finder is not self and hasattr(finder, "find_spec"):
+                spec = finder.find_spec(name, path, target)
         if spec is None or spec.loader is None or not hasattr(spec.loader, "exec_module"):
             return spec
         run = spec.loader.exec_module

@@ -1,0 +1,549 @@
+"""What is advised is pasted into scripts of several kinds, and serves what the script's own loader does."""
+
+import contextlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import DataLoader
+from torchvision.datasets import vision
+
+from bench.watch import advice, describe
+from bench.watch.advice import Advice
+from bench.watch.script import apply
+from precache.cli.commandline import run
+from precache.cli.main import main as precache
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+HEAD = """\
+import sys
+
+import torch, torchvision
+from torch.utils.data import DataLoader
+from torchvision import transforms as T
+
+"""
+TAIL = """
+    seen.append([batch for batch in loader])
+    seen.append([batch for batch in loader])
+"""
+ALL = {"ImageDataset", "ImageDataset on shards", "build", "build on shards"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of script: what it does below its imports, and which replacements can be pasted into it.
+
+    Attributes:
+        expected: names of replacements.
+        reason: what the sentence on those that are left out has to say.
+        normal: mean and standard deviation that it normalises with.
+        exact: whether it shows the same part of a picture each time.
+        colours: whether those are kept, which tell pictures apart.
+    """
+
+    body: str
+    expected: frozenset[str] = frozenset()
+    reason: str = ""
+    normal: tuple[tuple[float, ...], tuple[float, ...]] | None = None
+    exact: bool = False
+    colours: bool = True
+
+
+def folder(steps: str, root: str = "photos") -> str:
+    return f'data = torchvision.datasets.ImageFolder("{root}", T.Compose([{steps}, T.ToTensor()]))\n'
+
+
+CROP = "T.RandomResizedCrop(16, scale=(0.5, 1.0)), T.RandomHorizontalFlip()"
+NORMAL = "T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))"
+KINDS = {
+    "plain": Kind(
+        folder("T.RandomResizedCrop(16)") + "loader = DataLoader(data, batch_size=4, shuffle=True)",
+        frozenset(ALL),
+    ),
+    "root_of_a_split": Kind(
+        f'data = torchvision.datasets.ImageFolder("parts/val", T.Compose([T.Resize(20), T.CenterCrop(16), '
+        f"T.ToTensor(), {NORMAL}]))\n"
+        "loader = torch.utils.data.DataLoader(\n    data,\n    batch_size=4,\n    drop_last=False,  # all\n)",
+        frozenset(ALL),
+        normal=IMAGENET,
+        exact=True,
+    ),
+    "random_split": Kind(
+        folder(CROP)
+        + "train, val = torch.utils.data.random_split(data, [10, 8], torch.Generator().manual_seed(0))\n"
+        "loader = DataLoader(train, 4, True, drop_last=True)",
+        frozenset(ALL),
+    ),
+    "subset_of_a_subset_of_a_split": Kind(
+        folder(CROP, "parts/train") + "half = torch.utils.data.Subset(data, range(0, 18, 2))\n"
+        "loader = DataLoader(torch.utils.data.Subset(half, [5, 1, 7, 3]), batch_size=2, shuffle=True)",
+        frozenset(ALL),
+    ),
+    "subset_sampler": Kind(
+        folder(CROP) + "chosen = torch.utils.data.SubsetRandomSampler([17, 3, 5, 8, 1])\n"
+        "options = {'batch_size': 2, 'num_workers': 0}\n"
+        "loader = DataLoader(data, sampler=chosen, **options)",
+        frozenset(ALL),
+    ),
+    "other_transforms": Kind(
+        folder("T.Resize((16, 16)), T.RandomRotation(30), T.RandAugment(), T.GaussianBlur(3), lambda x: x")
+        + "loader = DataLoader(data, 4, shuffle=True)",
+        frozenset({"ImageDataset", "ImageDataset on shards"}),
+        "RandomRotation, RandAugment, GaussianBlur and a lambda",
+        colours=False,
+    ),
+    "jitter": Kind(
+        folder(f"{CROP}, T.ColorJitter(0.4, 0.4, 0.4, 0.1)") + "loader = DataLoader(data, 4, shuffle=True)",
+        frozenset(ALL),
+        colours=False,
+    ),
+    "stretched": Kind(
+        folder("T.Resize((16, 24)), T.RandomHorizontalFlip(0.2)")
+        + "loader = DataLoader(data, 4, shuffle=True)",
+        frozenset(ALL - {"build"}),
+    ),
+    "resized_then_cropped": Kind(
+        folder("T.Resize(20), T.RandomCrop(16)") + "loader = DataLoader(data, 4, shuffle=True)",
+        frozenset(ALL - {"build"}),
+    ),
+    "two_crops": Kind(
+        "class TwoCrops:\n    def __init__(self, base):\n        self.base = base\n\n"
+        "    def __call__(self, x):\n        first = self.base(x)\n        return [first, self.base(x)]\n\n"
+        f"steps = TwoCrops(T.Compose([{CROP}, T.ToTensor()]))\n"
+        'data = torchvision.datasets.ImageFolder("photos", transform=steps)\n'
+        "loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)",
+        frozenset(ALL),
+    ),
+    "other_normalisation": Kind(
+        'data = torchvision.datasets.ImageFolder("photos", T.Compose([T.Resize(16), T.CenterCrop(16), '
+        "T.ToTensor(), T.Normalize((0.5, 0.4, 0.3), (0.2, 0.2, 0.25))]))\n"
+        "loader = DataLoader(dataset=data, batch_size=4)",
+        frozenset(ALL),
+        normal=((0.5, 0.4, 0.3), (0.2, 0.2, 0.25)),
+        exact=True,
+    ),
+    "bytes": Kind(
+        'data = torchvision.datasets.ImageFolder("photos", T.Compose([T.Resize(20), T.CenterCrop(16), '
+        "T.PILToTensor()]))\nloader = DataLoader(data, 4)",
+        frozenset(ALL),
+        exact=True,
+    ),
+    "grey": Kind(
+        folder(f"T.Grayscale(1), {CROP}") + "loader = DataLoader(data, 4, shuffle=True)",
+        frozenset({"ImageDataset", "ImageDataset on shards"}),
+        "Grayscale",
+        colours=False,
+    ),
+    "own_class": Kind(
+        "class Own(torch.utils.data.Dataset):\n"
+        "    def __len__(self):\n        return 8\n\n"
+        "    def __getitem__(self, index):\n        return torch.rand(3, 16, 16), index\n\n"
+        "loader = DataLoader(Own(), batch_size=4)",
+        reason="this dataset is Own",
+    ),
+    "own_class_around_a_folder": Kind(
+        "class Noisy(torch.utils.data.Dataset):\n"
+        "    def __init__(self, dataset):\n        self.dataset = dataset\n\n"
+        "    def __len__(self):\n        return len(self.dataset)\n\n"
+        "    def __getitem__(self, index):\n        return self.dataset[index]\n\n"
+        + folder(CROP)
+        + "loader = DataLoader(Noisy(data), batch_size=4)",
+        frozenset({"ImageDataset"}),
+        "the dataset is a Noisy",
+    ),
+    "own_reader": Kind(
+        "from PIL import Image\n\n"
+        "def read(path):\n    return Image.open(path).convert('RGB')\n\n"
+        "steps = T.Compose([T.RandomResizedCrop(16), T.ToTensor()])\n"
+        'data = torchvision.datasets.ImageFolder("photos", steps, loader=read)\n'
+        "loader = DataLoader(data, 4)",
+        reason="has a reader of its own, read",
+    ),
+    "dicts": Kind(
+        "def collate(samples):\n"
+        "    images, labels = zip(*samples)\n"
+        "    return {'pixel_values': torch.stack(images), 'labels': torch.tensor(labels)}\n\n"
+        + folder(CROP)
+        + "loader = DataLoader(data, 4, collate_fn=collate)",
+        frozenset({"ImageDataset", "ImageDataset on shards"}),
+        "the batches are made by collate",
+    ),
+    "weights": Kind(
+        folder(CROP) + "chosen = torch.utils.data.WeightedRandomSampler([1.0] * 6 + [0.0] * 12, 18)\n"
+        "loader = DataLoader(data, batch_size=4, sampler=chosen)",
+        frozenset(ALL - {"build on shards"}),
+    ),
+    "one_line_for_two": Kind(
+        "steps = T.Compose([T.RandomResizedCrop(16), T.ToTensor()])\n"
+        'both = {x: torchvision.datasets.ImageFolder("parts/" + x, steps) for x in ["train", "val"]}\n'
+        "made = {x: DataLoader(both[x], batch_size=4, shuffle=True) for x in both}\n"
+        'loader = made["train"]',
+        frozenset({"ImageDataset"}),
+        "one line makes the loaders of several datasets",
+    ),
+    "name_that_is_taken": Kind(
+        folder(CROP) + "loaders = {'train': DataLoader(data, batch_size=4, shuffle=True)}\n"
+        "loader = loaders['train']",
+        frozenset(ALL),
+    ),
+    "own_subclass": Kind(
+        "class Doubled(torchvision.datasets.ImageFolder):\n"
+        "    def __getitem__(self, index):\n        image, label = super().__getitem__(index)\n"
+        "        return image, 2 * label\n\n"
+        'data = Doubled("photos", T.Compose([T.RandomResizedCrop(16), T.ToTensor()]))\n'
+        "loader = DataLoader(data, batch_size=4, shuffle=True)",
+        frozenset({"ImageDataset"}),
+        "the dataset is a Doubled",
+    ),
+}
+IN_A_LOOP = (
+    "data = torchvision.datasets.ImageFolder('photos', T.Compose([T.RandomResizedCrop(16), T.ToTensor()]))\n"
+    "for epoch in range(2):\n"
+    "    batches = []\n"
+    "    for images, labels in DataLoader(data, 4, shuffle=True):\n"
+    "        batches.append((images, labels))\n"
+    "    seen.append(batches)\n"
+)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with `photos`, `parts/train` and `parts/val`, of pictures each of a colour."""
+    root = tmp_path_factory.mktemp("work")
+    for top, per_class in (("photos", 6), ("parts/train", 6), ("parts/val", 3)):
+        number = 0
+        for name in ("ant", "bee", "cat"):
+            (root / top / name).mkdir(parents=True)
+            for place in range(per_class):
+                draw(number, 24 + number % 3 * 8, 32).save(root / top / name / f"{place}.png")
+                number += 1
+    return root
+
+
+def draw(number: int, height: int, width: int) -> Image.Image:
+    """A picture of the colour of this number, a little brighter on the right and darker below."""
+    down, right = np.mgrid[0 : 1 : height * 1j, 0 : 1 : width * 1j]
+    shade = (16 * right - 8 * down)[..., None]
+    return Image.fromarray((colour(number) + shade).astype(np.uint8))
+
+
+def colour(number: int) -> np.ndarray[Any, Any]:
+    return 40.0 + 60 * np.array([number % 4, number // 4 % 4, number // 16 % 4])
+
+
+def execute(path: Path, argv: list[str]) -> list[Any]:
+    """Run a script here: what it served, epoch by epoch."""
+    seen: list[Any] = []
+    code = compile(path.read_text(), str(path), "exec")
+    with mock.patch.object(sys, "argv", [str(path), *argv]):
+        exec(code, {"__name__": "__main__", "__file__": str(path), "seen": seen})
+    return seen
+
+
+@contextlib.contextmanager
+def described() -> Iterator[list[dict[str, Any]]]:
+    """Describe each loader as the hook does."""
+    records: list[dict[str, Any]] = []
+    make, root_of, iterate = DataLoader.__init__, vision.VisionDataset.__init__, DataLoader.__iter__
+
+    def __init__(self: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+        describe.loader_made(self, dataset)
+        make(self, dataset, *args, **kwargs)
+
+    def __iter__(self: Any) -> Any:
+        batches = list(iterate(self))
+        record = {**describe.describe(self), "batch": describe.describe_batch(batches[0])}
+        records.append(json.loads(json.dumps(record)))
+        return iter(batches)
+
+    with (
+        mock.patch.multiple(DataLoader, __init__=__init__, __iter__=__iter__),
+        mock.patch.object(describe, "_HERE", os.path.dirname(__file__)),
+        mock.patch.object(describe, "_FOLDER", os.getcwd()),
+        mock.patch.dict(describe._counts, clear=True),
+    ):
+        describe.watch_datasets(vision)
+        try:
+            yield records
+        finally:
+            vision.VisionDataset.__init__ = root_of
+
+
+def paste(advised: Advice, script: Path, name: str) -> Path:
+    """The script with the edits, in a file beside it; the commands are run."""
+    for command in advised.commands:
+        program, *words = shlex.split(command)
+        assert program == "precache"
+        assert run(precache, "precache", [*words, "--workers", "0"]) == 0
+    text = script.read_text()
+    by_path = {edit.path for edit in advised.edits}
+    assert by_path <= {str(script)}
+    pasted = script.with_name(name)
+    pasted.write_text(apply(advised.edits, text))
+    return pasted
+
+
+def served(epoch: list[Any], kind: Kind) -> list[tuple[Any, ...]]:
+    """Label and picture of each sample, sorted; and what the batches are made of."""
+    found = []
+    for batch in epoch:
+        images, labels = batch.values() if isinstance(batch, Mapping) else batch
+        views = images if isinstance(images, list) else [images]
+        for place, label in enumerate(labels.tolist()):
+            numbers = {number(view[place], kind) if kind.colours else 0 for view in views}
+            assert len(numbers) == 1
+            found.append((label, *numbers, len(views), views[0].dtype, views[0].shape[1:], labels.dtype))
+    return sorted(found, key=str)
+
+
+def number(image: torch.Tensor, kind: Kind) -> int:
+    """Which picture it is, by its colour."""
+    pixels = image.float().mean((1, 2)).numpy() * (1 if image.dtype == torch.uint8 else 255)
+    if kind.normal is not None:
+        mean, std = map(np.array, kind.normal)
+        pixels = (image.mean((1, 2)).numpy() * std + mean) * 255
+    return int(np.argmin([np.abs(pixels - colour(each)).sum() for each in range(64)]))
+
+
+def pixels(epoch: list[Any], kind: Kind) -> list[Any]:
+    """Each picture, 0-255, in the order of their colours."""
+    images = [image for images, _ in epoch for image in images]
+    mean, std = map(np.array, kind.normal or ((0.0,) * 3, (1.0,) * 3))
+    scale = 1 if images[0].dtype == torch.uint8 else 255
+    ordered = sorted(images, key=lambda image: number(image, kind))
+    return [(image.permute(1, 2, 0).numpy() * std + mean) * scale for image in ordered]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_pasted_replacement_serves_what_the_script_did(
+    name: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = KINDS[name]
+    monkeypatch.chdir(work)
+    script = work / f"{name}.py"
+    body = "".join(f"    {line}\n" if line else "\n" for line in kind.body.splitlines())
+    script.write_text(f'{HEAD}if __name__ == "__main__":\n{body}{TAIL}')
+    with described() as records:
+        own = execute(script, [])
+    (work / "shards").mkdir(exist_ok=True)  # of another data set
+    found = advice.find_replacements(records[0], "shards")
+    assert {one.name for one in found.advices} == kind.expected
+    assert kind.reason in " ".join(found.left_out)
+    for one in found.advices:
+        pasted = execute(paste(one, script, f"{name}_pasted.py"), [])
+        if name == "weights":
+            assert {row for epoch in pasted for row in served(epoch, kind)} <= set(served(own[0], kind))
+            continue
+        assert len(pasted) == 2
+        for epoch in pasted:
+            assert len(epoch) == len(own[0])
+            if name != "random_split":  # it drops another sample in each epoch
+                assert served(epoch, kind) == served(own[0], kind), one.name
+            if kind.exact:
+                for ours, theirs in zip(pixels(epoch, kind), pixels(own[0], kind), strict=True):
+                    assert np.abs(ours - theirs).max() <= 2
+
+
+FRAMEWORKS = {
+    "transformers": (
+        "args = TrainingArguments('out', dataloader_num_workers=1)\nTrainer(args).train()\n",
+        "args = TrainingArguments('out', dataloader_num_workers=2, dataloader_persistent_workers=True)",
+    ),
+    "transformers by its parser": (
+        "args = HfArgumentParser(TrainingArguments).parse_args()\nTrainer(args).train()\n",
+        "--dataloader_num_workers 2 --dataloader_persistent_workers True",
+    ),
+    "timm": (
+        "val = create_loader(data)\nparser.add_argument('-j', '--workers')\n"
+        "more = dict(num_workers=args.workers)\ntrain = create_loader(data, is_training=True, **more)\n",
+        '--workers 2 train = create_loader(data, is_training=True, **{**more, "persistent_workers": True})',
+    ),
+    "fastai": (
+        "learner = 1\ndls = block.dataloaders(path, bs=8)\n",
+        "dls = block.dataloaders(path, bs=8, num_workers=2, persistent_workers=True)",
+    ),
+    "ultralytics": ("model.train(data='photos', workers=0)\n", "model.train(data='photos', workers=2)"),
+    "another": (
+        "train(make(data, num_workers=0))\n",
+        "Give num_workers=2, persistent_workers=True to another: another makes the DataLoader, called at "
+        "script.py:1.",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FRAMEWORKS)
+def test_advice_names_the_argument_of_a_library(kind: str, tmp_path: Path) -> None:
+    text, expected = FRAMEWORKS[kind]
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    lines = text.splitlines()
+    made = {"path": str(script), "line": len(lines), "column": None}
+    source = {"libraries": [kind.split(maxsplit=1)[0]], "made": made, "main": str(script), "guarded": True}
+    found = advice.set_arguments({**source, "start": "fork"}, {"num_workers": 2, "persistent_workers": True})
+    assert found is not None
+    said = [*found.options, *(line for edit in found.edits for line in edit.new), *found.says]
+    assert " ".join(said).replace(f"{tmp_path}/", "") == expected
+
+
+def test_advice_is_none_where_a_library_takes_no_such_argument() -> None:
+    source = {"libraries": ["ultralytics"], "made": None, "main": "", "guarded": True, "start": "fork"}
+    assert advice.set_arguments(source, {"pin_memory": True}) is None
+
+
+def record_of(
+    work: Path, monkeypatch: pytest.MonkeyPatch, text: str, name: str = "script.py", argv: Any = ()
+) -> tuple[Path, dict[str, Any]]:
+    """The script, and the record of its first loader."""
+    monkeypatch.chdir(work)
+    script = work / name
+    script.write_text(text)
+    with described() as records:
+        execute(script, list(argv))
+    return script, records[0]
+
+
+ARGUMENTS = {
+    "keyword": ("DataLoader(data, 4, num_workers=0, shuffle=True)", ""),
+    "position": ("DataLoader(data, 4, True, None, None, 0)", ""),
+    "unpacked": ("DataLoader(data, **{'batch_size': 4, 'num_workers': 0})", ""),
+    "unpacked_twice": ("DataLoader(data, **{'batch_size': 4}, **{'num_workers': 0})", ""),
+    "unpacked_option": ("DataLoader(data, **options)", "--num-workers 1"),
+    "many_lines": ("DataLoader(\n    data,  # all\n    batch_size=(4),\n)", ""),
+    "option": ("DataLoader(data, 4, num_workers=args.num_workers)", "--num-workers 1"),
+}
+
+
+@pytest.mark.parametrize("kind", ARGUMENTS)
+def test_a_pasted_argument_is_that_of_the_loader(
+    kind: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call, option = ARGUMENTS[kind]
+    text = (
+        f"{HEAD}import argparse\n\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('-j', '--num-workers', type=int, default=0)\nargs = parser.parse_args()\n"
+        "options = dict(batch_size=4, num_workers=args.num_workers)\n"
+        f"data = [[image] for image in torch.rand(8, 3, 4, 4)]\nloader = {call}\n"
+        "seen.append((loader.num_workers, loader.persistent_workers, len(list(loader))))\n"
+    )
+    script, source = record_of(work, monkeypatch, text)
+    found = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
+    assert found is not None
+    assert " ".join(found.options) == option
+    assert execute(paste(found, script, "pasted.py"), option.split()) == [(1, True, 2)]
+
+
+def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = "".join(f"    {line}\n" for line in IN_A_LOOP.splitlines())
+    script, source = record_of(work, monkeypatch, f'{HEAD}if __name__ == "__main__":\n{body}')
+    kept = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
+    (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    assert kept is not None
+    for found in (kept, build):
+        first, second = execute(paste(found, script, "pasted.py"), [])
+        labels = [torch.cat([labels for _, labels in epoch]).tolist() for epoch in (first, second)]
+        assert labels[0] != labels[1]
+        assert sorted(labels[0]) == sorted(labels[1])
+    assert "DataLoader" not in script.with_name("pasted.py").read_text().partition("for epoch")[2]
+
+
+def test_a_loader_that_needs_what_the_loop_sets_stays_and_build_is_left_out(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = IN_A_LOOP.replace("DataLoader(data, 4", "DataLoader(data, 4 + epoch")
+    _, source = record_of(work, monkeypatch, HEAD + text)
+    kept = advice.set_arguments(source, {"persistent_workers": True})
+    assert kept is not None
+    assert "made anew" in kept.says[0]
+    assert "made anew in a loop" in advice.find_replacements(source, "out").left_out[0]
+
+
+def test_a_relative_root_is_that_of_the_folder_where_the_dataset_was_made(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = "T.Compose([T.RandomResizedCrop(16), T.ToTensor()])"
+    text = (
+        f"{HEAD}import os\n\nos.chdir('parts')\ndata = torchvision.datasets.ImageFolder('train', {steps})\n"
+        "data.samples = [(os.path.abspath(path), label) for path, label in data.samples]\n"
+        "os.chdir('..')\nloader = DataLoader(data, 4)\nseen.append([batch for batch in loader])\n"
+    )
+    _, source = record_of(work, monkeypatch, text)
+    assert source["root"] == str(work / "parts" / "train")
+
+
+def test_build_in_a_script_without_main_takes_threads(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
+    script, source = record_of(work, monkeypatch, text)
+    (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    assert "workers=0" in build.edits[-1].new[0]
+    pasted = execute(paste(build, script, "pasted.py"), [])
+    assert served(pasted[0], KINDS["plain"]) == served(execute(script, [])[0], KINDS["plain"])
+
+
+def test_a_subset_is_left_out_where_precache_numbers_pictures_otherwise(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("ant", "bee"):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for place in range(4):
+            draw(place, 24, 24).save(tmp_path / "photos" / name / f"{place}.png")
+    (tmp_path / "photos/ant/3.png").rename(tmp_path / "photos/ant/without_an_extension")
+    whole = HEAD + KINDS["plain"].body
+    end = "\nseen.append([batch for batch in loader])\n"
+    _, source = record_of(tmp_path, monkeypatch, whole + end)
+    for one in advice.find_replacements(source, "out").advices:
+        assert "8 pictures where ImageFolder finds 7" in " ".join(one.says)
+    half = whole.replace("DataLoader(data", "DataLoader(torch.utils.data.Subset(data, [4, 5])")
+    _, source = record_of(tmp_path, monkeypatch, half + end)
+    found = advice.find_replacements(source, "out")
+    assert found.advices == []
+    assert "a subset would be other pictures" in found.left_out[0]
+
+
+def test_a_module_of_the_script_called_loaders_is_named(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos").symlink_to(work / "photos")
+    (tmp_path / "loaders.py").touch()
+    text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
+    _, source = record_of(tmp_path, monkeypatch, text)
+    found = advice.find_replacements(source, "out")
+    assert found.advices == []
+    assert str(tmp_path / "loaders.py") in found.left_out[0]
+
+
+@pytest.mark.parametrize("library", ["accelerate", "pytorch_lightning"])
+def test_a_loader_that_a_library_makes_anew_is_that_of_the_script(
+    library: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip(library)
+    steps = "T.Compose([T.RandomResizedCrop(16), T.ToTensor()])"
+    text = (
+        f"{HEAD}data = torchvision.datasets.ImageFolder('photos', {steps})\n"
+        "loader = DataLoader(data, batch_size=4, shuffle=True, drop_last=True)\n"
+    )
+    if library == "accelerate":
+        text += "import accelerate\nloader = accelerate.Accelerator(cpu=True).prepare(loader)\n"
+    else:
+        text = text.replace("loader = ", "with replaced(DataLoader, 'dataset'):\n    loader = ")
+        text = f"from lightning_fabric.utilities.data import _replace_dunder_methods as replaced\n{text}"
+    text += "seen.append([batch for batch in loader])\n"
+    line = next(number for number, line in enumerate(text.splitlines(), 1) if "DataLoader(data" in line)
+    _, source = record_of(work, monkeypatch, text)
+    assert (source["made"]["line"], source["libraries"]) == (line, [])
+    assert source["sampler"]["name"] == "RandomSampler"
+    assert source["arguments"]["drop_last"]
+    names = {one.name for one in advice.find_replacements(source, "out").advices}
+    assert names == ALL

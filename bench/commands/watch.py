@@ -135,7 +135,7 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
         trials += [replaced_to_trial(each) for each in replaced]
         by_name = {each.name: each for each in advised.advices}
         for change in waiting.find_changes(first, streams, found.machine, replaced):
-            trials.append(paste_to_trial(change.name, _lines(first, change, by_name)))
+            trials.append(paste_to_trial(change, _lines(first, change, by_name)))
     machine = describe_machine(torch.device("cpu"))
     # read back as from a file: what it says when it is shown again is the same
     document = parse_document(

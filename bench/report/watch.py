@@ -4,6 +4,7 @@ A trial is a stream of `bench.report.waiting`, what was measured of another data
 write into the script for a change; so a result can be made again from its file.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -119,9 +120,10 @@ def _replaced_from_trial(trial: Trial) -> Replaced:
     return Replaced(trial.of["name"], factor, rate, trial.facts["cost"])
 
 
-def paste_to_trial(name: str, lines: Sequence[str]) -> Trial:
-    """What to write into the script for the change of that name."""
-    return Trial({"what": PASTE, "name": name}, facts={"lines": "\n".join(lines)})
+def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:
+    """What to write into the script for the change."""
+    facts = {"lines": "\n".join(lines), "arguments": json.dumps(dict(change.arguments))}
+    return Trial({"what": PASTE, "name": change.name}, facts=facts)
 
 
 def make_result(

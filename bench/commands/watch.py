@@ -19,7 +19,8 @@ from bench.report.stats import is_disturbed
 from bench.report.waiting import Change, Replaced, Stream
 from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
 from bench.watch import advice
-from bench.watch.advice import Advice, Replacements
+from bench.watch.advice import Advice
+from bench.watch.replacements import Replacements, find_replacements
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, note
@@ -124,7 +125,7 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
         replaced: list[Replaced] = []
         if first.source and not found.interrupted:
             remade = bool(first.info.get("remade"))
-            advised = advice.find_replacements(first.source, _SHARDS, remade=remade)
+            advised = find_replacements(first.source, _SHARDS, remade=remade)
         if advised.advices and not is_disturbed(found.machine.others):
             note("measuring what would help, on a sample of the pictures ...")
             try:

@@ -20,6 +20,7 @@ from torchvision.datasets import vision
 
 from bench.watch import advice, describe
 from bench.watch.advice import Advice
+from bench.watch.replacements import find_replacements
 from bench.watch.script import apply
 from precache.cli.commandline import run
 from precache.cli.main import main as precache
@@ -337,7 +338,7 @@ def test_a_pasted_replacement_serves_what_the_script_did(
     with described() as records:
         own = execute(script, [])
     (work / "shards").mkdir(exist_ok=True)  # of another data set
-    found = advice.find_replacements(records[0], "shards")
+    found = find_replacements(records[0], "shards")
     assert {one.name for one in found.advices} == kind.expected
     assert kind.reason in " ".join(found.left_out)
     for one in found.advices:
@@ -449,7 +450,7 @@ def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
     body = "".join(f"    {line}\n" for line in IN_A_LOOP.splitlines())
     script, source = record_of(work, monkeypatch, f'{HEAD}if __name__ == "__main__":\n{body}')
     kept = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
-    (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    (build,) = [one for one in find_replacements(source, "out").advices if one.name == "build"]
     assert kept is not None
     for found in (kept, build):
         first, second = execute(paste(found, script, "pasted.py"), [])
@@ -467,7 +468,7 @@ def test_a_loader_that_needs_what_the_loop_sets_stays_and_build_is_left_out(
     kept = advice.set_arguments(source, {"persistent_workers": True})
     assert kept is not None
     assert "made anew" in kept.says[0]
-    assert "made anew in a loop" in advice.find_replacements(source, "out").left_out[0]
+    assert "made anew in a loop" in find_replacements(source, "out").left_out[0]
 
 
 def test_a_relative_root_is_that_of_the_folder_where_the_dataset_was_made(
@@ -486,7 +487,7 @@ def test_a_relative_root_is_that_of_the_folder_where_the_dataset_was_made(
 def test_build_in_a_script_without_main_takes_threads(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
     script, source = record_of(work, monkeypatch, text)
-    (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    (build,) = [one for one in find_replacements(source, "out").advices if one.name == "build"]
     assert "workers=0" in build.edits[-1].new[0]
     pasted = execute(paste(build, script, "pasted.py"), [])
     assert served(pasted[0], KINDS["plain"]) == served(execute(script, [])[0], KINDS["plain"])
@@ -503,13 +504,85 @@ def test_a_subset_is_left_out_where_precache_numbers_pictures_otherwise(
     whole = HEAD + KINDS["plain"].body
     end = "\nseen.append([batch for batch in loader])\n"
     _, source = record_of(tmp_path, monkeypatch, whole + end)
-    for one in advice.find_replacements(source, "out").advices:
+    for one in find_replacements(source, "out").advices:
         assert "8 pictures where ImageFolder finds 7" in " ".join(one.says)
     half = whole.replace("DataLoader(data", "DataLoader(torch.utils.data.Subset(data, [4, 5])")
     _, source = record_of(tmp_path, monkeypatch, half + end)
-    found = advice.find_replacements(source, "out")
+    found = find_replacements(source, "out")
     assert found.advices == []
     assert "a subset would be other pictures" in found.left_out[0]
+
+
+LEFT_OUT = {
+    "samples that were cut": (
+        folder(CROP) + "data.samples = data.samples[:9]\nloader = DataLoader(data, 4)",
+        "the script has changed its samples",
+    ),
+    "a sampler that is not seen": (
+        folder(CROP)
+        + "options = {'sampler': torch.utils.data.SubsetRandomSampler([1, 2, 3])}\n"
+        + "loader = DataLoader(data, batch_size=2, **options)",
+        "does not say its sampler",
+    ),
+    "a Subset that is drawn in the call": (
+        folder(CROP)
+        + "half = torch.utils.data.Subset(data, range(9))\n"
+        + "loader = DataLoader(torch.utils.data.random_split(half, [5, 4])[0], 4)",
+        "the Subset is made in the call",
+    ),
+    "flat pictures": (
+        folder(f"{CROP}, T.ToTensor(), T.Lambda(torch.flatten)").replace(", T.ToTensor()]", "]")
+        + "loader = DataLoader(data, 4)",
+        "the batches are not images and labels",
+    ),
+    "a list of batches": (
+        folder(CROP) + "loader = DataLoader(data, batch_sampler=[[1, 2], [3]])",
+        "the script makes its batches itself",
+    ),
+    "two folders": (
+        folder(CROP) + "loader = DataLoader(data + data, 4)",
+        "the samples are of 2 datasets",
+    ),
+    "splits as classes": (
+        folder(CROP, "parts") + "loader = DataLoader(data, 4)",
+        "which loaders takes for splits",
+    ),
+    "floats in another size": (
+        folder("T.RandomResizedCrop(16, interpolation=T.InterpolationMode.BICUBIC)")
+        + "loader = DataLoader(data, 4)",
+        "it has no RandomResizedCrop",
+    ),
+    "labels that are changed": (
+        folder(CROP).replace("T.ToTensor()])", "T.ToTensor()]), target_transform=float")
+        + "loader = DataLoader(data, 4)",
+        "target_transform",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_build_is_left_out_where_it_would_serve_something_else(
+    name: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, reason = LEFT_OUT[name]
+    _, source = record_of(work, monkeypatch, f"{HEAD}{body}\nseen.append([batch for batch in loader])\n")
+    found = find_replacements(source, "out")
+    assert reason in " ".join(found.left_out)
+    assert not [one for one in found.advices if one.name.startswith("build")]
+
+
+def test_pictures_that_exif_turns_are_counted(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos" / "ant").mkdir(parents=True)
+    exif = Image.Exif()
+    for place in range(4):
+        exif[0x0112] = 6 if place else 1
+        draw(place, 24, 32).save(tmp_path / "photos" / "ant" / f"{place}.jpg", exif=exif)
+    text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
+    _, source = record_of(tmp_path, monkeypatch, text)
+    for one in find_replacements(source, "out").advices:
+        assert "EXIF turns 3 of 4 pictures" in " ".join(one.says)
 
 
 def test_a_module_of_the_script_called_loaders_is_named(
@@ -519,7 +592,7 @@ def test_a_module_of_the_script_called_loaders_is_named(
     (tmp_path / "loaders.py").touch()
     text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
     _, source = record_of(tmp_path, monkeypatch, text)
-    found = advice.find_replacements(source, "out")
+    found = find_replacements(source, "out")
     assert found.advices == []
     assert str(tmp_path / "loaders.py") in found.left_out[0]
 
@@ -545,5 +618,5 @@ def test_a_loader_that_a_library_makes_anew_is_that_of_the_script(
     assert (source["made"]["line"], source["libraries"]) == (line, [])
     assert source["sampler"]["name"] == "RandomSampler"
     assert source["arguments"]["drop_last"]
-    names = {one.name for one in advice.find_replacements(source, "out").advices}
+    names = {one.name for one in find_replacements(source, "out").advices}
     assert names == ALL

@@ -148,8 +148,10 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
 def _lines(first: Stream, change: Change, advised: Mapping[str, Advice]) -> list[str]:
     """What to write into the script, or to run; nothing where the script cannot have the change."""
     if change.name == "pillow-simd":
-        return [advice.put_simd()]
-    told = advised.get(change.name) or advice.set_arguments(first.source, change.arguments)
+        return advice.put_simd(first.source).lines(os.getcwd())
+    told = advised.get(change.name)
+    if told is None:
+        told = advice.set_arguments(first.source, change.arguments, remade=bool(first.info.get("remade")))
     return [] if told is None else told.lines(os.getcwd())
 
 

@@ -4,7 +4,10 @@ It reads the script, and changes nothing. An advice is lines to change, options 
 where the script has no such line, it is a sentence. `replacements` are those of a dataset or a loader.
 """
 
+import ast
 import os
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,13 +97,20 @@ FRAMEWORKS = {
 }
 
 
-def put_simd() -> str:
-    """The command that puts Pillow-SIMD into the place of Pillow."""
-    return put_pillow("pillow-simd")
+def put_simd(source: Record) -> Advice:
+    """Put Pillow-SIMD into the place of Pillow, in the Python of the script."""
+    command = put_pillow("pillow-simd")
+    if "python" in source:
+        command = command.replace(shlex.quote(sys.executable), shlex.quote(source["python"]))
+    return Advice(name="pillow-simd", commands=(command,))
 
 
-def set_arguments(source: Record, values: Mapping[str, Any]) -> Advice | None:
-    """Have the loader made with these arguments of torch's DataLoader; None: its library takes none."""
+def set_arguments(source: Record, values: Mapping[str, Any], *, remade: bool = False) -> Advice | None:
+    """Have the loader made with these arguments of torch's DataLoader; None: its library takes none.
+
+    Args:
+        remade: whether the script makes the loader anew in each epoch.
+    """
     name, made = next(iter(values)), source["made"]
     texts = {key: repr(value) for key, value in values.items()}
     says = []
@@ -109,29 +119,44 @@ def set_arguments(source: Record, values: Mapping[str, Any]) -> Advice | None:
             f"Put what the script runs below `if __name__ == '__main__':` first, for workers are started by "
             f"{source['start']}."
         )
-    if source["libraries"]:
-        return _of_framework(name, source, texts, says)
-    script = read_script(made)
-    call = script.find_call(made) if script and made else None
-    if script is None or call is None or not is_open(call):
-        where = f"made at {made['path']}:{made['line']}" if made else "of the script"
-        given = ", ".join(f"{key}={text}" for key, text in texts.items())
-        return Advice(name=name, says=(*says, f"Give {given} to the DataLoader {where}."))
-    options, texts = _split_options(script, source, call, texts, DATALOADER)
-    changes = Changes(script)
-    if values.get("persistent_workers") and script.is_repeated(call):
+    try:
+        if source["libraries"]:
+            return _of_framework(name, source, texts, says)
+        script = read_script(made)
+        call = script.find_call(made) if script else None
+        if script is not None and call is not None and is_open(call):
+            return _of_call(name, source, script, call, texts, says, remade)
+    except SyntaxError:  # of what a change would make of the script
+        pass
+    where = f"made at {made['path']}:{made['line']}" if made else "of the script"
+    given = ", ".join(f"{key}={text}" for key, text in texts.items())
+    return Advice(name=name, says=(*says, f"Give {given} to the DataLoader {where}."))
+
+
+def _of_call(
+    name: str,
+    source: Record,
+    script: Script,
+    call: ast.Call,
+    texts: dict[str, str],
+    says: list[str],
+    remade: bool,
+) -> Advice:
+    """The script's own call of the DataLoader, moved before a loop where its workers are to go on."""
+    loop = None
+    if "persistent_workers" in texts and (remade or script.is_repeated(call)):
         loop = script.loop_to_leave(call)
         if loop is None:
             says.append(
-                "The DataLoader is made anew in each turn of a loop, and so its workers start anew: make it "
-                "before the loop."
+                f"The DataLoader is made anew in each epoch ({os.path.basename(script.path)}:{call.lineno}), "
+                f"and so its workers start anew: make it once."
             )
-        else:
-            variable = script.free_name()
-            changes.set_arguments(call, texts, DATALOADER)
-            changes.move_before(loop, call, variable)
-            return Advice(name=name, options=options, edits=changes.edits(), says=tuple(says))
-    changes.set_arguments(call, texts, DATALOADER)
+            texts = {key: text for key, text in texts.items() if key != "persistent_workers"}
+    options, left = _split_options(script, source, call, texts, DATALOADER)
+    changes = Changes(script)
+    changes.set_arguments(call, left, DATALOADER)
+    if loop is not None:
+        changes.move_before(loop, call, script.free_name())
     return Advice(name=name, options=options, edits=changes.edits(), says=tuple(says))
 
 
@@ -145,9 +170,8 @@ def _of_framework(name: str, source: Record, texts: Mapping[str, str], says: lis
     script = read_script(made)
     scripts = [] if script is None else [script, *_scripts_beside(source, script)]
     if framework.command and made and os.path.basename(made["path"]) == framework.command:
-        return Advice(
-            name=name, options=tuple(f"{key}={text}" for key, text in own.items()), says=tuple(says)
-        )
+        options = tuple(f"{key}={text}" for key, text in own.items())
+        return Advice(name=name, options=options, says=tuple(says))
     if library == "transformers" and any("HfArgumentParser" in one.text for one in scripts):
         return Advice(name=name, options=tuple(f"--{key} {text}" for key, text in own.items()))
     for one in scripts:

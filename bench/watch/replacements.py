@@ -149,6 +149,18 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
     if either:
         return Replacements([], [f"loaders.build and loaders.ImageDataset are left out: {either}."])
     found = Replacements()
+    try:
+        _find_both(found, source, chain, tree, folders, remade)
+    except SyntaxError:  # of what a change would make of the script
+        found.left_out.append(
+            f"loaders.build is left out: its line could not be written ({_at(source['made'])})."
+        )
+    return found
+
+
+def _find_both(
+    found: Replacements, source: Record, chain: _Chain, tree: _Tree, folders: _Folders, remade: bool
+) -> None:
     reason = _against_dataset(chain)
     if reason:
         found.left_out.append(f"loaders.ImageDataset is left out: {reason}.")
@@ -162,7 +174,6 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
         found.left_out.append(f"loaders.build is left out: {built}.")
     else:
         found.advices.extend(built)
-    return found
 
 
 def _find_folder(dataset: Record) -> _Chain | str:

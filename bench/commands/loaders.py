@@ -17,7 +17,7 @@ from bench.measure.profile import profile
 from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
-from bench.peers.serving import PEERS
+from bench.peers.libraries import PEERS
 from precache.cli import commandline
 from precache.cli.commandline import gathered
 from precache.engines import available_cpus

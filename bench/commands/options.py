@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_device, choose_warmup
+from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
+from loaders.deliver import find_device
 from precache.cli.commandline import PathOrUrl, gathered
 from precache.engines import worker_count
 from precache.errors import SettingError
@@ -77,7 +78,7 @@ def make_settings(
     **others: Any,
 ) -> Settings:
     """Settings from the values of options; SettingError as `Settings`."""
-    chosen = choose_device(device)
+    chosen = find_device(device)
     return Settings(
         trainer=chosen_trainer(trainer, trainer_rate) or "none",
         device=chosen,

@@ -153,6 +153,10 @@ def _of_call(
             )
             texts = {key: text for key, text in texts.items() if key != "persistent_workers"}
     options, left = _split_options(script, source, call, texts, DATALOADER)
+    workers = argument(call, "num_workers", DATALOADER)
+    if "persistent_workers" in left and "num_workers" not in left and workers is not None:
+        if not isinstance(workers, ast.Constant):  # it may be 0 another time, which torch refuses
+            left["persistent_workers"] = f"{script.text_of(workers)} > 0"
     changes = Changes(script)
     changes.set_arguments(call, left, DATALOADER)
     if loop is not None:

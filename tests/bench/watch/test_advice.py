@@ -446,7 +446,10 @@ def test_a_pasted_argument_is_that_of_the_loader(
     found = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
     assert found is not None
     assert " ".join(found.options) == option
-    assert execute(paste(found, script, "pasted.py"), option.split()) == [(1, True, 2)]
+    pasted = paste(found, script, "pasted.py")
+    assert execute(pasted, option.split()) == [(1, True, 2)]
+    if kind == "option":
+        assert execute(pasted, []) == [(0, False, 2)]
 
 
 def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(

@@ -153,15 +153,20 @@ def _of_call(
             )
             texts = {key: text for key, text in texts.items() if key != "persistent_workers"}
     options, left = _split_options(script, source, call, texts, DATALOADER)
-    workers = argument(call, "num_workers", DATALOADER)
-    if "persistent_workers" in left and "num_workers" not in left and workers is not None:
-        if not isinstance(workers, ast.Constant):  # it may be 0 another time, which torch refuses
-            left["persistent_workers"] = f"{script.text_of(workers)} > 0"
+    if "persistent_workers" in left and "num_workers" not in left:
+        left["persistent_workers"] = _where_there_are(argument(call, "num_workers", DATALOADER))
     changes = Changes(script)
     changes.set_arguments(call, left, DATALOADER)
     if loop is not None:
         changes.move_before(loop, call, script.free_name())
     return Advice(name=name, options=options, edits=changes.edits(), says=tuple(says))
+
+
+def _where_there_are(workers: ast.expr | None) -> str:
+    """The text of `persistent_workers` beside a number of workers that stays; torch refuses it beside 0."""
+    if workers is None or isinstance(workers, ast.Constant):
+        return "True"
+    return f"{ast.unparse(workers)} > 0"
 
 
 def _of_framework(name: str, source: Record, texts: Mapping[str, str], says: list[str]) -> Advice | None:

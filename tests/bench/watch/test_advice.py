@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,12 +19,14 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import vision
 
+from bench import watch
 from bench.watch import advice, describe
 from bench.watch.advice import Advice
 from bench.watch.replacements import find_replacements
 from bench.watch.script import apply
 from precache.cli.commandline import run
 from precache.cli.main import main as precache
+from tests.command import ROOT
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HEAD = """\
@@ -466,6 +469,58 @@ def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
         assert labels[0] != labels[1]
         assert sorted(labels[0]) == sorted(labels[1])
     assert "DataLoader" not in script.with_name("pasted.py").read_text().partition("for epoch")[2]
+
+
+WATCHED = """\
+import json, os, sys
+import torch, torchvision
+from torch.utils.data import DataLoader, random_split
+from torchvision import transforms as T
+
+def main():
+    data = torchvision.datasets.ImageFolder("photos", T.Compose([T.RandomResizedCrop(16), T.ToTensor()]))
+    train, val = random_split(data, [8, 10], torch.Generator().manual_seed(0))
+    labels = []
+    for epoch in range(2):
+        for images, targets in DataLoader(train, 4, shuffle=True):
+            labels += targets.tolist()
+    print(json.dumps([labels, sorted(data.targets[i] for i in train.indices)]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_advice_from_the_hook_of_a_watched_process_serves_the_same_half(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work)
+    script = work / "watched.py"
+    script.write_text(WATCHED)
+    hook = {"BENCH_WATCH": str(tmp_path), "PYTHONPATH": str(Path(watch.__file__).parent / "inject")}
+    (tmp_path / "config.json").write_text("{}")
+    assert run_script(script, hook)[0]
+    events = [
+        json.loads(line) for path in tmp_path.glob("events-*") for line in path.read_text().splitlines()
+    ]
+    assert not [event for event in events if event["event"] == "fault"]
+    source = next(event["source"] for event in events if event["event"] == "described")
+    assert (source["guarded"], source["root"]) == (True, str(work / "photos"))
+    found = find_replacements(source, "halves")
+    assert {one.name for one in found.advices} == ALL
+    (build,) = [one for one in found.advices if one.name == "build"]
+    labels, half = run_script(paste(build, script, "watched_pasted.py"), {"PYTHONPATH": str(ROOT)})
+    assert sorted(labels[:8]) == sorted(labels[8:]) == half
+    assert labels[:8] != labels[8:]
+
+
+def run_script(script: Path, environment: dict[str, str]) -> Any:
+    """What a script prints last, as JSON."""
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
 
 
 def test_a_loader_that_needs_what_the_loop_sets_stays_and_build_is_left_out(

@@ -17,15 +17,20 @@ define PILLOW_SIMD
 	line=$$($(BIN)/python -c "from precache.packages import put_pillow; print(put_pillow('$$1'))") \
 		&& sh -c "$$line" >$(VENV)/$$1.log 2>&1; \
 }; \
+before=$$($(BIN)/python -c '$(KINDS_LOST)' 2>/dev/null); \
 if test "$(SIMD)" = no; then put pillow && echo "Pillow is installed, as SIMD=no asks for."; \
 elif put pillow-simd && $(BIN)/python -c '$(IS_SIMD)' 2>>$(VENV)/pillow-simd.log; \
 then echo "Pillow-SIMD is installed: it resizes faster than Pillow. 'make SIMD=no' installs Pillow instead."; \
+	after=$$($(BIN)/python -c '$(KINDS_LOST)'); \
+	test "$$before" = "$$after" || echo "Your own scripts in $(VENV) can no longer read $$after: Pillow-SIMD was compiled" \
+		"without their headers. Install those, and run 'make -B $(VENV)/.installed', or 'make -B SIMD=no $(VENV)/.installed'."; \
 	$(BIN)/python -m precache doctor | grep '^pillow '; \
 else put pillow \
 	&& echo "Pillow is installed: Pillow-SIMD, which resizes faster, cannot be compiled here. It needs a C compiler" \
 		"and the headers of libjpeg and zlib; $(VENV)/pillow-simd.log says what is missing."; \
 fi
 endef
+KINDS_LOST := from precache.pictures import kinds; print(", ".join(kinds.kinds_lost()))
 IS_SIMD := from PIL import Image; Image.new("RGB", (9, 9)).resize((5, 5), 2); \
 	from precache.pictures import kinds; assert kinds.pillow_is_simd(), kinds.made_by()
 
@@ -66,11 +71,16 @@ $(FRAMEWORKS)/.installed: $(VENV)/.installed-test
 quickstart: $(VENV)/.installed
 	$(BIN)/bench quickstart
 
-# Runs bench/caltech256.ipynb on the pictures in data/raw, which it fetches if need be, and saves it with its outputs.
+NOTEBOOK := bench/caltech256.ipynb
+
+# Runs the notebook on the pictures in data/raw, which it fetches if need be, and saves it with its outputs; as it was
+# where a cell fails.
 notebook: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --editable '.[all,notebook]'
 	$(PILLOW_SIMD)
-	$(BIN)/python -m bench.notebook
+	$(BIN)/jupyter nbconvert --to notebook --execute --stdin --stdout --ExecutePreprocessor.record_timing=False \
+		<$(NOTEBOOK) >$(NOTEBOOK).partial && mv $(NOTEBOOK).partial $(NOTEBOOK) \
+		|| { rm -f $(NOTEBOOK).partial; exit 1; }
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest $(TWO)
@@ -90,9 +100,10 @@ test-pillow: $(VENV)/.installed-test
 test-frameworks: $(FRAMEWORKS)/.installed
 	$(FRAMEWORKS)/bin/python -m pytest $(TWO) tests/loaders/examples tests/loaders/test_frameworks.py tests/precache/sources/test_hf.py tests/precache/sources/test_sources.py
 
-# On a machine with an NVIDIA GPU: all that is to be measured there. Once .venv is set up it needs no network.
+# On a machine with an NVIDIA GPU: all that is to be measured there, or STEPS="resnet50 vit". Once .venv is set up it
+# needs no network.
 gpu: $(VENV)/.installed-test
-	$(BIN)/bench evidence
+	PYTHON=$(BIN)/python bash bench/gpu.sh $(STEPS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -15,10 +15,8 @@ COMMANDS = {
     "recommend": "bench.commands.recommend",
     "quickstart": "bench.commands.quickstart",
     "convert": "bench.commands.convert",
-    "evidence": "bench.commands.evidence",
     "hardware": "bench.commands.hardware",
     "report": "bench.commands.report",
-    "simulate": "bench.commands.simulate",
     "watch": "bench.commands.watch",
 }
 """Each module holds its click command as `command`, and is imported when that is asked for."""

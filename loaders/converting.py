@@ -34,6 +34,7 @@ from precache.errors import (
     printable,
     shell_command,
 )
+from precache.imports import child_environment
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import changed_pictures
 from precache.sources.splits import is_list_file
@@ -131,6 +132,7 @@ class Conversion:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._said,
+            env=child_environment(),
         )
         self._end = weakref.finalize(self, _end, self._process)
 

@@ -31,6 +31,7 @@ from precache.errors import (
     NothingFoundError,
     SettingError,
     SourceError,
+    check_choice,
     did_you_mean,
     printable,
     shell_command,
@@ -552,8 +553,7 @@ def _raw(
         recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # raises for what is no text
     rows_of = dict(split_rows(scan.samples, recipe))
     split = _spelled(split, list(rows_of))
-    if split not in rows_of:
-        raise SettingError(f"unknown split {split!r}; choose from: {', '.join(sorted(rows_of))}")
+    check_choice("split", split, rows_of)
     samples, rows = scan.samples, rows_of[split]
     data = SplitData(
         path=scan.root,

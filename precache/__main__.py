@@ -1,6 +1,7 @@
 """The command `precache`, also as `python -m precache`; where PIL cannot be imported, its `doctor` alone."""
 
 import sys
+from pathlib import Path
 
 import click
 
@@ -28,4 +29,8 @@ def entry_point() -> None:
 
 
 if __name__ == "__main__":
+    # `python -m` puts the working folder in front of the path: a torch.py of its user's is not ours
+    in_front = not getattr(sys.flags, "safe_path", False)
+    if in_front and Path(sys.path[0]) != Path(__file__).parent.parent:
+        del sys.path[0]
     entry_point()

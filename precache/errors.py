@@ -150,7 +150,14 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     """Raise SettingError unless `value` is one of `choices`."""
     choices = sorted(choices)
     if value not in choices:
-        raise SettingError(f"unknown {name} {value!r}; choose from: {', '.join(choices)}")
+        hint = similar_name(value, choices)
+        raise SettingError(f"unknown {name} {value!r}; choose from: {', '.join(choices)}{hint}")
+
+
+def similar_name(name: object, choices: Iterable[str]) -> str:
+    """`; did you mean 'shards'?` where one of `choices` is nearly `name`; else empty."""
+    near = get_close_matches(str(name).lower(), choices, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def check_range(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:

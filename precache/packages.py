@@ -5,10 +5,10 @@ import sys
 from importlib import metadata
 
 from precache.errors import MissingDependencyError
+from precache.imports import OURS, explain_hiding, hiding_files
 
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """For CUDA 12 and CUDA 13; the same modules."""
-_OURS = ("bench", "loaders", "precache")
 TORCHCODEC = (0, 16)
 """The first version of torchcodec with a JPEG decoder for GPUs."""
 _CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
@@ -41,14 +41,18 @@ def pip_install(*arguments: str) -> str:
 
 
 def check_package(error: ImportError, user: str, extra: str = "") -> None:
-    """Raise MissingDependencyError where `error` is of a package of others: missing, broken, too old.
+    """Raise MissingDependencyError where `error` is of a package of others: missing, broken, too old, hidden.
 
     Args:
         user: what needs it.
         extra: that brings it; else precache itself does.
     """
     name = (error.name or "").partition(".")[0]
-    if name and name not in _OURS:
+    # what is there and cannot be imported may itself import a file that lies in the way
+    hiding = hiding_files(sys.path, [name] if isinstance(error, ModuleNotFoundError) else ())
+    if hiding:
+        raise MissingDependencyError(f"{user}: {error}; {explain_hiding(hiding)}") from None
+    if name and name not in OURS:
         command = install_extra(extra) if extra else pip_install("precache")
         raise MissingDependencyError(f"{user} needs the package {name} ({error}); run: {command}") from None
 
@@ -57,11 +61,12 @@ def put_pillow(name: str) -> str:
     """The command line that gives the running Python `pillow` or `pillow-simd`, and removes the other.
 
     Both are the package PIL, so that removing one breaks the other: both are removed, whichever is there. The
-    new one is downloaded, and compiled, before that: where that fails, nothing has changed.
+    new one is downloaded, and compiled, before that: where that fails, nothing has changed. It is compiled
+    anew: what pip may have in its cache does not know of headers that were installed later.
     """
     pip = shlex.join([sys.executable, "-m", "pip"])
     return (
-        f'wheels=$(mktemp -d) && {pip} wheel --no-deps --wheel-dir "$wheels" {name} && '
+        f'wheels=$(mktemp -d) && {pip} wheel --no-deps --no-cache-dir --wheel-dir "$wheels" {name} && '
         f"{pip} uninstall -y pillow pillow-simd && "
         f'{pip} install --no-deps --no-index --find-links "$wheels" {name}'
     )

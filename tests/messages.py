@@ -53,7 +53,6 @@ bench loaders photos --device cpu --cache ram --cold
 bench profile photos --out out --device cpu --batch-size 71
 bench recommend photos --gpus 0
 bench report notes.txt
-bench simulate
 precache auto photos out
 loaders.build("nowhere")
 loaders.build("notes.txt")

@@ -28,11 +28,11 @@ def files(package: str) -> list[Path]:
 
 
 FLOORS = {
-    "precache": "errors | packages reporting | storage | pictures | recipe page | formats | dataset | sources"
-    " | plan engines | example_data | conversion | sharing | cli",
+    "precache": "errors imports | packages reporting | storage | pictures | recipe page | formats | dataset"
+    " | sources | plan engines | example_data | conversion | sharing | cli",
     "loaders": "settings batch deliver | order augment | dataset | sampling | read | transfer"
     " | converting mixture | image_dataset | loader | build | examples",
-    "bench": "report | machine watch | peers | measure | commands lab sagemaker",
+    "bench": "report | machine | watch | peers | measure | commands lab sagemaker",
 }
 """Folders of a package and files beside them, from the bottom up: each imports only those on floors below."""
 ABOVE = {"precache": {"loaders", "bench", "torch", "torchvision"}, "loaders": {"bench"}, "bench": set[str]()}

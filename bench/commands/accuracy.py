@@ -2,28 +2,36 @@
 
 import math
 import re
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bench.commands.options import PATH, option
-from bench.machine.hardware import choose_device, describe_machine, resolve_amp
-from bench.measure.accuracy import Task, find_pictures, open_source, run, write_splits
-from bench.measure.training import MODELS, Recipe
-from bench.report import accuracy as report
-from bench.report.words import say
-from precache import page
+from bench.commands.output import Output, output_options
+from bench.machine.hardware import resolve_amp
+from bench.measure.accuracy import Recipe, compare_sources, find_pictures, open_source, write_splits
+from loaders.deliver import find_device
+from loaders.examples.models import MODELS
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, write_json
+from precache.cli.commandline import check_output, gathered
 from precache.engines import worker_count
-from precache.errors import SettingError
+from precache.errors import SettingError, check_choice
 
 
-def _recipe(*, device: str, workers: int | None, amp: str, **others: Any) -> Recipe:
-    chosen = choose_device(device)
-    return Recipe(device=chosen, workers=worker_count(workers), amp=resolve_amp(amp, chosen), **others)
+def _recipe(
+    *, model: str, lr: float | None, device: str, workers: int | None, amp: str, **others: Any
+) -> Recipe:
+    check_choice("model", model, MODELS)
+    chosen = find_device(device)
+    return Recipe(
+        model=model,
+        lr=MODELS[model].lr if lr is None else lr,
+        device=chosen,
+        workers=worker_count(workers),
+        amp=resolve_amp(amp, chosen),
+        **others,
+    )
 
 
 _RECIPE = {
@@ -33,7 +41,7 @@ _RECIPE = {
     "size": option("size", {"default": 64}),
     "epochs": click.option("--epochs", default=40, show_default=True, help="Of each training."),
     "batch_size": option("batch_size"),
-    "lr": click.option("--lr", default=0.2, show_default=True, help="Highest learning rate."),
+    "lr": click.option("--lr", type=float, help="Highest learning rate (default: the model's)."),
     "amp": option("amp"),
     "workers": option("workers"),
     "device": option("device"),
@@ -51,9 +59,7 @@ _RECIPE = {
     "--seeds", default="5", show_default=True, help="How many trainings of each source; or 3-4, these."
 )
 @click.option("--margin", default=1.0, show_default=True, help="Points of top-1 that do not matter.")
-@click.option("--out", type=PATH, default=Path("accuracy"), show_default=True, help="Folder of trainings.")
-@option("json_path")
-@option("html_path")
+@output_options
 def command(
     raw: Path,
     others: tuple[str, ...],
@@ -63,21 +69,23 @@ def command(
     recipe: Recipe,
     seeds: str,
     margin: float,
-    out: Path,
-    json_path: Path | None,
-    html_path: Path | None,
+    output: Output,
 ) -> None:
     """Train the same model from RAW as torchvision does it, and from each SOURCE: is that worse?
+
+    \b
+    bench accuracy photos data/shards --json accuracy.json --html accuracy.html
+    bench accuracy photos dali crop=shards:data/crop --seeds 3
 
     A SOURCE is a folder that was converted with --splits, or NAME=BACKEND:FOLDER, such as
     crop=shards:data/crop; or a backend that reads the pictures of RAW themselves, such as dali. With
     ,augment=cpu or ,augment=device behind it, pictures are cropped there. All train with the pictures of
     the split train, as many steps, from the same weights; all are tried on those of the split val in RAW.
-    Finished trainings, and epochs of unfinished ones, are kept in --out: the same command goes on.
+    Finished trainings are kept in --json FILE, and epochs of an unfinished one beside it: the same
+    command goes on.
     """
-    for path in (split_list, json_path, html_path):
-        check_output(path)
     if split_list is not None:
+        check_output(split_list)
         train, val = write_splits(split_list, raw, per_class)
         click.echo(f"wrote {split_list}: {train:,} pictures train, {val:,} validate")
         return
@@ -88,30 +96,9 @@ def command(
     asked = parse_seeds(seeds)
     sources = [open_source(text, raw) for text in (baseline, *others)]
     pictures = find_pictures(raw, sources)
-    task = Task(recipe=recipe, pictures=pictures, machine=describe_machine(recipe.device), folder=out)
-    with ProgressBar("accuracy", "epoch") as bar:
-        lines = run(task, sources, asked, bar)
-    silent = json_path == STDOUT
-    if not silent:
-        for text in report.answers(lines, margin):
-            say(text)
-        click.echo()
-        report.table(lines, margin).show()
-        click.echo()
-        for text in report.conditions(lines, margin):
-            say(text)
-    if json_path is not None:
-        compared = [_finite(asdict(each)) for each in report.compare(lines, margin)]
-        write_json(json_path, {"compared": compared, "margin": margin, "trainings": lines}, quiet=silent)
-    if html_path is not None:
-        page.write(html_path, report.html(lines, margin))
-        if not silent:
-            click.echo(f"the page: {html_path}")
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no infinity."""
-    return {name: None if value in (-math.inf, math.inf) else value for name, value in values.items()}
+    with output.measuring("accuracy", "epoch") as on_progress:
+        result = compare_sources(sources, pictures, recipe, asked, output.json_path, on_progress, margin)
+    output.finish(result)
 
 
 def parse_seeds(text: str) -> range:

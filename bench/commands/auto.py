@@ -8,11 +8,21 @@ from typing import Any
 import click
 
 from bench.commands.options import PLACE
-from bench.commands.recommend import CONVERTING, FORMATS_HELP, MEASURING, convert_what_pays
+from bench.commands.output import Output, output_options
+from bench.commands.recommend import (
+    CONVERTING,
+    FORMATS_HELP,
+    MEASURING,
+    Conversions,
+    chosen_formats,
+    convert_as_recommended,
+    on_disk,
+)
 from bench.measure.trainers import EPILOG
 from precache.cli import commandline
 from precache.cli.commandline import gathered
 from precache.cli.main import RAW
+from precache.conversion.destination import resolve as resolve_place
 from precache.storage.urls import Location
 
 
@@ -24,6 +34,7 @@ from precache.storage.urls import Location
 @click.option("--yes", is_flag=True, help="Convert without asking.")
 @gathered("converting", dict, CONVERTING)
 @gathered("asked", dict, MEASURING)
+@output_options
 def command(
     src: Location,
     dst: Location | None,
@@ -32,11 +43,19 @@ def command(
     yes: bool,
     converting: dict[str, Any],
     asked: dict[str, Any],
+    output: Output,
 ) -> None:
     """Convert the tree SRC (default data/raw) to what suits this machine, into DST (default data/FORMAT).
 
     A sample is measured, as by 'bench recommend'. What keeps most of the pictures within --max-bytes is
     chosen, you are asked, and after the conversion the trainer is fed from both. Nothing is converted where
-    another loader of the tree is as fast. Killed, the same command goes on.
+    another loader of the tree is as fast, or beside other busy processes. Killed, the same command goes on.
     """
-    convert_what_pays(src, dst, max_bytes, formats, yes, converting, asked)
+    conversions = Conversions(
+        dst=None if dst is None else resolve_place(on_disk("DST", dst)),
+        max_bytes=max_bytes,
+        formats=chosen_formats(formats),
+        yes=yes,
+        **converting,
+    )
+    convert_as_recommended(src, conversions, asked, output)

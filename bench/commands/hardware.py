@@ -3,98 +3,106 @@
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from bench.commands.options import PATH, option
-from bench.machine import measurements
-from bench.machine.measurements import Hardware, HardwareSpec
-from bench.report.stats import disturbance, is_disturbed
-from bench.report.table import Table
-from bench.report.words import counted, duration, machine_line, number, say
+from bench.commands.options import PATH
+from bench.commands.output import Output, output_options
+from bench.machine.hardware import describe_machine
+from bench.machine.measurements import HardwareSpec, Probe, prepare_probes, sample_jpegs
+from bench.machine.monitor import OtherProcesses
+from bench.measure.trials import Trials
+from bench.report.hardware import PARTS, make_result
+from bench.report.result import Trial
+from loaders.deliver import find_device
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, ProgressBar, check_output, human_bytes, write_json
 from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _GENERATED = 64  # pictures; making them takes longer than measuring
-_VERSIONS = ("python", "torch", "numpy", "simplejpeg")
-_FEEDING = {
-    "disk, sequential read": "reading from the disk",
-    "JPEG decode, all cores": "decoding on all cores",
-    "host to device, pinned": "copying to the device",
-}
+_WITHOUT_DATA = 1_000  # pictures that times are for where no tree is given
 
 
 @click.command(name="hardware", cls=commandline.Command)
-@click.option("--data", type=PATH, help="A tree of pictures: decode these, and give the time for all.")
+@click.option("--data", type=PATH, help="Tree of pictures to decode, for all of which times are given.")
 @click.option(
-    "--scratch", type=PATH, default=Path(tempfile.gettempdir()), help="A folder on the disk to measure."
+    "--scratch",
+    type=PATH,
+    default=Path(tempfile.gettempdir()),
+    help="Folder on the disk to measure; takes 512 MiB for a minute.  [default: the temporary folder]",
 )
-@click.option("--repeats", default=5, show_default=True, help="Of each measurement, taking turns.")
-@click.option("--seconds", default=0.5, show_default=True, help="Of each repeat.")
-@option("json_path")
-def command(data: Path | None, scratch: Path, repeats: int, seconds: float, json_path: Path | None) -> None:
+@click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")
+@click.option("--seconds", default=0.5, show_default=True, help="Seconds of each repeat.")
+@output_options
+def command(data: Path | None, scratch: Path, repeats: int, seconds: float, output: Output) -> None:
     """Measure how fast this machine copies, reads, decodes and multiplies, each alone.
 
-    The slowest part of feeding an accelerator comes first. Each line has the median, the lowest and the
-    highest repeat, and how long this part alone takes for the pictures of --data, else for 1,000.
+    \b
+    bench hardware --data photos
+
+    The answer names the slowest part of feeding an accelerator. Each line has the median, the lowest and the
+    highest run, and how long this part alone takes for the pictures of --data, else for 1,000.
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
-    check_output(json_path)
-    with _scan(data, scratch) as scan, ProgressBar("hardware", "run") as bar:
-        jpegs = measurements.sample_jpegs(scan)
-        found = {"pictures": len(scan.samples), "file_bytes": int(scan.samples.file_bytes.sum())}
-        result = measurements.measure(spec, jpegs, None if data is None else found, bar)
-    if json_path is not None:
-        write_json(json_path, result.to_json())
-    if json_path != STDOUT:
-        show(result)
-        if data is not None and data.stat().st_dev != scratch.stat().st_dev:
-            say(f"{data} lies on another disk than {scratch}: name a folder on it with --scratch")
+    device = find_device("auto")
+    with output.measuring("hardware", "run") as on_progress, _scan(data, scratch) as scan:
+        jpegs = sample_jpegs(scan)
+        trials = Trials(
+            output.json_path,
+            "hardware",
+            describe_machine(device),
+            {
+                **_describe_pictures(data, scan, jpegs),
+                "scratch": str(scratch),
+                "on_scratch_disk": data is None or data.stat().st_dev == scratch.stat().st_dev,
+                "seconds": seconds,
+                "repeats": repeats,
+            },
+        )
+        with prepare_probes(spec, jpegs, device) as probes:
+            trials.skipped.update({probe.part: probe.how for probe in probes if probe.measure is None})
+            measurable = [probe for probe in probes if probe.measure is not None]
+            done = 0
+            for repeat in range(repeats):
+                for probe in measurable:
+                    trials.measure({"part": probe.part, "repeat": repeat}, partial(_measure, probe))
+                    done += 1
+                    on_progress(done, repeats * len(measurable))
+    result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
+    trials.finish(result)
+    output.finish(result)
 
 
-def show(result: Hardware) -> None:
-    """Print the answer, the table, and what goes with it."""
-    say(answer(result))
-    rows = []
-    for found in result.measurements:
-        value, time = found.value, duration(result.times[found.name])
-        if value is None:
-            rows.append([found.name, "-", "-", time, "see below"])
-        else:
-            spread = f"{number(value.low)}-{number(value.high)}"
-            rows.append([found.name, f"{number(value.median)} {found.unit}", spread, time, found.how])
-    pictures = counted(result.pictures, "picture")
-    click.echo()
-    Table(("measured", "median", "low-high", pictures, "how"), rows, words=("how",)).show()
-    click.echo()
-    for reason in dict.fromkeys(found.how for found in result.measurements if found.value is None):
-        say(f"not measured: {reason}")
-    say(
-        f"Times are of this part alone, once over {pictures} ({human_bytes(result.file_bytes)}): files "
-        f"through memory and disk (random: one block at a time), pictures decoded, their pixels (224x224) to "
-        f"the device, ResNet-50 training steps at the full matrix-multiply rate. "
-        f"{machine_line(result.machine, _VERSIONS)}; median of {counted(result.repeats, 'repeat')}."
-    )
-    if is_disturbed(result.other_cpu):
-        say(f"WARNING: {disturbance(result.other_cpu, then='')}")
+def _measure(probe: Probe) -> Trial:
+    assert probe.measure is not None
+    others = OtherProcesses()
+    numbers = {PARTS[probe.part].number: probe.measure()}
+    share = others.share()
+    if share is not None:
+        numbers["other_cpu_share"] = share
+    return Trial(numbers=numbers, facts={"how": probe.how})
 
 
-def answer(result: Hardware) -> str:
-    """Which part of feeding an accelerator takes longest."""
-    seconds = result.times
-    parts = {part: s for name, part in _FEEDING.items() if (s := seconds.get(name)) is not None}
-    if not parts:
-        return "No part that feeds an accelerator could be measured."
-    slowest, *others = sorted(parts, key=lambda part: -parts[part])
-    rest = " and ".join(f"{part} takes {duration(parts[part])}" for part in others)
-    return (
-        f"{slowest.capitalize()} is the slowest part of feeding an accelerator: {duration(parts[slowest])} "
-        f"for {counted(result.pictures, 'picture')}{f'; {rest}' if rest else ''}."
-    )
+def _describe_pictures(data: Path | None, scan: Scan, jpegs: list[bytes]) -> dict[str, Any]:
+    """Settings that say which pictures are decoded, and which the times are for."""
+    if data is None:
+        mean_bytes = sum(map(len, jpegs)) / len(jpegs)
+        return {
+            "pictures": "generated photographs",
+            "images": _WITHOUT_DATA,
+            "file_bytes": round(_WITHOUT_DATA * mean_bytes),
+        }
+    return {
+        "pictures": str(data),
+        "images": len(scan.samples),
+        "file_bytes": int(scan.samples.file_bytes.sum()),
+        "digest": scan.digest,
+    }
 
 
 @contextmanager
@@ -103,6 +111,6 @@ def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
     if data is not None:
         yield scan_tree(data)
         return
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-hardware-") as folder:
-        make_sample(Path(folder) / "tree", images=_GENERATED, like="caltech", workers=0)
-        yield scan_tree(Path(folder) / "tree")
+    with temporary_folder(scratch) as folder:
+        make_sample(folder / "tree", images=_GENERATED, like="caltech", workers=0)
+        yield scan_tree(folder / "tree")

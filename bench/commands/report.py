@@ -10,7 +10,7 @@ import click
 from bench.commands.options import PATH, price_option
 from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
-from bench.report import loaders, ranks, watch
+from bench.report import accuracy, conversion, hardware, loaders, ranks, recommendation, watch
 from bench.report.regression import (
     Comparison,
     compare_results,
@@ -32,6 +32,15 @@ def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
     return make(document.machine, document.settings, document.trials, document.skipped, gpu_price)
 
 
+def _without_price(make: Callable[..., Result]) -> Callable[[Document, float | None], Result]:
+    """A maker whose result does not depend on what an accelerator costs."""
+
+    def make_result(document: Document, _: float | None) -> Result:
+        return make(document.machine, document.settings, document.trials, document.skipped)
+
+    return make_result
+
+
 def _make_watch_result(document: Document, gpu_price: float | None) -> Result:
     return watch.make_result(
         document.machine, document.settings, document.trials, document.skipped, gpu_price
@@ -39,7 +48,11 @@ def _make_watch_result(document: Document, gpu_price: float | None) -> Result:
 
 
 MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
+    "accuracy": _without_price(accuracy.make_result),
+    "convert": _without_price(conversion.make_result),
+    "hardware": _without_price(hardware.make_result),
     "loaders": _make_loaders_result,
+    "recommend": _without_price(recommendation.make_result),
     "watch": _make_watch_result,
 }
 """By the command whose file it is: the function that works out what the trials in it say."""

@@ -19,7 +19,8 @@ from bench.report.stats import is_disturbed
 from bench.report.waiting import Change, Replaced, Stream
 from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
 from bench.watch import advice
-from bench.watch.advice import Advice, Replacements
+from bench.watch.advice import Advice
+from bench.watch.replacements import Replacements, find_replacements
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, note
@@ -124,7 +125,7 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
         replaced: list[Replaced] = []
         if first.source and not found.interrupted:
             remade = bool(first.info.get("remade"))
-            advised = advice.find_replacements(first.source, _SHARDS, remade=remade)
+            advised = find_replacements(first.source, _SHARDS, remade=remade)
         if advised.advices and not is_disturbed(found.machine.others):
             note("measuring what would help, on a sample of the pictures ...")
             try:
@@ -145,11 +146,13 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
 
 
 def _lines(first: Stream, change: Change, advised: Mapping[str, Advice]) -> list[str]:
-    """What to write into the script, or to run."""
+    """What to write into the script, or to run; nothing where the script cannot have the change."""
     if change.name == "pillow-simd":
-        return [advice.put_simd()]
-    told = advised.get(change.name) or advice.set_arguments(first.source, change.arguments)
-    return told.lines(os.getcwd())
+        return advice.put_simd(first.source).lines(os.getcwd())
+    told = advised.get(change.name)
+    if told is None:
+        told = advice.set_arguments(first.source, change.arguments, remade=bool(first.info.get("remade")))
+    return [] if told is None else told.lines(os.getcwd())
 
 
 def _seconds(text: str) -> float:

@@ -34,7 +34,7 @@ _COLUMNS = (
 
 
 def train(how: str, tree: Path, trainer_rate: float, batch_size: int) -> dict[str, float]:
-    """Images/s of both epochs, and seconds until these and the shards, if there will be any, are finished."""
+    """Images/s of both epochs, and seconds until both are trained and the shards, if any, are finished."""
     with tempfile.TemporaryDirectory(dir=tree.parent) as name:
         folder, start_s = Path(name) / "shards", time.perf_counter()
         if how == _FIRST:
@@ -64,10 +64,10 @@ def command(tree: Path, trainer_rate: float, batch_size: int, repeats: int) -> N
     """Print what converting TREE while training costs the first epoch, and what it saves."""
     check_range("batch_size", batch_size, 1)
     runs = {how: partial(train, how, tree, trainer_rate, batch_size) for how in (_TREE, _GROWING, _FIRST)}
-    turns = harness.Turns(runs, repeats)
+    turns = harness.take_turns(runs, repeats)
     table = Table(["trained on", *(column.title for column in _COLUMNS)], turns.rows(_COLUMNS))
     settings = f"batch {batch_size}, random crops of 224, uint8, a trainer of {trainer_rate:,.0f} images/s"
-    turns.show(table, settings, ("torch", "pillow"))
+    harness.show(table, turns, settings, ("torch", "pillow"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What the programs of the lab share: runs that take turns, their medians, and the conditions of both.
+"""Runs that take turns, and a table of their figures: shared by the programs of the lab.
 
-A program names its runs, each a function that measures once and returns figures by name; `Turns` calls one
-after the other, again and again, so that what the machine does meanwhile meets all of them alike.
+A program names its runs, each a function that measures once and returns figures by name; `take_turns` calls
+one after the other, again and again, so that what the machine does meanwhile meets all of them alike.
 """
 
 import sys
@@ -40,53 +40,66 @@ class Column:
     beside: str = ""
 
 
+@dataclass(frozen=True, slots=True)
 class Turns:
-    """What each of several runs gave, turn by turn.
+    """Figures of several runs, turn by turn.
 
     Attributes:
-        repeats: how many turns each took.
-        figures: of each run: the figure's name to its values, in the order of the turns.
+        figures: the figures of each turn, in order, by the run's name.
+        other_cpu: share of the CPUs, 0 to 1, that other processes took meanwhile; None if not known.
     """
 
-    def __init__(self, runs: Mapping[str, Run], repeats: int, uncounted: int = 0) -> None:
-        """Call each of `runs` once a turn; before that as often as is `uncounted`, to warm up."""
-        check_range("repeats", repeats, 1)
-        self.repeats = repeats
-        self.figures: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
-        self._others = OtherProcesses()
-        turns = uncounted + repeats
-        with ProgressBar("turns", "run") as bar:
-            for turn in range(turns):
-                for number, (name, run) in enumerate(runs.items()):
-                    for figure, value in run().items():
-                        if turn >= uncounted:
-                            self.figures[name].setdefault(figure, []).append(value)
-                    bar(turn * len(runs) + number + 1, turns * len(runs))
+    figures: dict[str, list[Mapping[str, float]]]
+    other_cpu: float | None
 
     def estimate(self, name: str, column: Column) -> Estimate | None:
-        """The figure of that run; None where it, or what stands beside it, was not measured."""
-        values = self.figures[name].get(column.figure)
-        if values is None or not column.beside:
-            return None if values is None else estimate(values)
-        beside = self.figures[column.beside].get(column.figure)
-        return None if beside is None else ratio(values, beside)
+        """The figure of the run with that name; None where it, or what stands beside it, was not measured."""
+        values = self._values(name, column.figure)
+        if not values:
+            return None
+        if not column.beside:
+            return estimate(values)
+        beside = self._values(column.beside, column.figure)
+        return ratio(values, beside) if beside else None
 
     def cells(self, name: str, columns: Iterable[Column]) -> list[str]:
         """`1,234 (1,200-1,300)` for each column; '-' for what was not measured."""
-        found = ((self.estimate(name, column), column.form) for column in columns)
-        return ["-" if one is None else f"{one:{form}}" for one, form in found]
+        cells = []
+        for column in columns:
+            value = self.estimate(name, column)
+            cells.append("-" if value is None else f"{value:{column.form}}")
+        return cells
 
     def rows(self, columns: Sequence[Column]) -> list[list[str]]:
-        """A row for each run that was measured: its name and the cells of `columns`."""
-        return [[name, *self.cells(name, columns)] for name, found in self.figures.items() if found]
+        """A row for each run: its name and the cells of `columns`."""
+        return [[name, *self.cells(name, columns)] for name in self.figures]
 
-    def show(self, table: Table, settings: str, versions: Iterable[str] = ("python", "torch")) -> None:
-        """Print the table as Markdown, and below it settings, machine, versions and what else ran."""
-        machine = machine_line(describe_machine(torch.device("cpu")), versions)
-        share = self._others.share()
-        busy = "" if share is None else f"; other processes took {share:.0%} of the CPUs"
-        click.echo(table.markdown())
-        click.echo(f"\n{settings}; medians (ranges) of {counted(self.repeats, 'turn')}; {machine}{busy}")
+    def _values(self, name: str, figure: str) -> list[float]:
+        return [figures[figure] for figures in self.figures[name] if figure in figures]
+
+
+def take_turns(runs: Mapping[str, Run], repeats: int) -> Turns:
+    """Call each of `runs` once a turn, `repeats` times."""
+    check_range("repeats", repeats, 1)
+    figures: dict[str, list[Mapping[str, float]]] = {name: [] for name in runs}
+    others = OtherProcesses()
+    done, total = 0, repeats * len(runs)
+    with ProgressBar("turns", "run") as bar:
+        for _ in range(repeats):
+            for name, run in runs.items():
+                figures[name].append(run())
+                done += 1
+                bar(done, total)
+    return Turns(figures, others.share())
+
+
+def show(table: Table, turns: Turns, settings: str, versions: Iterable[str] = ("python", "torch")) -> None:
+    """Print the table as Markdown, and below it settings, machine, versions and what else ran."""
+    machine = machine_line(describe_machine(torch.device("cpu")), versions)
+    repeats = max(map(len, turns.figures.values()))
+    busy = "" if turns.other_cpu is None else f"; other processes took {turns.other_cpu:.0%} of the CPUs"
+    click.echo(table.markdown())
+    click.echo(f"\n{settings}; medians (ranges) of {counted(repeats, 'turn')}; {machine}{busy}")
 
 
 def main(command: click.Command, name: str) -> None:

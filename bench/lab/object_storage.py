@@ -1,4 +1,4 @@
-"""How fast a loader reads from an object storage, beside a plain download.
+"""Speed of a loader that reads from an object storage, beside a plain download.
 
     python -m bench.lab.object_storage DATA
 
@@ -57,7 +57,7 @@ class Server(ThreadingHTTPServer):
         self._free_s = 0.0
 
     def wait(self, count: int) -> None:
-        """Until `count` bytes have gone over the line, which all answers share."""
+        """Wait until `count` bytes have gone over the line, which all answers share."""
         with self._lock:
             now_s = time.monotonic()
             self._free_s = max(self._free_s, now_s) + count / self._bytes_per_s
@@ -108,7 +108,7 @@ def _serve(told: Connection, root: Path, latency_s: float, bytes_per_s: float) -
 
 @contextmanager
 def serving(root: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
-    """The address of such a storage of the files in `root`; in a process of its own, while the block runs."""
+    """Address of a storage of the files in `root`, which a process of its own serves while the block runs."""
     context = multiprocessing.get_context("spawn")
     told, telling = context.Pipe(duplex=False)
     process = context.Process(target=_serve, args=(telling, root, latency_s, bytes_per_s), daemon=True)
@@ -151,7 +151,7 @@ def read(url: Url, folder: str, batch_size: int, workers: int, size: int) -> lis
 def run(
     url: Url, sizes: dict[str, int], images: int, settings: tuple[int, int, int] | None
 ) -> dict[str, float]:
-    """Figures of one run with an empty cache; of a plain download where there are no settings."""
+    """Figures of one run with an empty cache; without settings, of a plain download."""
     with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
         if settings is None:
             return {"mb_per_s": run_fresh(download, url, sizes, folder) / 1e6}
@@ -161,12 +161,17 @@ def run(
 
 @click.command(cls=commandline.Command)
 @click.argument("data", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.option("--latency-ms", default=50.0, show_default=True, help="Before each answer.")
-@click.option("--mb-per-s", default=100.0, show_default=True, help="Of all answers together.")
+@click.option("--latency-ms", default=50.0, show_default=True, help="Milliseconds before each answer.")
+@click.option(
+    "--mb-per-s",
+    default=100.0,
+    show_default=True,
+    help="Rate of the line that all answers share, in 10^6 bytes/s.",
+)
 @click.option("--batch-size", default=64, show_default=True, help="Samples per batch.")
-@click.option("--workers", default=2, show_default=True, help="Of each loader.")
+@click.option("--workers", default=2, show_default=True, help="Threads of each loader.")
 @click.option("--size", default=224, show_default=True, help="Side of the served square, pixels.")
-@click.option("--repeats", default=3, show_default=True, help="Turns.")
+@click.option("--repeats", default=3, show_default=True, help="Runs of each, taking turns.")
 def command(
     data: Path, latency_ms: float, mb_per_s: float, batch_size: int, workers: int, size: int, repeats: int
 ) -> None:
@@ -184,7 +189,7 @@ def command(
         for name in names:
             settings = (batch_size, workers, size)
             runs[name] = partial(run, Url(server, name), sizes[name], images, settings)
-        turns = harness.Turns(runs, repeats)
+        turns = harness.take_turns(runs, repeats)
     columns = (
         Column("first epoch, images/s", "first"),
         Column("MB/s", "mb_per_s", ",.1f"),
@@ -193,7 +198,7 @@ def command(
     )
     table = Table(["loader", *(column.title for column in columns)], turns.rows(columns))
     line = f"{latency_ms:g} ms an answer, a line of {mb_per_s:g} MB/s"
-    turns.show(table, f"{line}, batches of {batch_size} of {size}x{size}, uint8, {workers} workers")
+    harness.show(table, turns, f"{line}, batches of {batch_size} of {size}x{size}, uint8, {workers} workers")
 
 
 if __name__ == "__main__":

@@ -1,19 +1,16 @@
-"""In which size to store pictures: bytes, speed, and how near a model sees what torchvision would show it.
+"""Sizes in which pictures can be stored: bytes, speed, and distance from what torchvision would show a model.
 
-    python -m bench.lab.stored_sizes TREE [--size 224] [--accuracy TRAININGS.jsonl]
+    python -m bench.lab.stored_sizes TREE [--size 224]
 
 Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
 validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
-photographs as large as ImageNet's, which it makes. Accuracy is what `bench accuracy` wrote of trainings at
-another side, of which what is stored is the same multiple: a source `keep128` at 64 stands for twice it.
+photographs as large as ImageNet's, which it makes.
 """
 
-import json
 import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,7 +24,6 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
 from bench.machine import page_cache
-from bench.report import accuracy
 from bench.report.table import Table
 from loaders.augment import RandomAugmentation, draw, shown_boxes
 from loaders.dataset import RAW, open_split
@@ -49,9 +45,7 @@ _TITLES = (
     "from disk",
     "crops, dB",
     "validation, dB",
-    "top-1, points",
 )
-_MARGIN = 0.5  # points
 _COLUMNS = (Column("images/s", "warm"), Column("from disk", "cold"))
 
 
@@ -66,14 +60,9 @@ class Stored:
     resample: str = "lanczos"
 
     def recipe(self, size: int) -> Recipe:
-        """For pictures that are served with this side."""
+        """Recipe of this way for pictures that are served with side `size`."""
         stored = images.MAX_SIZE if self.times is None else round(self.times * size)
         return Recipe(format=self.format, fit=self.fit, size=stored, resample=self.resample)
-
-    def source(self, size: int) -> str:
-        """What it is called in trainings at this side."""
-        named = f"{self.fit}{round(self.times * size)}" if self.times else ""
-        return named if self.format == "shards" and named else self.name
 
 
 WAYS = (
@@ -146,8 +135,8 @@ def first_epochs(path: Path, size: int, workers: int) -> dict[str, float]:
     return rates
 
 
-def _chosen(tree: Path, pictures: int, folder: Path) -> Path:
-    """So many pictures of the tree, evenly spread over it, as a tree of their own."""
+def copy_some(tree: Path, pictures: int, folder: Path) -> Path:
+    """Copy so many pictures of the tree, evenly spread over it, into a tree of their own, `folder`."""
     files = open_split(tree, "train").files
     for row in np.unique(np.linspace(0, len(files) - 1, pictures).round().astype(int)).tolist():
         copied = folder / Path(files[row]).relative_to(tree)
@@ -156,45 +145,40 @@ def _chosen(tree: Path, pictures: int, folder: Path) -> Path:
     return folder
 
 
-def _made(tree: Path, size: int, folder: Path) -> Iterator[tuple[Stored, Path]]:
+def store_each_way(tree: Path, size: int, folder: Path) -> dict[Stored, Path]:
+    """Convert the tree in each of WAYS into `folder`; where what is to be read lies."""
+    paths = {}
     for number, way in enumerate(WAYS):
         if way.format:
             convert(tree, folder / str(number), way.recipe(size))
-        yield way, folder / str(number) if way.format else tree
-
-
-def _differences(trainings: Path | None) -> Mapping[str, str]:
-    """Points of top-1 beside ImageFolder, with their interval, by name of the way."""
-    if trainings is None:
-        return {}
-    lines = [json.loads(line) for line in trainings.read_text().splitlines()]
-    side = lines[0]["conditions"]["size"]
-    ordered = sorted(lines, key=lambda line: line["arm"] != "imagefolder")
-    found = {compared.name: compared for compared in accuracy.compare(ordered, _MARGIN)}
-    known = {way.name: found[way.source(side)] for way in WAYS if way.source(side) in found}
-    return {name: f"{at.difference:+.1f} ({at.low:+.1f} to {at.high:+.1f})" for name, at in known.items()}
+            paths[way] = folder / str(number)
+        else:
+            paths[way] = tree
+    return paths
 
 
 @click.command(cls=commandline.Command)
 @click.argument("tree", type=click.Path(path_type=Path))
-@click.option("--accuracy", "trainings", type=click.Path(path_type=Path), help="What bench accuracy wrote.")
-@click.option("--size", default=224, show_default=True, help="Side that is served.")
-@click.option("--pictures", default=500, show_default=True, help="Of TREE, and of photographs that are made.")
-@click.option("--workers", default=2, show_default=True, help="Of each loader.")
+@click.option("--size", default=224, show_default=True, help="Side of the served squares, pixels.")
+@click.option(
+    "--pictures",
+    default=500,
+    show_default=True,
+    help="Pictures of TREE, and as many photographs that are made.",
+)
+@click.option("--workers", default=2, show_default=True, help="Threads of each loader.")
 @click.option("--repeats", default=5, show_default=True, help="First epochs of each loader, taking turns.")
-def command(tree: Path, trainings: Path | None, size: int, pictures: int, workers: int, repeats: int) -> None:
+def command(tree: Path, size: int, pictures: int, workers: int, repeats: int) -> None:
     """Print a row for each way to store the pictures of TREE."""
-    differences = _differences(trainings)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        chosen = _chosen(tree, pictures, folder / "chosen")
-        near = dict(_made(chosen, size, folder / "near"))
+        chosen = copy_some(tree, pictures, folder / "chosen")
+        near = store_each_way(chosen, size, folder / "near")
         photographs = folder / "photographs"
         make_sample(photographs, images=pictures, classes=_CLASSES, seed=0, like="imagenet")
-        paths = dict(_made(photographs, size, folder / "like"))
-        turns = harness.Turns(
-            {way.name: partial(first_epochs, path, size, workers) for way, path in paths.items()}, repeats
-        )
+        paths = store_each_way(photographs, size, folder / "like")
+        runs = {way.name: partial(first_epochs, path, size, workers) for way, path in paths.items()}
+        turns = harness.take_turns(runs, repeats)
         rows = []
         for way, path in paths.items():
             stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / pictures
@@ -206,9 +190,9 @@ def command(tree: Path, trainings: Path | None, size: int, pictures: int, worker
                     continue
                 found = distances(chosen, near[way], size, random=random).values()
                 row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
-            rows.append([*row, differences.get(way.name, "")])
+            rows.append(row)
     settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, uint8, first epochs"
-    turns.show(Table(_TITLES, rows), settings, ("torch", "torchvision", "pillow", "simplejpeg"))
+    harness.show(Table(_TITLES, rows), turns, settings, ("torch", "torchvision", "pillow", "simplejpeg"))
 
 
 if __name__ == "__main__":

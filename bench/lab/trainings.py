@@ -20,6 +20,9 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
+from loaders.examples.models import build_optimizer, loss_of
+from loaders.examples.train import Learner
+
 BATCH, SIDE = 8, 32
 
 
@@ -64,17 +67,13 @@ class Net(torch.nn.Module):
         return logits
 
 
-def _loss(net: torch.nn.Module, batch: Any) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(net(batch[0]), batch[1])
-
-
-def _epoch(net: torch.nn.Module, loader: Any, backward: Callable[[torch.Tensor], Any] | None = None) -> None:
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+def _epoch(
+    net: torch.nn.Module, loader: Any, backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
+) -> None:
+    optimizer, schedule = build_optimizer("resnet18", net, steps=1000)
+    learner = Learner(net, optimizer, schedule, backward=backward)
     for batch in loader:
-        loss = _loss(net, batch)
-        optimizer.zero_grad()
-        (backward or torch.Tensor.backward)(loss)
-        optimizer.step()
+        learner.step(batch)
 
 
 def plain(net: Net, data: Slow, workers: int) -> None:
@@ -129,7 +128,8 @@ def lightning(net: Net, data: Slow, workers: int) -> None:
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             """The loss of a batch."""
-            return _loss(self.net, batch)
+            images, labels = batch
+            return loss_of(self.net(images), labels)
 
         def configure_optimizers(self) -> Any:
             """Plain SGD."""
@@ -162,7 +162,7 @@ def transformers(net: Net, data: Slow, workers: int) -> None:
 
         def forward(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
             """Loss and logits."""
-            return {"loss": _loss(self.net, (images, labels))}
+            return {"loss": loss_of(self.net(images), labels)}
 
     def collate(samples: Any) -> Any:
         return {

@@ -1,1 +1,1 @@
-"""What this machine is, and how fast its memory, disk, decoder and link to the device are."""
+"""The machine: its description, its activity, and the speed of its memory, disk, decoder and GPU."""

@@ -1,4 +1,4 @@
-"""How fast the disk that a folder lies on can be read, past the page cache."""
+"""Rates at which the disk of a folder is read, past the page cache."""
 
 import errno
 import mmap
@@ -13,9 +13,10 @@ import numpy as np
 
 from bench.machine import page_cache
 from precache.errors import SettingError
+from precache.storage.staging import temporary_folder
 
 _SEQUENTIAL_BYTES = 8 << 20
-_MOST_RESIDENT = 0.05  # of a file whose pages were dropped; more, and it has no other place
+_MOST_RESIDENT = 0.05  # share of a file whose pages were dropped: where more is left, it is on no disk
 _TAG = 31
 
 
@@ -59,11 +60,12 @@ def readable_file(folder: Path, size: int) -> Iterator[ReadFile]:
     Raises:
         SettingError: pages of `folder` do not leave memory, as those of tmpfs; or there is no direct I/O
             to read past the cache with (macOS, Windows, some file systems).
+        StorageError: nothing can be made in `folder`.
         OSError: it cannot be written.
     """
-    path = folder / f"bench-disk-{os.getpid()}"
     block = np.random.default_rng(_TAG).bytes(min(size, _SEQUENTIAL_BYTES))
-    try:
+    with temporary_folder(folder) as own_folder:
+        path = own_folder / "read"
         with open(path, "wb") as file:
             for number in range(-(-size // len(block))):
                 # no two blocks alike: storage that finds duplicates would keep one
@@ -83,5 +85,3 @@ def readable_file(folder: Path, size: int) -> Iterator[ReadFile]:
                 f"{folder}: its file system has no direct I/O; name another --scratch"
             ) from error
         yield found
-    finally:
-        path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What machine this is, which of its devices computes, and in which precision."""
+"""What machine this is, and in which precision its device computes."""
 
 import platform
 from datetime import date
@@ -37,7 +37,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
 
 
 def _gpu_versions() -> dict[str, str]:
-    """Of what runs on the GPU; what cannot be read is left out."""
+    """Versions of what runs on the GPU; one that cannot be read is left out."""
     number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     cudnn = f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else None  # of 92600: 9.26.0
     driver = Path("/sys/module/nvidia/version")
@@ -69,18 +69,6 @@ def _installed(package: str) -> bool:
     return True
 
 
-def choose_device(name: str) -> torch.device:
-    """The device called `name`: `cpu`, `cuda`, or `auto`, the GPU where there is one.
-
-    Raises:
-        SettingError: unknown name, or a GPU is asked for that torch does not find.
-    """
-    check_choice("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not torch.cuda.is_available():
-        raise SettingError("device 'cuda' asked for, but torch finds no GPU; use --device cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
-
-
 def choose_warmup(warmup: int | None, device: torch.device) -> int:
     """`warmup`, by default as many batches as it takes until a step takes as long as the next.
 
@@ -91,7 +79,7 @@ def choose_warmup(warmup: int | None, device: torch.device) -> int:
 
 
 def resolve_amp(amp: str, device: torch.device) -> str:
-    """In which precision a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
+    """Precision in which a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
 
     `auto` is bf16 on GPUs that have it, fp16 on others, and off on a CPU.
 

@@ -1,4 +1,4 @@
-"""What the machine does while something runs: sampled ten times a second in a thread, and taken by others.
+"""Activity of the machine while something runs: sampled ten times a second in a thread; CPU time of others.
 
 The figures of processor, disk, network and swap are the whole machine's, those of memory the process
 tree's, those of the GPU the device's: others who use them at the same time are in them.
@@ -56,7 +56,7 @@ class Monitor:
         self._thread.join()
 
     def result(self) -> Watched:
-        """What was sampled; call it after the block."""
+        """All samples; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
         watched = summarise_watched(tuple(self._times_s), series)
@@ -95,7 +95,7 @@ class Monitor:
 
 
 def gpu_readings(device: torch.device) -> dict[str, Callable[[], float]]:
-    """What can be read of a GPU, by name: slices of one have no utilisation, some cards no power."""
+    """Readings that a GPU gives, by name: slices of one have no utilisation, some cards no power."""
 
     def used() -> int:
         free, total = torch.cuda.mem_get_info(device)
@@ -185,7 +185,7 @@ class _Seconds:
 
 
 class OtherProcesses:
-    """Watches from when it is made; `share()` and `shares()` at any time after.
+    """CPU time that other processes take, from when this is made until `share()` is called.
 
     Ours are this process and its descendants, also those that have ended.
     """
@@ -194,11 +194,11 @@ class OtherProcesses:
         self._start = _read()
 
     def share(self) -> float | None:
-        """What they took of the CPUs that this process may use, 0 to 1; None where that is not known."""
+        """Share, 0 to 1, of the CPUs that other processes took since then; None where that is not known."""
         return self.shares()[1]
 
     def shares(self) -> tuple[float | None, float | None]:
-        """What we took of the CPUs, and what others took, 0 to 1; None where that is not known."""
+        """Shares, 0 to 1, of the CPUs that this process and others took since then; None where not known."""
         now = _read()
         if self._start is None or now is None:
             return None, None
@@ -227,7 +227,7 @@ def _read() -> _Seconds | None:
 
 
 def _tree_seconds() -> float:
-    """Of this process and its descendants, each with its children that have ended."""
+    """CPU seconds of this process and its descendants, each with its children that have ended."""
     mine = os.times()
     seconds = mine.user + mine.system + mine.children_user + mine.children_system
     for process in psutil.Process().children(recursive=True):

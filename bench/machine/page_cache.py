@@ -1,4 +1,4 @@
-"""What of a folder's files the page cache holds: read into it, dropped from it, counted.
+"""Files of a folder in the page cache: read into it, dropped from it, counted.
 
 Dropping is a request, which the kernel does not always grant: pages that somebody has mapped stay, and
 tmpfs has no other place for its pages. So what is left is counted with mincore(2), file by file. Names

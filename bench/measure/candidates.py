@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,6 +15,7 @@ from bench.measure import imagefolder
 from loaders.dataset import RAW, SplitData, open_split
 from precache.dataset.converted import open_dataset
 from precache.errors import DatasetError, SettingError, SourceError, check_choice
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Location
 
 CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
@@ -52,7 +52,7 @@ class Candidate:
         if self.linked is not None:
             return self.linked
         if self.backend == imagefolder.NAME:  # which knows no splits
-            return Path(self.data.files[0]).parent.parent
+            return class_root(self.data)
         return self.path
 
     @property
@@ -82,6 +82,15 @@ class Candidate:
             Path(file).stat().st_size for file in self.data.files
         ]
         return sum(sizes) / len(self.data)
+
+
+def class_root(tree: SplitData) -> Path:
+    """The folder of the class folders in a raw tree: the tree itself, or that of its split."""
+    root = Path(str(tree.path))
+    above = Path(tree.files[0]).relative_to(root).parts[:-1]
+    # pictures may lie in folders of their class folder
+    is_split = above[0] != tree.classes[int(tree.labels[0])]
+    return root / above[0] if is_split else root
 
 
 def folder_of(place: Location) -> Path:
@@ -170,7 +179,7 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candid
             )
             if part is None:
                 continue
-            folder = Path(links.enter_context(tempfile.TemporaryDirectory(prefix="bench-split-")))
+            folder = links.enter_context(temporary_folder())
             data = _link(whole, part, folder)
             for number, candidate in enumerate(served):
                 if candidate.path == tree:
@@ -193,17 +202,18 @@ def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype
 
 
 def _link(tree: SplitData, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", folder: Path) -> SplitData:
-    """Link these pictures into `folder`, class by class; their data."""
-    files = []
+    """Link these pictures into `folder`, as they lie in their class folders; their data."""
+    files, root = [], class_root(tree)
     for row in rows.tolist():
         file = Path(tree.files[row])
-        link = folder / file.parent.name / file.name
-        link.parent.mkdir(exist_ok=True)
+        link = folder / file.relative_to(root)
+        link.parent.mkdir(parents=True, exist_ok=True)
         link.symlink_to(file.resolve())
         files.append(str(link))
     identity = f"{tree.digest} rows {rows.tolist()}"
     return replace(
         tree,
+        path=folder,
         ids=tree.ids[rows],
         labels=tree.labels[rows],
         files=tuple(files),

@@ -14,7 +14,7 @@ from bench.measure.candidates import Candidate, folder_of, open_candidates, same
 from bench.measure.fresh import DoesNotFit, run_fresh
 from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import MODELS, resolve
+from bench.measure.trainers import resolve
 from bench.measure.trial import (
     DECODING,
     measure,
@@ -28,6 +28,7 @@ from bench.report import loaders
 from bench.report.grid import Point, find_reason_to_skip, point_of
 from bench.report.loaders import COLD, FED, LOADER, NO_TRAINER, PEER, PEER_COLD, STAGES, TRAINER, TRANSFER
 from bench.report.result import Result, Trial
+from loaders.examples.models import MODELS
 from precache.engines import available_cpus
 from precache.errors import (
     DatasetError,
@@ -93,8 +94,6 @@ def compare(
     batch_sizes = sorted(comparison.batch_sizes or (settings.batch_size,))
     workers = sorted(comparison.workers or (settings.workers_alone,))
     with same_pictures(opened) as (ours, notes):
-        linked = {one.path: one.linked for one in ours if one.linked is not None}
-        peers = [replace(peer, path=linked.get(peer.path, peer.path)) for peer in comparison.peers]
         _check_any(ours, skipped)
         _check_equal({one.label: f"{len(one.data):,} pictures" for one in ours})
         for batch_size in batch_sizes:
@@ -111,7 +110,7 @@ def compare(
         }
         trials = Trials(path, "loaders", describe_machine(settings.device), written)
         trials.skipped.update(skipped)
-        ready = _with_data(peers, settings, trials.skipped)
+        ready = _with_data(comparison.peers, settings, trials.skipped)
         classes = max(len(one.data.classes) for one in ours)
         turns = _Turns(replace(settings, classes=classes), trainers, trials, on_progress)
         turns.run([*ours, *ready], [Point(size, count) for size in batch_sizes for count in workers])

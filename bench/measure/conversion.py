@@ -1,235 +1,199 @@
-"""What a conversion spends its time on, and how it compares with other writers: `bench convert`.
+"""Time of a conversion, stage by stage, and of other writers beside it: what `bench convert` measures.
 
-Stages are timed one by one in this process, on pictures taken evenly from the tree, so their rates are
-those of one CPU. Whole conversions run as a user runs them, each in a process of its own, start-up
-included; with other writers they take turns.
+Stages are those of a worker that writes one shard in this process, of pictures taken evenly from the tree.
+Whole conversions run as a user runs them, each in a process of its own, start-up included; with other
+writers they take turns.
 """
 
-import itertools
-import json
+import cProfile
 import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from types import CodeType
 
 import numpy as np
 import torch
 
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
+from bench.machine.monitor import OtherProcesses
 from bench.measure.fresh import run_watched
-from bench.measure.peers import check_python, script
-from bench.peers import writing
-from bench.report import stats
-from precache.errors import (
-    ImageError,
-    MissingDependencyError,
-    SettingError,
-    check_choice,
-    check_range,
-    shell_command,
-)
-from precache.formats import FORMATS, Sample
-from precache.pictures import images, jpeg
+from bench.measure.peers import check_python, version_of, write_squares
+from bench.measure.trials import Trials
+from bench.peers.libraries import WRITERS
+from bench.report.conversion import OURS, STAGES, WHOLE, make_result
+from bench.report.result import Result, Trial
+from precache.conversion.shard_writer import ShardTask, finish_shard, write_shard
+from precache.dataset.index import checksum_of
+from precache.dataset.statistics import PixelSums
+from precache.engines import Ticks
+from precache.errors import SettingError, WorkerError, check_choice, check_range
+from precache.formats import FORMATS
+from precache.pictures import images, jpeg, reading
 from precache.recipe import Recipe
 from precache.reporting import Progress, unseen
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
-from precache.storage.output import publish
+from precache.storage.staging import temporary_folder
 
-OURS = "precache"
-_PACKAGES = {"ffcv": "ffcv", "litdata": "litdata", "mds": "mosaicml-streaming", "webdataset": "webdataset"}
-"""Of each writer, less `-jpeg`; an .npy file needs none."""
-
-
-@dataclass(frozen=True, slots=True)
-class WriterRates:
-    """Whole conversions by one writer.
-
-    Attributes:
-        images_per_s: start-up included.
-        ratio: images/s of ours over those of this writer, repeat by repeat.
-    """
-
-    name: str
-    images_per_s: stats.Estimate
-    ratio: stats.Estimate
+_STAGE_CODE: dict[str, tuple[CodeType, ...]] = {
+    "read": (reading.read_picture.__code__,),
+    "decode": (images.decode_for.__code__,),
+    "resize": (images.fit.__code__,),
+    "encode": (jpeg.encode_jpeg.__code__,),
+    "statistics": (checksum_of.__code__, PixelSums.of.__code__),
+}
+"""Functions in which a worker spends the time of each stage; what is left is that of writing."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConversionResult:
-    """A finished measurement, with what one needs to repeat it.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConversionSpec:
+    """Conversions to measure.
 
     Attributes:
-        stages: name -> images/s of one CPU.
-        wholes: whole conversions, ours first.
-    """
-
-    machine: dict[str, str]
-    settings: dict[str, Any]
-    stages: dict[str, stats.Estimate]
-    wholes: tuple[WriterRates, ...]
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Of the time of all stages, 0 to 1, by stage."""
-        seconds = {name: 1 / stage.median for name, stage in self.stages.items()}
-        return {name: each / sum(seconds.values()) for name, each in seconds.items()}
-
-    def limit(self, *stages: str) -> float:
-        """Images/s that all workers would reach if these stages were all there is to do."""
-        workers: int = self.settings["workers"]
-        return workers / sum(1 / self.stages[name].median for name in stages)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {"version": 1, **asdict(self)}
-
-
-def measure(
-    source: Path,
-    recipe: Recipe,
-    *,
-    workers: int,
-    pictures: int,
-    repeats: int,
-    against: Sequence[str],
-    peer_python: str,
-    scratch: Path,
-    on_progress: Progress = unseen,
-) -> ConversionResult:
-    """Time the stages and whole conversions of the tree `source`.
-
-    Args:
-        workers: processes of each writer.
-        pictures: on which the stages are timed.
-        repeats: of everything, taking turns.
-        against: names of `bench.peers.writing.WRITERS`.
+        source: a tree.
+        processes: workers of each writer.
+        stage_images: pictures that the stages are timed on.
+        against: names of `bench.peers.libraries.WRITERS`.
         peer_python: the Python that has them.
         scratch: the folder to convert into.
+    """
+
+    source: Path
+    recipe: Recipe
+    processes: int
+    stage_images: int
+    repeats: int
+    against: Sequence[str]
+    peer_python: str
+    scratch: Path
+
+    def __post_init__(self) -> None:
+        check_range("workers", self.processes, 1)
+        check_range("pictures", self.stage_images, 1)
+        check_range("repeats", self.repeats, 1)
+        check_python(self.peer_python)
+        for name in self.against:
+            check_choice("writer", name, WRITERS)
+            if self.recipe.format != "shards" or not isinstance(self.recipe.stored_size, int):
+                raise SettingError(
+                    f"{name} stores squares of decoded pixels, unlike --format {self.recipe.format} --fit "
+                    f"{self.recipe.fit}; give --format shards --fit crop"
+                )
+        if not self.scratch.is_dir():
+            raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
+
+
+def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progress = unseen) -> Result:
+    """Time the stages and whole conversions of a tree, `spec.repeats` times, taking turns.
+
+    A writer whose library is missing is skipped, with the command that installs it.
+
+    Args:
+        path: file of the result; trials that it holds are not measured again. None: nothing is kept.
 
     Raises:
-        SettingError: a value is out of range, or another writer stores other pictures.
+        SettingError: none of the pictures can be decoded, or the file at `path` is of other settings.
         SourceError: no such tree.
-        MissingDependencyError: `peer_python` lacks one of `against`.
         WorkerError: a conversion failed.
     """
-    for name, value in (("workers", workers), ("pictures", pictures), ("repeats", repeats)):
-        check_range(name, value, 1)
-    check_python(peer_python)
-    for name in against:
-        check_choice("writer", name, writing.WRITERS)
-        if recipe.fit != "crop":
-            raise SettingError(f"writer {name} stores squares, unlike fit {recipe.fit}; give --fit crop")
-    if not scratch.is_dir():
-        raise SettingError(f"{scratch}: no such folder; name one with room for the conversions")
-    scan = scan_tree(source)
-    versions = {name: _version(peer_python, name) for name in against}
-    warm = page_cache.warm(source)
-    names = (OURS, *against)
-    stage_runs: list[dict[str, float]] = []
-    walls: dict[str, list[float]] = {name: [] for name in names}
-    total, steps = repeats * (1 + len(names)), itertools.count(1)
-    on_progress(0, total)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="bench-convert-") as folder:
-        destination = Path(folder) / "out"
-
-        def run(name: str) -> float:
-            if name == OURS:
-                words = [str(scan.folder), str(destination), *shlex.split(recipe.to_flags())]
-                command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(workers)]
-            else:
-                flags = {"size": recipe.size, "quality": recipe.quality, "workers": workers}
-                command = script(peer_python, writing, name, scan.folder, destination, **flags)
-            wall_s, _ = run_watched(command)
-            shutil.rmtree(destination)
-            on_progress(next(steps), total)
-            return wall_s
-
-        for _ in range(repeats):
-            stage_runs.append(time_stages(scan, recipe, pictures, Path(folder)))
-            on_progress(next(steps), total)
-            for name in names:
-                walls[name].append(run(name))
+    scan = scan_tree(spec.source)
     settings = {
-        "source": source.name,
+        "source": str(spec.source),
         "images": len(scan.samples),
         "source_bytes": int(scan.samples.file_bytes.sum()),
-        "recipe": recipe.to_json(),
-        "workers": workers,
-        "pictures": pictures,
-        "repeats": repeats,
-        "page_cache": "warm" if warm else "not warmed: larger than memory",
-        "peers": {name: version for name, version in versions.items() if version},
+        "digest": scan.digest,
+        "recipe_flags": spec.recipe.to_flags(),
+        "processes": spec.processes,
+        "stage_images": min(spec.stage_images, len(scan.samples)),
+        "repeats": spec.repeats,
     }
-    stages = {name: stats.estimate([run[name] for run in stage_runs]) for name in stage_runs[0]}
-    wholes = []
-    for name, each in walls.items():
-        rates = stats.estimate([len(scan.samples) / wall_s for wall_s in each])
-        wholes.append(WriterRates(name, rates, stats.ratio(each, walls[OURS])))
-    return ConversionResult(describe_machine(torch.device("cpu")), settings, stages, tuple(wholes))
-
-
-def time_stages(scan: Scan, recipe: Recipe, pictures: int, scratch: Path) -> dict[str, float]:
-    """Images/s of each stage on this CPU, for `pictures` pictures taken evenly from the tree."""
-    rows = np.unique(np.linspace(0, len(scan.samples) - 1, pictures).round().astype(int)).tolist()
-    paths = [f"{scan.root}/{scan.samples[row].path}" for row in rows]
-    how = recipe.rendering
-    moments: list[list[float]] = []
-    samples: list[Sample] = []
-    for path in paths:  # picture by picture, as a worker does it
-        times = [time.perf_counter()]
+    trials = Trials(path, "convert", describe_machine(torch.device("cpu")), settings)
+    versions = {}
+    for name in spec.against:
         try:
-            data = images.read_bytes(path)
-            times.append(time.perf_counter())
-            decoded = images.decode_for(data, path, how)
-        except ImageError:
-            continue
-        times.append(time.perf_counter())
-        pixels = images.fit(decoded, how)
-        times.append(time.perf_counter())
-        stored: bytes | jpeg.Pixels = pixels  # as `precache.conversion.shard_writer.store`
-        if recipe.format != "shards":
-            as_it_is = decoded.plain and pixels.shape[:2] == (decoded.height, decoded.width)
-            stored = data if as_it_is else jpeg.encode_jpeg(pixels, recipe.quality)
-        times.append(time.perf_counter())
-        moments.append(times)
-        samples.append(Sample(len(samples), 0, stored, path, (decoded.width, decoded.height)))
-    if not samples:
-        raise SettingError(f"{scan.root}: none of {len(paths):,} pictures taken from it can be decoded")
-    spent = dict(zip(("read", "decode", "resize", "encode"), np.diff(moments).sum(axis=0), strict=True))
+            versions[name] = version_of(name, spec.peer_python)
+        except WorkerError as error:
+            trials.skipped[name] = str(error)
+    is_warm = page_cache.warm(spec.source)
+    done, total = 0, spec.repeats * (2 + len(versions))
+    on_progress(done, total)
+
+    def run(of: dict[str, object], measure_once: Callable[[Path], Trial]) -> None:
+        nonlocal done
+        trials.measure(of, partial(_run_in_folder, measure_once, spec.scratch, is_warm))
+        done += 1
+        on_progress(done, total)
+
+    for repeat in range(spec.repeats):
+        run({"what": STAGES, "repeat": repeat}, partial(time_stages, scan, spec.recipe, spec.stage_images))
+        run({"what": WHOLE, "writer": OURS, "repeat": repeat}, partial(_convert, spec, scan))
+        for name, version in versions.items():
+            of = {"what": WHOLE, "writer": name, "repeat": repeat}
+            run(of, partial(_convert_by_peer, spec, scan, name, version))
+    result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
+    trials.finish(result)
+    return result
+
+
+def _run_in_folder(measure_once: Callable[[Path], Trial], scratch: Path, is_warm: bool) -> Trial:
+    """Measure in an empty folder, which is removed; note what other processes took of the CPUs meanwhile."""
+    with temporary_folder(scratch) as folder:
+        others = OtherProcesses()
+        trial = measure_once(folder)
+        numbers = {**trial.numbers, "page_cache_is_warm": float(is_warm)}
+        share = others.share()
+        if share is not None:
+            numbers["other_cpu_share"] = share
+        return replace(trial, numbers=numbers)
+
+
+def time_stages(scan: Scan, recipe: Recipe, count: int, folder: Path) -> Trial:
+    """Seconds of each stage while a shard of `count` pictures, taken evenly from the tree, is written.
+
+    Raises:
+        SettingError: none of the pictures can be decoded.
+    """
+    rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
+    task = ShardTask("stages", "train", tuple(scan.samples[row] for row in rows), folder, recipe)
     start_s = time.perf_counter()
-    files = FORMATS[recipe.format].write_shard(scratch / "stage", samples, len(samples), recipe.stored_size)
-    publish(files)
-    spent["write"] = time.perf_counter() - start_s
-    for file in files:
-        file.path.unlink()
-    if recipe.format == "shards":
-        del spent["encode"]
-    return {stage: float(len(samples) / stage_s) for stage, stage_s in spent.items()}
+    with cProfile.Profile() as profile:  # each picture takes a hundred calls or so: it costs next to nothing
+        written = finish_shard(write_shard(scan.source, task, Ticks()))
+    total_s = time.perf_counter() - start_s
+    converted = written.entry.samples
+    if converted == 0:
+        raise SettingError(f"{scan.root}: none of {len(rows):,} pictures taken from it can be decoded")
+    seconds_by_code: dict[CodeType | str, float] = {
+        entry.code: entry.totaltime for entry in profile.getstats()
+    }
+    numbers = {"images": float(converted)}
+    for stage, codes in _STAGE_CODE.items():
+        if stage == "encode" and FORMATS[recipe.format].holds_pixels:
+            continue
+        numbers[f"{stage}_s"] = sum(seconds_by_code.get(code, 0.0) for code in codes)
+    stages_s = sum(seconds for name, seconds in numbers.items() if name.endswith("_s"))
+    return Trial(numbers={**numbers, "write_s": total_s - stages_s})
 
 
-def _version(python: str, name: str) -> str | None:
-    """Of a writer's package, asked of the Python that would run it; None of one that needs none."""
-    package = _PACKAGES.get(name.removesuffix("-jpeg"))
-    if package is None:
-        return None
-    code = (
-        "import json, PIL; from importlib.metadata import version as v; "
-        f"print(json.dumps([v({package!r}), PIL.__version__]))"
-    )
-    try:
-        answer = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout
-    except subprocess.CalledProcessError as error:
-        raise MissingDependencyError(
-            f"{python} lacks {package} or pillow; name another Python with --peer-python, or "
-            f"run: {shell_command(Path(python), '-m pip install', package, 'pillow')}"
-        ) from error
-    version, pillow = json.loads(answer)
-    return f"{package} {version} with pillow {pillow}"
+def _convert(spec: ConversionSpec, scan: Scan, folder: Path) -> Trial:
+    """Convert by `precache convert`."""
+    words = [str(scan.folder), str(folder / "out"), *shlex.split(spec.recipe.to_flags())]
+    command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(spec.processes)]
+    wall_s, _ = run_watched(command)
+    return _whole(scan, wall_s)
+
+
+def _convert_by_peer(spec: ConversionSpec, scan: Scan, name: str, version: str, folder: Path) -> Trial:
+    """Convert by another library."""
+    size = spec.recipe.stored_size
+    assert isinstance(size, int), "checked by ConversionSpec"
+    wall_s = write_squares(name, scan, folder / "out", size, spec.processes, spec.peer_python)
+    return replace(_whole(scan, wall_s), facts={"version": version})
+
+
+def _whole(scan: Scan, wall_s: float) -> Trial:
+    return Trial(numbers={"images_per_s": len(scan.samples) / wall_s, "wall_s": wall_s})

@@ -1,22 +1,22 @@
 """Processes of their own: a function's, that sees nothing of other trials; a command's, watched."""
 
 import multiprocessing
-import os
+import pickle
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-import bench
+from bench.measure.answer import Outcome, answer
+from precache.engines.processes import environment_with
 from precache.errors import SettingError, WorkerError
+from precache.imports import child_environment
 
 T = TypeVar("T")
 _TOO_LITTLE_MEMORY = (
@@ -30,29 +30,56 @@ _TOO_LITTLE_MEMORY = (
     "unable to find an engine to execute",
     "unable to find a valid cudnn algorithm",
 )
+_ENDING_S = 5.0  # for a process that has answered, or is told to end
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 def run_fresh(function: Callable[..., T], *arguments: object) -> T:
-    """What `function(*arguments)` returns, or raises; all of it must pickle.
+    """What `function(*arguments)` returns, or raises, in a process of its own; all of it must pickle.
 
     Raises:
         WorkerError: the process died.
     """
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(_METHOD)) as executor:
-        try:
-            return executor.submit(_run, function, *arguments).result()
-        except BrokenProcessPool as error:
-            raise WorkerError(
-                "the process of a trial died; the machine may be out of memory: use fewer workers or a "
-                "smaller batch size"
-            ) from error
+    context: Any = multiprocessing.get_context(_METHOD)
+    connection, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=answer, args=(theirs, pickle.dumps((function, arguments))))
+    try:
+        with environment_with(**child_environment()):
+            process.start()
+    except (EOFError, OSError) as error:
+        raise WorkerError(
+            f"no process can be started for a trial ({error or type(error).__name__}); its output is above"
+        ) from error
+    theirs.close()
+    try:
+        outcome: Outcome = connection.recv()
+    except EOFError:
+        process.join()
+        raise WorkerError(_how_it_died(process.exitcode)) from None
+    finally:
+        connection.close()
+        process.terminate()
+        process.join(_ENDING_S)
+        process.kill()
+        process.join()
+    if outcome.error is None:
+        return outcome.result  # type: ignore[no-any-return]
+    raised: BaseException = pickle.loads(outcome.error)
+    if isinstance(raised, (Exception, KeyboardInterrupt)):
+        raise raised
+    raise WorkerError(f"the process of a trial ended: {type(raised).__name__}: {raised}")
 
 
-def _run(function: Callable[..., T], *arguments: object) -> T:
-    # else the processes that a loader starts would be made like this one, not as in a training
-    multiprocessing.set_start_method(None, force=True)  # back to the default
-    return function(*arguments)
+def _how_it_died(code: int) -> str:
+    """Say so, and what can be done about it."""
+    if code == -signal.SIGKILL:
+        return (
+            "the process of a trial was killed, as the system does where memory runs out: use fewer workers "
+            "or a smaller batch size"
+        )
+    if code < 0:
+        return f"the process of a trial crashed ({signal.Signals(-code).name}); its last output is above"
+    return f"the process of a trial ended by itself with exit code {code}; its last output is above"
 
 
 # A server that has imported torch, which takes seconds, and done nothing else, forks one process per trial.
@@ -96,8 +123,8 @@ def in_one_line(batch_size: int, size: int) -> Iterator[None]:
         raise
 
 
-def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = None) -> tuple[float, str]:
-    """Run `command` to its end; seconds that it took, and what it printed.
+def run_watched(command: Sequence[str]) -> tuple[float, str]:
+    """Run `command`, which is Python, to its end; seconds that it took, and what it printed.
 
     Raises:
         WorkerError: it ended with another exit code than 0; holds the last line that it printed.
@@ -105,7 +132,11 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
     with tempfile.TemporaryFile("w+") as output:
         start_s = time.perf_counter()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, env=environment
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(),
         )
         try:
             process.wait()
@@ -119,10 +150,3 @@ def run_watched(command: Sequence[str], environment: Mapping[str, str] | None = 
         last = (text.strip().splitlines() or ["no output"])[-1]
         raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last}")
     return wall_s, text
-
-
-def environment() -> dict[str, str]:
-    """This process's, in which Python finds the packages that this process uses."""
-    root = str(Path(bench.__file__).resolve().parent.parent)
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([root, path] if path else [root])}

@@ -3,22 +3,30 @@
 The recipe is that of torchvision's own training, references/classification of its repository: `presets.py`
 with its default backend, PIL, and `train.py`: decode with Pillow, RandomResizedCrop, RandomHorizontalFlip,
 normalise, `DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`. It is not ours to speed up.
-Two things are ours: full batches only, as all trials have them, and workers that live on from epoch to epoch.
+Three things are ours: full batches only, as all trials have them; workers that live on from epoch to epoch;
+a picture that Pillow cannot open is left out, where a training would stop: `find_refused` says which.
 """
 
+import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
+from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, check_choice
+from precache.reporting import counted, some
+from precache.sources.base import Scan
 
 NAME = "imagefolder"
 CONDITION = (
@@ -27,15 +35,104 @@ CONDITION = (
 )
 """What a result says that has it."""
 AUGMENTATIONS = ("eval", "train")
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""`torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
 _FLIP = 0.5
 _ORDER, _DRAWS = 1, 2  # what is random for
+_MOST_TRIES = 1000  # pictures in a row that cannot be opened, before this is no folder to measure
 
 
 def known(files: Sequence[str]) -> int:
     """How many of these ImageFolder takes for pictures: it goes by their endings."""
-    from torchvision.datasets.folder import IMG_EXTENSIONS
+    return sum(map(_is_listed, files))
 
-    return sum(file.lower().endswith(IMG_EXTENSIONS) for file in files)
+
+def _is_listed(path: str) -> bool:
+    return path.lower().endswith(EXTENSIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """What a training with ImageFolder would stop at in a tree, where a trial goes on.
+
+    Attributes:
+        empty_classes: class folders in which it knows no picture by its ending.
+        files: path below the tree and reason, of what it lists and cannot open.
+        opened: how many of its files were tried, with those.
+    """
+
+    empty_classes: tuple[str, ...]
+    files: dict[str, str]
+    opened: int
+
+    def sentences(self) -> list[str]:
+        """What to say of it; empty where there is nothing."""
+        said = []
+        if self.empty_classes:
+            said.append(
+                f"ImageFolder itself refuses this tree: it knows no picture in "
+                f"{counted(len(self.empty_classes), 'class folder')} ({some(list(self.empty_classes))})."
+            )
+        if self.files:
+            path, reason = next(iter(self.files.items()))
+            said.append(
+                f"A training with ImageFolder stops at a picture that Pillow cannot open: "
+                f"{len(self.files):,} of {self.opened:,} that were tried, the first is {path} ({reason})."
+            )
+        return said
+
+
+def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
+    """Find what ImageFolder stops at, among some of the pictures and all that the scan left out.
+
+    Args:
+        scan: of a tree on disk; of its splits, ImageFolder is given that of training.
+        paths: below the tree, of the pictures to try.
+    """
+    below = ""
+    if "train" in scan.samples.split_names:
+        row = int(np.argmax(scan.samples.splits == scan.samples.split_names.index("train")))
+        below = f"{scan.samples[row].path.split('/')[0]}/"
+    root = scan.folder / below
+    in_classes = [path for path in (one.path for one in scan.ignored) if path.removeprefix(below).count("/")]
+    tried = [path for path in (*paths, *in_classes) if path.startswith(below) and _is_listed(path)]
+    filled = {path.removeprefix(below).split("/")[0] for path in tried}
+    for row in range(len(scan.samples)):
+        path = scan.samples[row].path
+        name = path.removeprefix(below).split("/")[0]
+        if name not in filled and _is_listed(path):
+            filled.add(name)
+    hidden = {one.path.removeprefix(below) for one in scan.ignored}  # it takes their folders for classes
+    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in hidden)
+    reasons = {path: _why_refused(f"{scan.folder}/{path}") for path in tried}
+    return Refused(
+        tuple(name for name in folders if name not in filled),
+        {path: reason for path, reason in reasons.items() if reason},
+        len(tried),
+    )
+
+
+def _load_regular(path: str) -> Any:
+    """Load a picture as torchvision's `pil_loader` does; OSError for a pipe, for which it would wait."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError("not a regular file")
+    with open(path, "rb") as file:
+        return Image.open(file).convert("RGB")
+
+
+def _why_refused(path: str) -> str:
+    """Why ImageFolder cannot open the picture; empty where it can."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _load_regular(path)
+    except UnidentifiedImageError:
+        return "cannot identify image file"
+    except OSError as error:
+        return error.strerror or str(error)
+    except Exception as error:  # Pillow raises whatever its decoders raise
+        return f"{type(error).__name__}: {str(error).rstrip('.')}"
+    return ""
 
 
 class _Indexed(Dataset[Any]):
@@ -43,6 +140,7 @@ class _Indexed(Dataset[Any]):
 
     Attributes:
         seed: what torchvision draws follows it, the epoch and the place; None: chance.
+        skip_refused: whether the next picture that can be opened stands in for one that cannot.
         epoch: int64 [], in memory that the workers share.
     """
 
@@ -52,11 +150,18 @@ class _Indexed(Dataset[Any]):
         transform: Callable[[Any], torch.Tensor],
         only: Callable[[str], bool] | None,
         seed: int | None,
+        *,
+        skip_refused: bool,
     ) -> None:
         from torchvision.datasets import ImageFolder  # imports torch's compiler too: as long as torch itself
 
-        self.tree = ImageFolder(str(path), transform, is_valid_file=only)
+        self.tree = ImageFolder(str(path), transform, is_valid_file=only, allow_empty=skip_refused)
+        if skip_refused:
+            self.tree.loader = _load_regular
+        if not len(self.tree):
+            raise FileNotFoundError("it knows no picture here by its ending")
         self.seed = seed
+        self.skip_refused = skip_refused
         self.epoch = torch.zeros((), dtype=torch.int64)
         self.epoch.share_memory_()  # type: ignore[no-untyped-call]
 
@@ -69,9 +174,23 @@ class _Indexed(Dataset[Any]):
             torch.default_generator.manual_seed(_mixed(self.seed, int(self.epoch), _DRAWS, index))
         try:
             image, label = self.tree[index]
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DatasetError(f"{self.tree.samples[index][0]}: {error}") from error
+        except Exception as error:  # Pillow raises whatever its decoders raise
+            if not self.skip_refused:
+                raise DatasetError(f"{self.tree.samples[index][0]}: {error}") from error
+            return self._next_readable(index, error)
         return image, label, index
+
+    def _next_readable(self, index: int, error: Exception) -> tuple[Any, int, int]:
+        """The next picture that can be opened behind the one at `index`, which raised `error`."""
+        tries = min(_MOST_TRIES, len(self))
+        for step in range(1, tries):
+            place = (index + step) % len(self)
+            with suppress(Exception):
+                image, label = self.tree[place]
+                return image, label, place
+        raise DatasetError(
+            f"{self.tree.samples[index][0]}: {error}; so are the {tries - 1:,} pictures that follow"
+        ) from error
 
 
 class _Order(Sampler[int]):
@@ -100,9 +219,11 @@ class ImageFolderLoader:
     Args:
         seed: order and draws follow it and the epoch, see `set_epoch`; None: chance.
         only: which files are pictures, by their paths; by default their endings tell.
+        skip_refused: whether the next picture stands in for one that Pillow cannot open, and class folders
+            may be empty.
 
     Raises:
-        DatasetError: a class folder has no picture by its ending.
+        DatasetError: a class folder has no picture by its ending; with `skip_refused`, none has.
         SettingError: unknown `augment`: "train" is the recipe of training, "eval" that of validation.
     """
 
@@ -118,10 +239,11 @@ class ImageFolderLoader:
         shuffle: bool,
         seed: int | None = None,
         only: Callable[[str], bool] | None = None,
+        skip_refused: bool = False,
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            found = _Indexed(path, recipe(augment, size), only, seed)
+            found = _Indexed(path, recipe(augment, size), only, seed, skip_refused=skip_refused)
         except FileNotFoundError as error:
             raise DatasetError(f"{path}: ImageFolder refuses it ({error})") from error
         self.batch_size, self.size = batch_size, size
@@ -136,6 +258,7 @@ class ImageFolderLoader:
             num_workers=workers,
             pin_memory=device.type == "cuda",
             drop_last=True,
+            worker_init_fn=_hide_warnings if skip_refused else None,
             persistent_workers=workers > 0,
         )
 
@@ -204,6 +327,11 @@ def shape(augment: str, size: int) -> list[Any]:
         ],
     }
     return shapes[augment]
+
+
+def _hide_warnings(worker: int) -> None:
+    """Keep Pillow from warning of each odd picture in each worker of each trial."""
+    warnings.simplefilter("ignore")
 
 
 def _mixed(*numbers: int) -> int:

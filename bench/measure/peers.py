@@ -3,28 +3,33 @@
 import json
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 from bench.measure.candidates import Candidate
 from bench.measure.fresh import run_watched
-from bench.peers import serving, writing
-from bench.peers.serving import LIMIT, PEERS
+from bench.peers import libraries
+from bench.peers.libraries import PEERS
+from bench.report.loaders import LIMIT
 from bench.report.result import Trial
-from bench.report.verdict import RAW_TREE
 from loaders.dataset import RAW
 from loaders.settings import CROP_RATIO
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, WorkerError, check_choice
+from precache.formats import FORMATS
 from precache.recipe import Recipe
+from precache.sources.base import Scan
+from precache.sources.tree import scan_tree
 
 _MADE_FROM = "made-from.json"
-_KINDS = {"shards": "pixels", "webdataset": "jpeg", "dali": "jpeg", RAW: "tree"}
+_WORK = {"shards": "pixels", "webdataset": "jpeg", "dali": "jpeg"}
+"""Work of a centre crop from each of our formats, as `bench.peers.libraries.Peer` names it."""
 
 Work = tuple[str, int]
-"""What serving costs: kind of pictures, see `bench.peers.serving.Peer`, and side of the stored squares."""
+"""Cost of serving a picture: the kind of work, and the side of the stored square in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,48 +37,48 @@ class PeerCandidate:
     """One loader of another library over a folder.
 
     Attributes:
-        name: of `bench.peers.serving.PEERS`.
+        name: of `bench.peers.libraries.PEERS`.
         path: the folder that it reads.
-        described: what kind of data that is, for tables.
-        stored: side of the squares in it, pixels; 0 for a raw tree.
-        quality: of its JPEGs.
+        stored: side of the squares in it, pixels.
         python: the Python that runs it.
-        source: the raw tree to write `path` from, by the one of `bench.peers.writing.WRITERS` that
-            `described` names; None where the data are not its own, or no tree was given.
+        source: the raw tree to write `path` from; None where the data is not its own, or no tree was given.
     """
 
     name: str
     path: Path
-    described: str
     stored: int
-    quality: int
     python: str
     source: Path | None = None
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """Name and folder, for messages."""
         return f"{self.name} on {self.path}"
 
     @property
+    def described(self) -> str:
+        """Format of the data, for tables."""
+        return PEERS[self.name].reads
+
+    @property
     def work(self) -> Work:
-        """What serving costs."""
-        return PEERS[self.name].kind, self.stored
+        """Cost of serving a picture."""
+        return PEERS[self.name].work, self.stored
 
 
 def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
-    """What serving `size` costs a backend of ours; None for noise, and where no peer does the same.
+    """Cost of serving a picture of `size` by a backend of ours; None where no peer does the same.
 
     Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.
     """
-    kind = None if candidate.backend == "synthetic" else _KINDS[candidate.data.kind]
-    if kind == "tree":
-        return (kind, 0) if augment == "eval" else None
-    if kind is None or isinstance(candidate.data.size, tuple) or candidate.data.shapes is not None:
+    if candidate.backend == "synthetic" or candidate.data.kind == RAW:
+        return None
+    work, stored = _WORK[candidate.data.kind], candidate.data.size
+    if isinstance(stored, tuple) or candidate.data.shapes is not None:
         return None
     if augment == "eval":
-        return (kind, candidate.data.size) if candidate.data.size == _shown(size) else None
-    return ("crops", candidate.data.size) if kind == "pixels" else None
+        return (work, stored) if stored == _shown(size) else None
+    return ("crops", stored) if work == "pixels" else None
 
 
 def _shown(size: int) -> int:
@@ -84,33 +89,51 @@ def _shown(size: int) -> int:
 def choose_peers(
     names: Sequence[str], paths: Sequence[Path], size: int, python: str, peer_data: Path
 ) -> list[PeerCandidate]:
-    """Which peer reads which folder: one of `paths`, or one of its own under `peer_data`.
+    """Choose the folder that each peer reads: one of `paths`, or one of its own under `peer_data`.
 
-    That is written from the raw tree among `paths`, like what `paths` holds of the same kind.
+    Its own is written from the raw tree among `paths`, with squares as large as those of the shards there.
 
     Raises:
         SettingError: unknown name, or no such `python`.
         DatasetError: no folder for a peer among `paths`.
     """
     check_python(python)
-    folders: dict[str, tuple[Path, Recipe | None]] = {}
-    for path in paths:
-        recipe = _recipe_of(path)
-        folders.setdefault(recipe.format if recipe else RAW, (path, recipe))
+    recipes = {path: open_dataset(path).manifest.recipe for path in paths if is_converted(path)}
     chosen = []
     for name in dict.fromkeys(names):
         check_choice("peer", name, PEERS)
-        reads = PEERS[name].reads
-        given = next((folders[kind] for kind in reads if kind in folders), None)
-        if given is not None:
-            chosen.append(_reading(name, *given, size, python))
-        elif reads[0] in _KINDS:
-            raise DatasetError(
-                f"peer {name} reads {' or '.join(reads)}, and no such folder is there; name one as DATA"
-            )
+        if PEERS[name].reads in FORMATS:
+            chosen.append(_reading_ours(name, recipes, size, python))
         else:
-            chosen.append(_with_own_data(name, folders, size, python, peer_data))
+            trees = [path for path in paths if path not in recipes]
+            chosen.append(_reading_its_own(name, recipes, trees, size, python, peer_data))
     return chosen
+
+
+def _reading_ours(name: str, recipes: dict[Path, Recipe], size: int, python: str) -> PeerCandidate:
+    reads = PEERS[name].reads
+    path = next((path for path, recipe in recipes.items() if recipe.format == reads), None)
+    if path is None:
+        raise DatasetError(f"peer {name} reads {reads}, and no such folder is there; name one as DATA")
+    stored = recipes[path].stored_size
+    if not isinstance(stored, int):
+        raise DatasetError(
+            f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
+            f"folder that was converted with --fit crop --size {_shown(size)}"
+        )
+    return PeerCandidate(name, path, stored, python)
+
+
+def _reading_its_own(
+    name: str, recipes: dict[Path, Recipe], trees: Sequence[Path], size: int, python: str, peer_data: Path
+) -> PeerCandidate:
+    sides = [recipe.stored_size for recipe in recipes.values() if recipe.format == "shards"]
+    stored = next((side for side in sides if isinstance(side, int)), _shown(size))
+    path = peer_data / f"{PEERS[name].reads}-{stored}"
+    source = trees[0].resolve() if trees else None
+    if source is None and not path.exists():
+        raise DatasetError(f"peer {name}: {path} does not exist; name the raw tree to write it from as DATA")
+    return PeerCandidate(name, path, stored, python, source)
 
 
 def check_python(python: str) -> None:
@@ -119,52 +142,14 @@ def check_python(python: str) -> None:
         raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
 
 
-def _reading(name: str, path: Path, recipe: Recipe | None, size: int, python: str) -> PeerCandidate:
-    if recipe is None:
-        return PeerCandidate(name, path, RAW_TREE, 0, 0, python)
-    if (stored := _side(recipe)) is None:
-        raise DatasetError(
-            f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
-            f"folder that was converted with --fit crop --size {_shown(size)}"
-        )
-    return PeerCandidate(name, path, recipe.format, stored, recipe.quality, python)
-
-
-def _with_own_data(
-    name: str, folders: dict[str, tuple[Path, Recipe | None]], size: int, python: str, peer_data: Path
-) -> PeerCandidate:
-    peer = PEERS[name]
-    kind = "pixels" if peer.kind == "crops" else peer.kind
-    squares = [
-        (side, recipe.quality)
-        for form, (_, recipe) in folders.items()
-        if recipe and _KINDS[form] == kind and (side := _side(recipe))
-    ]
-    stored, quality = squares[0] if squares else (_shown(size), Recipe(format="webdataset").quality)
-    path = peer_data / f"{peer.reads[0]}-{stored}{f'-q{quality}' if kind == 'jpeg' else ''}"
-    source = folders[RAW][0].resolve() if RAW in folders else None
-    if source is None and not path.exists():
-        raise DatasetError(f"peer {name}: {path} does not exist; name the raw tree to write it from as DATA")
-    return PeerCandidate(name, path, peer.reads[0], stored, quality, python, source)
-
-
 def limits(paths: Sequence[Path]) -> list[PeerCandidate]:
-    """The limit of each folder of shards of squares among `paths`; needs NumPy only."""
-    return [
-        PeerCandidate(LIMIT, path, "shards", side, recipe.quality, sys.executable)
-        for path in paths
-        if (recipe := _recipe_of(path)) and recipe.format == "shards" and (side := _side(recipe))
-    ]
-
-
-def _recipe_of(path: Path) -> Recipe | None:
-    """That a folder was converted with; None of a raw tree."""
-    return open_dataset(path).manifest.recipe if is_converted(path) else None
-
-
-def _side(recipe: Recipe) -> int | None:
-    """Of the squares that it makes; None if it makes others."""
-    return recipe.stored_size if isinstance(recipe.stored_size, int) else None
+    """The peer that only copies, over each folder of shards of squares among `paths`."""
+    found = []
+    for path in paths:
+        recipe = open_dataset(path).manifest.recipe if is_converted(path) else None
+        if recipe is not None and recipe.format == "shards" and isinstance(recipe.stored_size, int):
+            found.append(PeerCandidate(LIMIT, path, recipe.stored_size, sys.executable))
+    return found
 
 
 def write_data(peer: PeerCandidate, workers: int) -> None:
@@ -187,16 +172,47 @@ def write_data(peer: PeerCandidate, workers: int) -> None:
         return
     partial = peer.path.with_name(f"{peer.path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    settings = {"size": peer.stored, "quality": peer.quality, "workers": max(1, workers)}
-    run_watched(script(peer.python, writing, peer.described, peer.source, partial, **settings))
+    write_squares(
+        PEERS[peer.name].reads, scan_tree(peer.source), partial, peer.stored, max(1, workers), peer.python
+    )
     (partial / note.name).write_text(json.dumps(str(peer.source)), encoding="utf-8")
     partial.rename(peer.path)
 
 
-def script(python: str, module: ModuleType, *arguments: str | Path, **settings: object) -> list[str]:
-    """The command that runs a module of `bench.peers` by another Python, which has nothing of ours."""
-    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-    return [python, str(module.__file__), *map(str, arguments), *flags]
+def write_squares(writer: str, scan: Scan, folder: Path, size: int, workers: int, python: str) -> float:
+    """Write the pictures of a scanned tree into the missing `folder`, as squares of raw pixels.
+
+    Args:
+        writer: a peer of `bench.peers.libraries.WRITERS`.
+
+    Returns:
+        Seconds that the process took.
+
+    Raises:
+        WorkerError: the writer failed, or wrote fewer bytes than the pictures have.
+    """
+    samples = [scan.samples[row] for row in range(len(scan.samples))]
+    paths = [str(scan.folder.absolute() / sample.path) for sample in samples]
+    with tempfile.NamedTemporaryFile("w", suffix=".json", encoding="utf-8") as pictures:
+        json.dump([paths, [sample.label for sample in samples]], pictures)
+        pictures.flush()
+        words = ("write", writer, pictures.name, str(folder), "--size", size, "--workers", workers)
+        wall_s, _ = _run(python, *words)
+    written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    expected = len(samples) * size**2 * 3
+    if written < expected:
+        raise WorkerError(
+            f"{writer} wrote {written:,} bytes to {folder}; {len(samples):,} pictures of {size}x{size} have "
+            f"{expected:,}"
+        )
+    return wall_s
+
+
+def version_of(name: str, python: str) -> str:
+    """A peer's library and version, as that Python has it; WorkerError with the remedy where it has none."""
+    _, answer = _run(python, "version", name)
+    version: str = answer["version"]
+    return version
 
 
 def run_peer(
@@ -207,13 +223,9 @@ def run_peer(
     Raises:
         WorkerError: it failed; holds its last line.
     """
-    settings = {"stored": peer.stored, "batch_size": batch_size, "size": size, "workers": workers}
-    timing = {"warmup": warmup, "batches": batches}
-    command = script(peer.python, serving, peer.name, peer.path, **settings, **timing)
-    answers = [line for line in run_watched(command)[1].splitlines() if line.startswith('{"version"')]
-    if not answers:
-        raise WorkerError(f"{' '.join(command)}: printed no result")
-    answer = json.loads(answers[-1])
+    words = ("serve", peer.name, str(peer.path), "--stored", peer.stored, "--size", size)
+    timing = ("--batch-size", batch_size, "--workers", workers, "--warmup", warmup, "--batches", batches)
+    _, answer = _run(peer.python, *words, *timing)
     batch_s = tuple(answer["batch_s"])
     return Trial(
         numbers={
@@ -224,3 +236,13 @@ def run_peer(
         series={"batch_s": batch_s, "epoch_starts": tuple(map(float, answer["epoch_starts"]))},
         facts={"version": answer["version"]},
     )
+
+
+def _run(python: str, *words: object) -> tuple[float, dict[str, Any]]:
+    """Run `bench.peers.libraries` by that Python: seconds that it took, and what it answered."""
+    wall_s, text = run_watched([python, str(libraries.__file__), *map(str, words)])
+    lines = [line for line in text.splitlines() if line.startswith('{"version"')]
+    if not lines:
+        raise WorkerError(f"{python} {libraries.__file__} {words[0]} {words[1]}: printed no result")
+    answer: dict[str, Any] = json.loads(lines[-1])
+    return wall_s, answer

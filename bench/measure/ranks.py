@@ -25,7 +25,7 @@ import loaders
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import Candidate, folder_of, open_candidates
-from bench.measure.fresh import environment, in_one_line
+from bench.measure.fresh import in_one_line
 from bench.measure.settings import Settings
 from bench.measure.trainers import ModelTrainer, Trainer, resolve
 from bench.measure.trial import measure
@@ -35,7 +35,9 @@ from bench.report.result import Result, Trial
 from loaders.batch import Batch
 from precache.engines import available_cpus
 from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
+from precache.imports import child_environment
 from precache.reporting import Progress, unseen
+from precache.storage.staging import temporary_folder
 
 _WRITTEN = ("size", "warmup", "batches", "repeats", "amp", "augment")
 """Settings that a result says, by the names of their fields."""
@@ -116,17 +118,18 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
         PrecacheError: what a rank could not go on with.
         WorkerError: a rank died.
     """
-    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as errors:
+    with temporary_folder() as folder, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        command += ["--log-dir", str(folder / "logs")]  # else it leaves a folder in TMPDIR
         command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks"]
-        (Path(folder) / "settings").write_bytes(pickle.dumps(settings))
+        (folder / "settings").write_bytes(pickle.dumps(settings))
         process = subprocess.Popen(
-            [*command, folder],
+            [*command, str(folder)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env={**environment(), "OMP_NUM_THREADS": str(max(1, available_cpus() // ranks))},
+            env={**child_environment(), "OMP_NUM_THREADS": str(max(1, available_cpus() // ranks))},
         )
         try:
             assert process.stdout is not None
@@ -140,7 +143,7 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> li
                 process.wait(_GRACE_S)
             process.kill()
             process.wait()
-        files = [Path(folder) / f"{rank}.json" for rank in range(ranks)]
+        files = [folder / f"{rank}.json" for rank in range(ranks)]
         answers: list[dict[str, Any]] = [json.loads(file.read_text()) for file in files if file.exists()]
         for answer in answers:
             if "error" in answer:

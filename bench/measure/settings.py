@@ -176,6 +176,7 @@ class Settings:
             device=self.device,
             augment=self.augment,
             shuffle=self.shuffle != "none",
+            skip_refused=True,
         )
 
 

@@ -6,16 +6,16 @@ PRESETS are accelerators whose rate is published, to be emulated; bench/README.m
 import copy
 import re
 import time
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import torch
 
 from bench.machine.hardware import AMP, DTYPES, resolve_amp
 from loaders.batch import Batch
-from precache.errors import SettingError, check_choice
+from loaders.examples.models import MODELS, build_model, build_optimizer, check_size
+from loaders.examples.train import Learner
+from precache.errors import SettingError, check_choice, similar_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,52 +51,9 @@ EPILOG = "\n".join(
 
 _SLOWEST = 1e-3  # images/s
 _MOST_ACCELERATORS = 1024
+_STEPS = 100_000  # of a training whose first steps are measured
 
 
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model that is trained.
-
-    Attributes:
-        make: of so many classes.
-        optimizer: of its parameters.
-        size: the one side of a picture that it takes; None: any.
-    """
-
-    make: Callable[[int], torch.nn.Module]
-    optimizer: Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
-    size: int | None = None
-
-
-def _resnet(layers: int, classes: int) -> torch.nn.Module:
-    from torchvision import models  # imports torch's compiler too: as long as torch itself
-
-    resnet: torch.nn.Module = getattr(models, f"resnet{layers}")(num_classes=classes)
-    return resnet
-
-
-def _vit_s_16(classes: int) -> torch.nn.Module:
-    """ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
-    from torchvision.models import VisionTransformer
-
-    vit: torch.nn.Module = VisionTransformer(
-        image_size=224,
-        patch_size=16,
-        num_layers=12,
-        num_heads=6,
-        hidden_dim=384,
-        mlp_dim=1536,
-        num_classes=classes,
-    )
-    return vit
-
-
-_SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
-MODELS = {
-    "resnet18": Model(partial(_resnet, 18), _SGD),
-    "resnet50": Model(partial(_resnet, 50), _SGD),
-    "vit_s_16": Model(_vit_s_16, partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.05), size=224),
-}
 CHOICES = f"auto, none, {', '.join(MODELS)}, emulated:IMAGES_PER_S, or emulated:NAME of {', '.join(PRESETS)}"
 
 
@@ -142,7 +99,7 @@ class EmulatedTrainer:
 
 
 class ModelTrainer:
-    """One of MODELS: cross-entropy, channels-last, autocast where `amp` says so, compiled where asked for.
+    """Learns as `loaders.examples.train` does, with one of MODELS, at the rates of a long training's begin.
 
     The first step on CUDA tunes cuDNN, and a compiled model is compiled in it.
     """
@@ -152,32 +109,20 @@ class ModelTrainer:
     ) -> None:
         self.name = name
         self.dtype = DTYPES[resolve_amp(amp, device)]
-        self._device = device
-        if device.type == "cuda":
-            torch.backends.cudnn.benchmark = True
-        model = MODELS[name].make(classes).to(device)
-        self._model: torch.nn.Module = model.to(memory_format=torch.channels_last).train()
-        if compiled:
-            self._model.compile()
-        self._optimizer = MODELS[name].optimizer(self._model.parameters())
-        self._loss = torch.nn.CrossEntropyLoss()
-        # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
-        self._scaler = torch.amp.GradScaler(device.type, enabled=self.dtype == torch.float16)
+        model = build_model(name, classes, seed=0).to(device).train()
+        optimizer, schedule = build_optimizer(name, model, _STEPS)
+        self.learner = Learner(model, optimizer, schedule, dtype=self.dtype, compiled=compiled)
 
     def distributed(self) -> "ModelTrainer":
         """The same model, trained with gradients that are averaged over the ranks of torch.distributed."""
         trainer = copy.copy(self)
-        trainer._model = torch.nn.parallel.DistributedDataParallel(self._model)
+        trainer.learner = copy.copy(self.learner)
+        trainer.learner.model = torch.nn.parallel.DistributedDataParallel(self.learner.model)
         return trainer
 
     def step(self, batch: Batch) -> None:
         """Forward, backward, update."""
-        with torch.autocast(self._device.type, self.dtype, enabled=self.dtype != torch.float32):
-            loss = self._loss(self._model(batch.images), batch.labels)
-        self._optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
+        self.learner.step(batch)
 
 
 def make_trainer(
@@ -212,7 +157,8 @@ def resolve(name: str, device: torch.device) -> str:
         argument = argument or DEFAULT_PRESET
         emulated_images_per_s(argument)
         return f"emulated:{argument}"
-    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}")
+    hint = similar_name(name, ["auto", "none", *MODELS, "emulated"])
+    raise SettingError(f"unknown trainer {name!r}; choose from: {CHOICES}{hint}")
 
 
 def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = False) -> None:
@@ -225,11 +171,8 @@ def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = F
                 raise SettingError(
                     f"{setting} is for trainers that compute, got {name!r}; choose from: {', '.join(MODELS)}"
                 )
-    elif MODELS[name].size not in (None, size):
-        raise SettingError(
-            f"trainer {name} takes pictures of {MODELS[name].size} pixels a side, got size {size}; "
-            f"use size {MODELS[name].size}, or trainer resnet18 or resnet50"
-        )
+    else:
+        check_size(name, size)
 
 
 def emulated_images_per_s(argument: str) -> float:

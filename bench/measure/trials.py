@@ -22,7 +22,7 @@ from precache.cli.commandline import STDOUT
 from precache.errors import SettingError
 from precache.storage import atomic_write
 
-_MAY_CHANGE = ("date",)  # of the machine
+_MAY_CHANGE = ("date", "margin", "baseline")  # the day, and by what trainings are judged
 _MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "seeds", "data")
 """Settings that may differ: further repeats, folders or numbers of workers add their trials."""
 
@@ -99,7 +99,7 @@ class Trials:
             )
         both = (
             ("machine", document.machine, self.machine, _MAY_CHANGE),
-            ("settings", document.settings, self.settings, _MAY_GROW),
+            ("settings", document.settings, self.settings, (*_MAY_GROW, *_MAY_CHANGE)),
             ("data", _digests(document.settings), _digests(self.settings), ()),
         )
         for part, theirs, ours, may_differ in both:

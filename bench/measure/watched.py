@@ -1,6 +1,5 @@
 """What other data sets in the place of a watched one would take, measured on a sample of its pictures."""
 
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 
 from bench.measure.fresh import run_fresh
-from bench.measure.recommend import Trees, convert_twice, make_trees, ready, train_images
+from bench.measure.recommend import ready
+from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.forecast import fit_conversion, stored_size
@@ -22,6 +22,7 @@ from loaders import ImageDataset
 from precache.pictures.sizes import sides
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
+from precache.storage.staging import temporary_folder
 
 _PICTURES = 100
 _CHOOSING_S = 3.0
@@ -46,15 +47,15 @@ def measure_replaced(
     scan = scan_tree(Path(advised[0].root))
     batch = min(batch_size or 64, train_images(scan))
     settings = ready(Settings(size=max(sides(advised[0].size)), batch_size=batch, seconds=_SECONDS))
-    with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         whole = Recipe(format="shards", size=stored_size(settings.size))
         trees = make_trees(scan, whole, settings, folder, _PICTURES, _CHOOSING_S)
         converted: dict[Recipe, tuple[Path, str]] = {}
-        for recipe in [advice.recipe for advice in advised if advice.recipe is not None]:
-            if recipe not in converted:
+        for advice in advised:
+            if advice.recipe is not None and advice.recipe not in converted:
                 shards = folder / f"shards-{len(converted)}"
-                converted[recipe] = shards, _convert(trees, len(scan.samples), recipe, settings, shards)
+                cost = _convert(trees, advice.pictures, advice.recipe, settings, shards)
+                converted[advice.recipe] = shards, cost
         found = []
         for advice in advised:
             data, cost = trees.large, ""

@@ -1,5 +1,9 @@
 """From what a sample and the disk gave to what a whole data set will: sizes, times, rates, as rows. Pure.
 
+    find_profiles    what the trials on the sample say of each loader
+    find_inputs      what a prediction is for: this machine; another one has other fields
+    predict          profiles for inputs, as rows
+
 A conversion takes its start-up, and then the time of its pictures, shared out among the CPUs; it is no
 faster than the disk takes its bytes. A loader with a warm cache gets faster in proportion to the CPUs until
 its one thread that cannot be multiplied is always busy; with a cold one it is besides no faster than the
@@ -7,19 +11,25 @@ disk. The trainer gets what the slower of the two gives, less what was lost on t
 together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from bench.report.gain import TODAY_BACKEND, find_gain
-from bench.report.result import Row
+from bench.report.gain import TODAY_BACKEND, busy_share, find_gain
+from bench.report.loaders import FED, LOADER, TRAINER
+from bench.report.result import Row, Trial
 from bench.report.stats import Estimate, estimate
 from bench.report.verdict import RAW_TREE
 from precache.pictures.images import MAX_SIZE
 from precache.recipe import Recipe
 
+DISK, SAMPLE, CONVERT = "disk", "sample", "convert"
+"""What a trial is of, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
+PREDICTED = "predicted"
+"""What rows have for a trainer: that of the whole data set was not run."""
 AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
-"""What reads the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
+"""Loaders of the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
 JPEG_NAMES = ("webdataset", "dali")
 BACKENDS = {
     TODAY_BACKEND: TODAY_BACKEND,
@@ -28,13 +38,14 @@ BACKENDS = {
     "webdataset": "webdataset",
     "dali": "dali",
 }
+"""Backend of each loader: one of `AS_IT_IS`, or what reads a format."""
 RISK = (
     "Storing less than twice the side that is trained can cost accuracy: with random crops from 8/7 of it, "
     "models were 1.5 to 2.1 points of top-1 worse than from ImageFolder (Caltech-101, 64 px); from twice the "
     "side no difference could be told."
 )
 _RANDOM_READS = (*AS_IT_IS, "shards")
-"""Read picture by picture in random order; the others read whole shards in a stream."""
+"""Loaders that read picture by picture in random order; the others read whole shards in a stream."""
 _FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
 _SHOWN = 0.875  # of the shorter side, in validation: the least that shows it without enlarging
 SLACK = 1.1
@@ -42,7 +53,7 @@ SLACK = 1.1
 
 
 def stored_size(size: int) -> int:
-    """Of pictures for training at `size` pixels: the most that the shorter side keeps, see RISK."""
+    """Most of the shorter side, in pixels, that is stored for training at `size` pixels; see RISK."""
     return min(2 * size, MAX_SIZE)
 
 
@@ -59,7 +70,7 @@ def ways_to_store(size: int) -> tuple[tuple[int, int], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class Turn:
     """One loader alone, the trainer alone, and both together, each in a process of its own.
 
     Attributes:
@@ -76,18 +87,18 @@ class Loaded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """One format, as the sample showed it.
+    """One loader, as the sample showed it.
 
     Attributes:
-        name: one of `AS_IT_IS`, or that of a format.
+        name: one of `BACKENDS`.
         image_bytes: of one picture as it is stored, on average.
-        runs: of its loader on `cpus` CPUs, page cache warm.
+        turns: of its loader on `cpus` CPUs, page cache warm.
         startup_s, image_s: of a conversion: before the first picture, and of one CPU for each.
     """
 
     name: str
     image_bytes: float
-    runs: Sequence[Loaded]
+    turns: Sequence[Turn]
     cpus: int
     startup_s: float = 0.0
     image_s: float = 0.0
@@ -123,19 +134,88 @@ class Inputs:
         return f"an {kind} {one}" if self.gpus == 1 else f"{self.gpus} {kind}s {one}"
 
 
+def find_profiles(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Profile]:
+    """A profile of each loader that was measured on the sample, today's first.
+
+    Args:
+        settings: of a recommendation, see `bench.measure.recommend`.
+    """
+    data = list(settings["data"].values())[-1]  # the same tree may have been given by other names
+    sample = _find(trials, SAMPLE)[0]
+    # decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones
+    larger = data["image_bytes"] / sample.numbers["image_bytes"]
+    profiles = []
+    for name in BACKENDS:
+        turns = _find_turns(name, trials, larger if name in AS_IT_IS else 1.0)
+        if not turns:
+            continue
+        profile = Profile(name=name, image_bytes=data["image_bytes"], turns=turns, cpus=settings["cpus"])
+        if name not in AS_IT_IS:
+            numbers = _find(trials, CONVERT, format=name)[0].numbers
+            small = numbers["small_s"], int(numbers["small_images"])
+            large = numbers["large_s"], int(numbers["large_images"])
+            startup_s, image_s = fit_conversion(small, large, settings["cpus"])
+            profile = Profile(
+                name=name,
+                image_bytes=numbers["image_bytes"],
+                turns=turns,
+                cpus=settings["cpus"],
+                startup_s=startup_s,
+                image_s=image_s * larger,
+            )
+        profiles.append(profile)
+    return profiles
+
+
+def find_inputs(settings: Mapping[str, Any], trials: Sequence[Trial]) -> Inputs:
+    """This machine and the whole data set."""
+    data = list(settings["data"].values())[-1]  # the same tree may have been given by other names
+    disk = _find(trials, DISK)[0].numbers
+    return Inputs(
+        images=data["samples"],
+        train_images=data["train_samples"],
+        cpus=settings["cpus"],
+        gpus=1,
+        trainer_images_per_s=median(trial.images_per_s for trial in _find(trials, TRAINER)),
+        disk_bytes_per_s=disk["read_bytes_per_s"],
+        read_s=disk["first_byte_s"],
+        memory_bytes=settings["memory_bytes"],
+    )
+
+
+def _find(trials: Sequence[Trial], what: str, **of: Any) -> list[Trial]:
+    wanted = {"what": what, **of}
+    return [trial for trial in trials if wanted.items() <= trial.of.items()]
+
+
+def _find_turns(name: str, trials: Sequence[Trial], slower: float) -> list[Turn]:
+    """Turns in which the loader was measured alone and fed; its own rate `slower` than on the sample."""
+    turns = []
+    for alone in _find(trials, LOADER, data=name):
+        repeat = alone.of["repeat"]
+        fed = _find(trials, FED, data=name, repeat=repeat)
+        trained = _find(trials, TRAINER, repeat=repeat)
+        if fed and trained:
+            serial_s = alone.numbers["serial_s"] / alone.numbers["images"]
+            rates = (alone.images_per_s / slower, trained[0].images_per_s, fed[0].images_per_s)
+            turns.append(Turn(*rates, serial_s))
+    return turns
+
+
 def predict(profiles: Sequence[Profile], inputs: Inputs) -> list[Row]:
-    """A row for each profile, the same order; ranges are over its runs."""
+    """A row for each profile, the same order; ranges are over its turns."""
     return [_predict(profile, inputs) for profile in profiles]
 
 
 def advised(rows: Sequence[Row]) -> Row | None:
     """What to convert to: the quickest to have of those that train fastest; None where none gains."""
-    return min(find_gain(rows, rows[0]).converted, key=lambda row: row.convert_s or 0.0, default=None)
+    gaining = find_gain(rows, rows[0]).converted
+    return min(gaining, key=lambda row: row.values["convert_s"].median, default=None)
 
 
-def fits_memory(row: Row, inputs: Inputs) -> bool:
-    """Whether the data set stays in the page cache from the second epoch on."""
-    return inputs.images * (row.image_bytes or 0.0) <= inputs.memory_bytes * _FITS
+def fits_memory(size_bytes: float, inputs: Inputs) -> bool:
+    """Whether a data set stays in the page cache from the second epoch on."""
+    return size_bytes <= inputs.memory_bytes * _FITS
 
 
 def fit_conversion(small: tuple[float, int], large: tuple[float, int], workers: int) -> tuple[float, float]:
@@ -147,37 +227,48 @@ def fit_conversion(small: tuple[float, int], large: tuple[float, int], workers: 
 
 
 def _predict(profile: Profile, inputs: Inputs) -> Row:
-    size = inputs.images * profile.image_bytes
-    is_converted = profile.name not in AS_IT_IS
-    work_s = inputs.images * profile.image_s / inputs.cpus
-    warm = [_warm(run, profile.cpus, inputs.cpus) for run in profile.runs]
+    size_bytes = inputs.images * profile.image_bytes
+    warm = [_warm(turn, profile.cpus, inputs.cpus) for turn in profile.turns]
     disk = inputs.disk_bytes_per_s / profile.image_bytes
     if profile.name in _RANDOM_READS:
         disk = min(disk, inputs.cpus / (inputs.read_s + 1 / disk))
     cold = [min(rate, disk) for rate in warm]
     trainer = inputs.trainer_images_per_s * inputs.gpus
-    loaders = warm if size <= inputs.memory_bytes * _FITS else cold
-    overlap = min(1.0, median(run.together / min(run.loader, run.trainer) for run in profile.runs))
+    loaders = warm if fits_memory(size_bytes, inputs) else cold
+    overlap = min(1.0, median(turn.together / min(turn.loader, turn.trainer) for turn in profile.turns))
     trained = estimate([overlap * min(rate, trainer) for rate in loaders])
+    ratio = Estimate(trained.median / trainer, trained.low / trainer, trained.high / trainer)
+    values = {
+        "loader_images_per_s": estimate(warm),
+        "cold_images_per_s": estimate(cold),
+        "trainer_images_per_s": estimate([trainer]),
+        "fed_images_per_s": trained,
+        "fed_ratio": ratio,
+        "busy_share": busy_share(ratio),
+        "stored_bytes": estimate([size_bytes]),
+    }
+    texts = {}
+    is_converted = profile.name not in AS_IT_IS
+    if not is_converted:
+        texts["convert_s"] = "-"
+    else:
+        work_s = inputs.images * profile.image_s / inputs.cpus
+        write_s = size_bytes / inputs.disk_bytes_per_s
+        values["convert_s"] = estimate([profile.startup_s + max(work_s, write_s)])
+    backend = BACKENDS[profile.name]
+    data = profile.name if is_converted else RAW_TREE
     return Row(
-        backend=BACKENDS[profile.name],
-        data=profile.name if is_converted else RAW_TREE,
-        trainer_name="predicted",
-        loader=estimate(warm),
-        cold=estimate(cold),
-        trainer=estimate([trainer]),
-        together=trained,
-        ratio=Estimate(*(rate / trainer for rate in (trained.median, trained.low, trained.high))),
-        image_bytes=profile.image_bytes,
-        convert_s=profile.startup_s + max(work_s, size / inputs.disk_bytes_per_s) if is_converted else None,
-        size_bytes=size,
+        name="loaders.build" if profile.name == RAW_TREE else profile.name,
+        of={"backend": backend, "data": data, "trainer": PREDICTED},
+        values=values,
+        texts=texts,
     )
 
 
-def _warm(run: Loaded, measured_cpus: int, cpus: int) -> float:
+def _warm(turn: Turn, measured_cpus: int, cpus: int) -> float:
     """Images/s of the loader on `cpus` CPUs."""
-    scaled = run.loader * cpus / measured_cpus
-    if cpus <= measured_cpus or run.serial_s <= 0:
+    scaled = turn.loader * cpus / measured_cpus
+    if cpus <= measured_cpus or turn.serial_s <= 0:
         return scaled
     # a thread is never busier than all the time: the measured rate is below this limit
-    return max(run.loader, min(scaled, 1 / run.serial_s))
+    return max(turn.loader, min(scaled, 1 / turn.serial_s))

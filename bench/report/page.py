@@ -9,13 +9,14 @@ import base64
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
+from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from bench.report.result import Batches, Result, Row, Watched, format_document
+from bench.report.result import Batches, Result, Row, Trial, Watched, format_document
 from bench.report.show import describe_ratios, printable_lines
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
@@ -27,7 +28,8 @@ COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
 _SERIES_PIXELS = 170
-_STYLE = """
+_DASHES = ("solid", "dash", "dot")
+STYLE = """
 .charts { margin-bottom: 1.2rem; }
 .listed table { font-size: .9rem; } .listed td .title { display: none; }
 .listed th, .listed td { padding: .3rem .4rem; }
@@ -44,12 +46,12 @@ _STYLE = """
 .js-plotly-plot .gridlayer path { stroke: var(--line) !important; }
 
 .busy { max-width: none; margin: 1.8rem 0 1.2rem; } .busy figcaption { margin-bottom: .6rem; }
-.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 3.5rem 18.5rem; gap: 0 .9rem;
+.lane { display: grid; grid-template-columns: 14rem minmax(8rem, 1fr) 5rem 17rem; gap: 0 .9rem;
   align-items: center; padding: .3rem 0; }
 .lane .track { background: var(--tint); border-radius: 4px; height: 1.4rem; overflow: hidden; }
 .lane .track div { background: var(--bar); height: 100%; border-radius: 4px; min-width: 2px; }
 .lane.today .track div { background: #8a8f98; }
-.lane .share { text-align: right; font-weight: 600; font-variant-numeric: tabular-nums; }
+.lane .share { text-align: right; font-weight: 600; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .lane .saves { color: var(--soft); }
 .lane.best .name { font-weight: 600; }
 @media (max-width: 48rem) {
@@ -83,26 +85,35 @@ _CONFIG = {"responsive": True, "displayModeBar": False}
 
 def make_page(result: Result) -> str:
     """The page of any result."""
-    paragraphs = []
-    for first, *more in result.answer:
-        paragraphs.append(first)
-        if more:
-            paragraphs.append(" ".join(more))
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
         _draw_bars(result),
-        charts(dict(_draw_workers(result)), "workers"),
-        page.paragraphs([result.next_step] if result.next_step else []),
+        charts({**dict(_draw_workers(result)), **_draw_learning(result)}, "chart"),
+        page.paragraphs(result.next_step.splitlines()),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
         page.folded("All numbers", _draw_numbers(result)),
         *_draw_details(result),
         page.folded("Machine, versions and settings", _draw_facts(result)),
     ]
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
-    verdict = f'<section class="verdict">{answer}</section>' if answer else ""
-    content = f"<h1>{escape(result.question)}</h1>{verdict}{''.join(parts)}"
+    content = f"<h1>{escape(result.question)}</h1>{_draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
-    return page.document(result.question, content, head_html=scripts, style=_STYLE)
+    return page.document(result.question, content, head_html=scripts, style=STYLE)
+
+
+def draw_summary(result: Result) -> str:
+    """The answer and a bar for each row, as a part of another page with STYLE."""
+    return _draw_answer(result) + _draw_bars(result)
+
+
+def _draw_answer(result: Result) -> str:
+    """What the reader came for: the first sentence of each paragraph stands alone."""
+    paragraphs = []
+    for first, *more in result.answer:
+        paragraphs.append(first)
+        if more:
+            paragraphs.append(" ".join(more))
+    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    return f'<section class="verdict">{answer}</section>' if answer else ""
 
 
 def _draw_bars(result: Result) -> str:
@@ -177,6 +188,36 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
             f"{loader}: a flat line gains nothing from more workers; dotted: the trainer alone",
             drawn.update_yaxes(rangemode="tozero"),
         )
+
+
+def _draw_learning(result: Result) -> dict[str, go.Figure]:
+    """For each source of pictures that models were trained on, their accuracy over time."""
+    sources: dict[str, list[Trial]] = {}
+    for trial in result.trials:
+        if "top1_accuracy" in trial.series:
+            sources.setdefault(str(trial.of["source"]), []).append(trial)
+    traces = []
+    for number, (source, trials) in enumerate(sources.items()):
+        colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
+        shared: dict[str, Any] = {"dash": dash, "legendgroup": escape(source)}
+        thin: dict[str, Any] = {"opacity": 0.35, "showlegend": False, "hoverinfo": "skip"}
+        seconds = [trial.series["train_s"] for trial in trials]
+        top1 = [trial.series["top1_accuracy"] for trial in trials]
+        for across, up in zip(seconds, top1, strict=True):
+            traces.append(line(across, up, source, colour, width=1, **thin, **shared))
+        mean_s, mean_top1 = map(_mean_curve, (seconds, top1))
+        traces.append(line(mean_s, mean_top1, source, colour, width=3, **shared))
+    if not traces:
+        return {}
+    drawn = figure(traces, 340, "seconds of training", "top-1")
+    drawn.update_xaxes(rangemode="tozero")
+    drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
+    return {"How soon the models learn: a thin line for each seed, and a thick one for their mean": drawn}
+
+
+def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
+    """The mean of the curves at each of their points."""
+    return [fmean(points) for points in zip(*curves, strict=True)]
 
 
 def _draw_numbers(result: Result) -> str:

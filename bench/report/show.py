@@ -70,10 +70,19 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
             say(finding)
     if result.next_step:
         click.echo()
-        say(result.next_step)
+        show_next_step(result.next_step)
     has_more = any(row.advice or row.findings or row.detail for row in result.rows)
     if has_more and not (details or has_page):
         click.echo("everything else: --details, or a page with --html FILE")
+
+
+def show_next_step(text: str) -> None:
+    """Print sentences, and unbroken the indented lines, which are to be pasted."""
+    for line in text.splitlines():
+        if line.startswith(" "):
+            click.echo(printable(line))
+        else:
+            say(line)
 
 
 def pasted_rows(result: Result) -> list[Row]:

@@ -157,7 +157,11 @@ def make_result(
         rows = [_make_row(stream) for stream in streams]
     else:
         first = streams[0]
-        changes = waiting.find_changes(first, streams, cpus, replaced)
+        changes = [
+            change
+            for change in waiting.find_changes(first, streams, cpus, replaced)
+            if lines.get(change.name)  # else there is nothing to write for it
+        ]
         answer.append(tuple(sentences(first, streams, cpus, gpu_price)))
         if not changes and (why := _why_no_change(first, cpus)):
             answer.append((why,))

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Train on the nodes of a Slurm job: a task a node, which starts a rank for each of its GPUs.
+# Train on the nodes of a Slurm job: torchrun on each node starts a rank for each of its GPUs.
 #
 #     sbatch --nodes=4 slurm.sh /shared/data/shards /shared/runs/one --model resnet50 --epochs 90 --bf16
 #
@@ -25,16 +25,17 @@ data="$1"
 checkpoints="$2"
 shift 2
 
-# What brings `python`, with precache[bench] installed, into the PATH of every node, such as
+# What brings `torchrun`, with precache[loaders] installed, into the PATH of every node, such as
 # source /shared/venv/bin/activate
 
 # The first node leads; nodes may be shared with other jobs, so each job has a port of its own.
-export NNODES="$SLURM_NNODES"
-MASTER_ADDR="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}"
-export MASTER_ADDR
-export MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
+leader="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}"
+port="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
 
 # Slurm 22.05 and newer do not take the CPUs of a task over from the job. A task that has saved and ended is no
-# reason to kill the others, which may be saving.
+# reason to kill the others, which may be saving. A task learns its number only as it starts.
 srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 \
-    python -m bench.sagemaker.train --data "$data" --checkpoints "$checkpoints" "$@"
+    bash -c 'exec torchrun --node-rank="$SLURM_PROCID" "$@"' task \
+    --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \
+    --master-addr="$leader" --master-port="$port" \
+    --module loaders.examples.train "$data" --out="$checkpoints" --resume "$@"

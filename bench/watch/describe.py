@@ -13,10 +13,11 @@ there. `bench.watch.advice` makes text of the record, which is plain values:
     sampler     {"name": "RandomSampler", ...}
     dataset     see `_dataset`
     root        of the innermost dataset, absolute; "" where it has none
-    batch       of `describe_batch`: {"form": "pair", "images": {"dtype": ..., "shape": ...}, "labels": {...}, "views": 1}
+    batch       what `describe_batch` says of the first one
     main        the script's file; `guarded`: whether it got here below `if __name__ == "__main__"`
     start       how processes are started: fork, spawn, forkserver
     cuda        whether the script uses a GPU
+    python      the interpreter
     folder      the working folder as the script began; `moved`: whether it is another one now
 """
 
@@ -39,6 +40,8 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.getcwd()
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _PACKAGES = ("site-packages", "dist-packages")
+_LIBRARIES = ("accelerate", "fastai", "lightning", "timm", "transformers", "ultralytics")
+"""They are libraries where they are run from a checkout, too."""
 _FIRST_CLASSES = 20  # whose names are told
 _IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
 _MOST = 64  # numbers of a value that is told
@@ -55,8 +58,8 @@ _ARGUMENTS = (
 _Record = dict[str, Any]
 _made: dict[int, tuple[Any, _Record]] = {}
 """By the id of a dataset or loader: a reference to it, and where it was made."""
-_loaded: dict[int, tuple[Any, _Record]] = {}
-"""By the id of a dataset: a reference to it, and where the script made a loader of it."""
+_loaded: dict[int, tuple[Any, tuple[_Record, Any]]] = {}
+"""By the id of a dataset: a reference to it; where the script made a loader of it, a reference to that."""
 _counts: dict[tuple[str, int, int | None], int] = {}
 """By path, line and column of a call: datasets that it made, or of which it made a loader."""
 _roots: dict[int, tuple[Any, str]] = {}
@@ -86,9 +89,11 @@ def loader_made(loader: Any, dataset: Any) -> None:
     origin = _origin(sys._getframe(1))
     own = _find(_loaded, dataset)
     if origin["libraries"] and own is not None:
-        origin = own
-    elif own is None or own["made"] != origin["made"]:
-        _note(_loaded, dataset, origin)
+        origin, original = own
+        if original() is not None:
+            origin = {**origin, **_settings(original())}
+    elif own is None or own[0]["made"] != origin["made"]:
+        _note(_loaded, dataset, (origin, weakref.ref(loader)))
         _count(origin)
     _note(_made, loader, origin)
 
@@ -109,17 +114,29 @@ def describe(loader: Any) -> _Record:
         innermost = innermost["inner"][0]
     torch = sys.modules.get("torch")
     return {
-        "loader": _full_name(type(loader)),
+        **_settings(loader),
         **origin,
-        "arguments": {name: _plain(getattr(loader, name, None)) for name in _ARGUMENTS},
-        "collate": _collate(loader),
-        "sampler": _sampler(loader),
         "dataset": dataset,
         "root": innermost["root"],
         "start": _start_method(loader),
         "cuda": bool(torch is not None and torch.cuda.is_initialized()),
+        "python": sys.executable,
         "folder": _FOLDER,
         "moved": os.getcwd() != _FOLDER,
+    }
+
+
+def _settings(loader: Any) -> _Record:
+    """The class of a loader, and what it was told."""
+    batches = getattr(loader, "batch_sampler", None)
+    arguments = {name: _plain(getattr(loader, name, None)) for name in _ARGUMENTS}
+    if batches is not None:  # which a script may give in their place
+        arguments |= {name: _plain(getattr(batches, name, None)) for name in ("batch_size", "drop_last")}
+    return {
+        "loader": _full_name(type(loader)),
+        "arguments": arguments,
+        "collate": _collate(loader),
+        "sampler": _sampler(loader),
     }
 
 
@@ -163,11 +180,11 @@ def _origin(frame: FrameType | None) -> _Record:
     while frame is not None:
         path = frame.f_code.co_filename
         if not path.startswith("<") and not _is_here(path):
-            if not _is_library(path):
+            if not _is_library(frame):
                 if call is None:
                     call = _call(frame)
             elif call is None:
-                library = _library(frame, path)
+                library = _library(frame)
                 if library not in ("", "torch", "torchvision") and library not in libraries:
                     libraries.insert(0, library)
                 outermost = _call(frame)
@@ -182,14 +199,23 @@ def _is_here(path: str) -> bool:
     return os.path.dirname(os.path.abspath(path)) == _HERE
 
 
-def _is_library(path: str) -> bool:
-    return any(f"{os.sep}{name}{os.sep}" in path for name in _PACKAGES) or path.startswith(_STANDARD_LIBRARY)
+def _is_library(frame: FrameType) -> bool:
+    """Whether a frame is of Python or a package, and not of the script or a module of its project."""
+    path = frame.f_code.co_filename
+    is_installed = any(f"{os.sep}{name}{os.sep}" in path for name in _PACKAGES)
+    return is_installed or path.startswith(_STANDARD_LIBRARY) or _package(frame) in _LIBRARIES
 
 
-def _library(frame: FrameType, path: str) -> str:
-    """The package that a file of a library is of; "" for Python's own."""
-    if not any(name in path for name in _PACKAGES):
+def _library(frame: FrameType) -> str:
+    """The package that a frame of a library is of; "" for Python's own, and for what passes a call on."""
+    if frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) and "-packages" not in frame.f_code.co_filename:
         return ""
+    if "lightning" in _package(frame) and frame.f_code.co_name == "wrapper":  # around `DataLoader.__init__`
+        return ""
+    return _package(frame)
+
+
+def _package(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
@@ -313,8 +339,8 @@ def _collate(loader: Any) -> str:
 
 
 def _sampler(loader: Any) -> _Record:
-    sampler = getattr(loader, "sampler", None)
     batches = getattr(loader, "batch_sampler", None)
+    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
     found: _Record = {"name": type(sampler).__name__}
     names = ("replacement", "num_samples", "shuffle", "drop_last")
     found |= {name: _plain(getattr(sampler, name)) for name in names if hasattr(sampler, name)}
@@ -420,53 +446,59 @@ def _is_torchvision(transform: Any) -> bool:
 
 def _passes_on(transform: Any) -> str | None:
     """The attribute with a transform to which `__call__` only passes the picture on; None: it does more."""
-    value = _returned(transform)
-    if isinstance(value, ast.Call):
-        return _own_attribute(value)
-    return None
+    value, _ = _returned(transform)
+    return _own_attribute(value)
 
 
 def _makes_views(transform: Any) -> tuple[str, int] | None:
     """The attribute with a transform that `__call__` calls once for each view, and how many views."""
-    value = _returned(transform)
+    value, names = _returned(transform)
     if isinstance(value, (ast.List, ast.Tuple)):
-        names = {_own_attribute(element) for element in value.elts}
-        name = names.pop() if len(names) == 1 else None
-        return None if name is None else (name, len(value.elts))
+        views = [names.get(one.id) if isinstance(one, ast.Name) else one for one in value.elts]
+        attributes = {_own_attribute(view) for view in views}
+        attribute = attributes.pop() if len(attributes) == 1 else None
+        return None if attribute is None else (attribute, len(views))
     if not isinstance(value, ast.ListComp) or len(value.generators) != 1:
         return None
-    name, numbers = _own_attribute(value.elt), value.generators[0].iter
-    if name is None or not isinstance(numbers, ast.Call) or value.generators[0].ifs:
+    attribute, numbers = _own_attribute(value.elt), value.generators[0].iter
+    if attribute is None or not isinstance(numbers, ast.Call) or value.generators[0].ifs:
         return None
     if getattr(numbers.func, "id", "") != "range" or len(numbers.args) != 1:
         return None
     count = numbers.args[0]
     if isinstance(count, ast.Attribute) and getattr(count.value, "id", "") == "self":
-        views = getattr(transform, count.attr, None)
+        several = getattr(transform, count.attr, None)
     else:
-        views = count.value if isinstance(count, ast.Constant) else None
-    return (name, views) if isinstance(views, int) else None
+        several = count.value if isinstance(count, ast.Constant) else None
+    return (attribute, several) if isinstance(several, int) else None
 
 
-def _returned(transform: Any) -> ast.expr | None:
-    """What the `__call__`, or `forward`, of a script's own class returns, where it does nothing else."""
+def _returned(transform: Any) -> tuple[ast.expr | None, dict[str, ast.expr]]:
+    """What the `__call__`, or `forward`, of a script's own class returns, and what it calls by a name before.
+
+    None where it does anything else.
+    """
     own = type(transform)
     method = vars(own).get("forward") or vars(own).get("__call__")
+    names: dict[str, ast.expr] = {}
     if not inspect.isfunction(method):
-        return None
+        return None, names
     try:
         body = ast.parse(textwrap.dedent(inspect.getsource(method))).body[0].body  # type: ignore[attr-defined]
     except (OSError, TypeError, SyntaxError):
-        return None
+        return None, names
     if body and isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
         body = body[1:]  # its docstring
-    if len(body) == 1 and isinstance(body[0], ast.Return):
-        returned: ast.expr | None = body[0].value
-        return returned
-    return None
+    for statement in body:
+        if isinstance(statement, ast.Return):
+            return statement.value, names
+        if not isinstance(statement, ast.Assign) or not isinstance(statement.targets[0], ast.Name):
+            break
+        names[statement.targets[0].id] = statement.value
+    return None, names
 
 
-def _own_attribute(call: ast.expr) -> str | None:
+def _own_attribute(call: ast.expr | None) -> str | None:
     """NAME of a call `self.NAME(x)`."""
     if not isinstance(call, ast.Call) or len(call.args) != 1 or call.keywords:
         return None

@@ -188,7 +188,7 @@ def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> Sett
         stored: to convert to, at least, where pictures are cut out of what is stored.
     """
     if pictures.missing:
-        return f"it has no {_listed(pictures.missing)} there (it has {BUILD_HAS})"
+        return f"it has no {_listed(pictures.missing)} (it has {BUILD_HAS})"
     if pictures.values == "pil" or len(shape) != 4 or shape[1] != 3:
         return f"it makes batches [n, 3, height, width], and these are {list(shape)}"
     sides = [*shape[2:]]

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from bench.report.waiting import FEWEST, Event, Machine, warm_up
 from precache.cli import terminal
 from precache.engines import available_cpus
 from precache.errors import SettingError, did_you_mean
+from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _POLL_S = 0.3
@@ -93,8 +93,7 @@ def watch(
         whole: let it go on to its own end.
         output: where its standard output goes; None: where ours goes.
     """
-    with tempfile.TemporaryDirectory(prefix="bench-watch-") as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         path = [str(_INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         told = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
         try:

@@ -68,6 +68,17 @@ class Script:
         """Every call of the script."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
+    def imported_names(self) -> set[str]:
+        """The last names of the modules that it imports: params of `from my.params import parse`."""
+        found = set()
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.rpartition(".")[2] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                found |= {alias.name for alias in node.names}
+                found.add((node.module or "").rpartition(".")[2])
+        return found
+
     def find_class(self, name: str) -> ast.ClassDef | None:
         """The class of this name."""
         for node in ast.walk(self.tree):
@@ -94,6 +105,26 @@ class Script:
             if names and str(dest).replace("-", "_") == value.attr:
                 return names[0]
         return None
+
+    def unpacked_value(self, call: ast.Call, name: str) -> ast.expr | None:
+        """What `**options` of the call give as `name`, where the script says it in one place alone."""
+        dicts = {
+            keyword.value.id
+            for keyword in call.keywords
+            if keyword.arg is None and isinstance(keyword.value, ast.Name)
+        }
+        found: list[ast.expr] = []
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"{each}.update" for each in dicts}:
+                return None
+            if not isinstance(node, ast.Assign) or not dicts & {ast.unparse(each) for each in node.targets}:
+                continue
+            if isinstance(node.value, ast.Call) and function_name(node.value) == "dict":
+                found += [keyword.value for keyword in node.value.keywords if keyword.arg == name]
+            elif isinstance(node.value, ast.Dict):
+                keys = [key.value if isinstance(key, ast.Constant) else None for key in node.value.keys]
+                found += [value for key, value in zip(keys, node.value.values, strict=True) if key == name]
+        return found[0] if len(found) == 1 else None
 
     def is_shared(self, call: ast.Call, dataset: ast.expr | None) -> bool:
         """Whether one call is for several datasets: in a comprehension, or a function that is given them."""
@@ -203,11 +234,14 @@ class Changes:
         return name
 
     def set_arguments(self, call: ast.Call, values: Mapping[str, str], positions: tuple[str, ...]) -> None:
-        """Give the call these arguments, each a name and the text of its value."""
+        """Give the call these arguments, each a name and the text of its value.
+
+        What several `**options` give is put together in one, so they have to follow each other.
+        """
         unpacked = [keyword for keyword in call.keywords if keyword.arg is None]
         added = []
         for name, text in values.items():
-            given = argument(call, name, positions)
+            given = argument(call, name, positions) or self._script.unpacked_value(call, name)
             if given is not None:
                 self.replace(given, text)
             else:
@@ -215,9 +249,11 @@ class Changes:
         if not added:
             return
         if unpacked:  # which may hold it
-            more = ", ".join(f'"{name}": {text}' for name, text in added)
-            value = unpacked[-1].value
-            self.replace(value, f"{{**{self._script.text_of(value)}, {more}}}")
+            options = [keyword.value for keyword in unpacked]
+            merged = [f"**{self._script.text_of(each)}" for each in options]
+            merged += [f'"{name}": {text}' for name, text in added]
+            begin, end = self._script._span(options[0])[0], self._script._span(options[-1])[1]
+            self._parts.append((begin, end, f"{{{', '.join(merged)}}}"))
             return
         more = ", ".join(f"{name}={text}" for name, text in added)
         last = max([*call.args, *(keyword.value for keyword in call.keywords)], key=_end, default=None)

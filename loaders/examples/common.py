@@ -1,7 +1,6 @@
 """What the examples share: the command line, the two loaders, checkpoints, a line per epoch, errors."""
 
 import argparse
-import math
 import os
 import signal
 import sys
@@ -11,16 +10,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torchvision
-from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR
-from torchvision.models.resnet import BasicBlock, ResNet
 
 import loaders
 from loaders.deliver import find_device
+from loaders.examples.models import MODELS, check_size
 from precache.errors import PrecacheError, SettingError, check_range
-
-MODELS = ("resnet10", "resnet18", "resnet34", "resnet50", "resnet101")
 
 
 def main(
@@ -40,19 +34,20 @@ def parser(name: str, described: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(f"python -m loaders.examples.{name}", description=description)
     add = made.add_argument
     add("path", help="a tree of class folders, or what 'precache convert' made of one, also at a URL")
-    add("--val", help="another such, to validate on (default: the split val of PATH, if it has one)")
+    add("--val", help="tree or dataset to validate on (default: the split val of PATH, if it has one)")
     add("--splits", help="shares of the splits of a tree that has none, such as train=0.9,val=0.1")
     add("--out", type=Path, default=Path("runs", name), help=f"folder of checkpoints (default: runs/{name})")
     add("--resume", action="store_true", help="go on from the checkpoint in OUT, or start if there is none")
-    add("--model", default="resnet18", choices=MODELS, help="default: resnet18")
-    add("--epochs", type=int, default=10, help="default: 10")
-    add("--batch-size", type=int, default=64, help="of all ranks together (default: 64)")
+    add("--model", default="resnet18", choices=MODELS, help="which ResNet (default: resnet18)")
+    add("--epochs", type=int, default=10, help="passes over the training pictures (default: 10)")
+    add("--batch-size", type=int, default=64, help="pictures of a batch, of all ranks together (default: 64)")
     add("--size", type=int, help="side of the pictures (default: 224, or what is stored if less)")
-    add("--lr", type=float, default=0.05, help="the highest learning rate (default: 0.05)")
-    add("--seed", type=int, default=0, help="of the order, the crops and the first weights (default: 0)")
+    add("--lr", type=float, help="the highest learning rate (default: the model's, 0.05 for resnet18)")
+    add("--seed", type=int, default=0, help="seed of the order, the crops and the first weights (default: 0)")
     found = "cuda" if torch.cuda.is_available() else "cpu"
     add("--device", default=found, help="cpu or cuda (default: cuda if it is there)")
     add("--bf16", action="store_true", help="compute in bfloat16 where that is safe")
+    made.set_defaults(compile=False, tensorboard=False)  # options of `train` alone
     return made
 
 
@@ -76,7 +71,11 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
         "device": args.device,
         "seed": args.seed,
     }
-    train = loaders.build(args.path, size=args.size, augment="train", splits=args.splits, **settings)
+    size = MODELS[args.model].size if args.size is None else args.size
+    train = loaders.build(args.path, size=size, augment="train", splits=args.splits, **settings)
+    check_size(args.model, train.size)
+    if not train.classes:
+        raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
     settings |= {"size": train.size, "shuffle": False}
     try:
         if args.val:
@@ -92,27 +91,6 @@ def build_loaders(args: argparse.Namespace, ranks: int) -> tuple[loaders.Loader,
     if val.classes != train.classes:
         raise SettingError(f"--val {args.val}: has other classes than {args.path}; both need the same")
     return train, val
-
-
-def build_model(args: argparse.Namespace, loader: loaders.Loader) -> Any:
-    """A ResNet, a torch module, for the classes of `loader`, its weights drawn by `args.seed`."""
-    if not loader.classes:
-        raise SettingError(f"{args.path}: its samples have no classes; the examples learn to tell classes")
-    torch.manual_seed(args.seed)
-    if args.model == "resnet10":
-        net = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=len(loader.classes))
-    else:
-        net = torchvision.models.get_model(args.model, num_classes=len(loader.classes))
-    return net.to(memory_format=torch.channels_last)
-
-
-def build_optimizer(net: torch.nn.Module, args: argparse.Namespace, batches: int) -> tuple[SGD, LambdaLR]:
-    """SGD, and its rate over all batches of all epochs: it rises for a twentieth, and falls as a cosine."""
-    optimizer = SGD(net.parameters(), args.lr, momentum=0.9, weight_decay=1e-4, nesterov=True)
-    steps = args.epochs * batches
-    return optimizer, LambdaLR(
-        optimizer, lambda step: min(20 * (step + 1) / steps, (1 + math.cos(math.pi * step / steps)) / 2)
-    )
 
 
 def report(epoch: int, figures: dict[str, float], tensorboard: Path | None = None) -> None:

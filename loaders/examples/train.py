@@ -9,62 +9,128 @@ SIGTERM saves and ends with exit code 143; the same command with --resume goes o
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
-import loaders
+from loaders.batch import Batch
 from loaders.examples import common
+from loaders.examples.models import build_model, build_optimizer, loss_of
 from loaders.settings import read_launcher
 
-Step: TypeAlias = Callable[[torch.Tensor], object]
-"""Learns from the loss of a batch."""
+Scored: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""The loss of a batch, and the model's scores: float [n, classes]."""
 
 
-def run_epoch(
-    model: torch.nn.Module,
-    loader: loaders.Loader,
-    args: argparse.Namespace,
-    ends: Callable[[], bool],
-    step: Step | None = None,
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Train on what is left of an epoch, or validate, without a `step`, until `ends` says so behind a batch.
+class Learner:
+    """A model that learns from batches: forward, loss, backward, update, one learning rate for each step.
 
-    Returns:
-        Its figures, and the state of `loader` at its end.
+    Args:
+        model: on the device where batches are served.
+        schedule: sets the learning rate of `optimizer`, step by step.
+        dtype: in which the model computes; bfloat16 and float16 where autocast holds them to be safe.
+        compiled: whether torch.compile compiles the model, in the first step.
+        backward: computes the gradients of a loss.
     """
-    model.train(step is not None)
-    sums, state, started = torch.zeros(3, device=args.device), loader.state_dict(), time.perf_counter()
-    for batch in loader:
-        state = loader.state_dict()  # this batch counts as served
-        amp = torch.autocast(batch.images.device.type, torch.bfloat16, enabled=args.bf16)
-        with amp, torch.set_grad_enabled(step is not None):
-            logits = model(batch.images)
-            loss = cross_entropy(logits, batch.labels, label_smoothing=0.1)
-        if step is not None:
-            step(loss)
-        real = ~batch.padding.to(args.device, non_blocking=True)
-        right = (logits.argmax(1) == batch.labels) & real
-        sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
-        if ends():
-            break
-    if dist.is_initialized():
-        dist.all_reduce(sums)
-    loss_sum, right_sum, samples = sums.tolist()
-    if not samples:  # all of it was served before the resume
-        return {}, state
-    figures = {"loss": loss_sum / samples, "accuracy": right_sum / samples}
-    if step is None:
-        return {f"validation_{name}": figure for name, figure in figures.items()}, state
-    return figures | {"images_per_s": samples / (time.perf_counter() - started)}, state
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Any,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+        *,
+        dtype: torch.dtype = torch.float32,
+        compiled: bool = False,
+        backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
+    ) -> None:
+        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self.dtype, self.backward = dtype, backward
+        self.device = next(model.parameters()).device
+        # float16 gradients underflow without scaling; bfloat16 and float32 have range enough
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        if self.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True  # all pictures have one size: the first step tunes cuDNN
+        if compiled:
+            model.compile()
+
+    def step(self, batch: Any) -> Scored:
+        """Learn from `images, labels = batch`."""
+        loss, scores = self._forward(batch)
+        self.optimizer.zero_grad()
+        self.backward(self.scaler.scale(loss))
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.schedule.step()
+        return loss, scores
+
+    @torch.no_grad()
+    def predict(self, batch: Any) -> Scored:
+        """Try the model on `images, labels = batch`."""
+        return self._forward(batch)
+
+    def _forward(self, batch: Any) -> Scored:
+        images, labels = batch
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            scores = self.model(images)
+            return loss_of(scores, labels), scores
+
+    def train(self, batches: Iterable[Batch], ends: Callable[[], bool] = lambda: False) -> dict[str, float]:
+        """Learn from batches until `ends` says so after one of them; loss, accuracy and images/s."""
+        self.model.train()
+        started = time.perf_counter()
+        figures, samples = self._run(self.step, batches, ends)
+        if not samples:
+            return {}
+        return {**figures, "images_per_s": samples / (time.perf_counter() - started)}
+
+    def validate(
+        self, batches: Iterable[Batch], ends: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """Try the model on batches, as `train` takes them; loss and accuracy."""
+        self.model.eval()
+        figures, _ = self._run(self.predict, batches, ends)
+        return {f"validation_{name}": figure for name, figure in figures.items()}
+
+    def _run(
+        self, score: Callable[[Batch], Scored], batches: Iterable[Batch], ends: Callable[[], bool]
+    ) -> tuple[dict[str, float], float]:
+        """Means over the samples of all ranks, and how many they are."""
+        sums = torch.zeros(3, device=self.device)
+        for batch in batches:
+            loss, scores = score(batch)
+            real = ~batch.padding.to(self.device, non_blocking=True)
+            right = (scores.argmax(1) == batch.labels) & real
+            sums += torch.stack([loss.detach() * real.sum(), right.sum(), real.sum()])
+            if ends():
+                break
+        if dist.is_initialized():
+            dist.all_reduce(sums)
+        loss_sum, right_sum, samples = sums.tolist()  # waits for the GPU
+        if not samples:  # all of it was served before the resume
+            return {}, 0
+        return {"loss": loss_sum / samples, "accuracy": right_sum / samples}, samples
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the rest of a training depends on."""
+        return {name: part.state_dict() for name, part in self._parts().items()}
+
+    def load_state_dict(self, states: dict[str, Any]) -> None:
+        """Go on where `states` were taken."""
+        for name, part in self._parts().items():
+            part.load_state_dict(states[name])
+
+    def _parts(self) -> dict[str, Any]:
+        model = self.model.module if isinstance(self.model, DistributedDataParallel) else self.model
+        parts = {"model": model, "optimizer": self.optimizer}
+        return {**parts, "schedule": self.schedule, "scaler": self.scaler}
 
 
 class Training:
-    """What one rank trains: a model on a loader, and what its optimizer and schedule need to go on.
+    """What one rank trains: a model on a loader, from checkpoint to checkpoint.
 
     Args:
         ranks: that share a batch.
@@ -77,31 +143,31 @@ class Training:
         args: argparse.Namespace,
         ranks: int,
         prepare: Callable[..., tuple[Any, ...]],
-        backward: Step = torch.Tensor.backward,
+        backward: Callable[[torch.Tensor], object] = torch.Tensor.backward,
     ) -> None:
-        self.args, self.backward = args, backward
+        self.args = args
         loader, self.validation = common.build_loaders(args, ranks)
-        net = common.build_model(args, loader).to(args.device)
-        optimizer, schedule = common.build_optimizer(net, args, len(loader))
-        self.model, self.optimizer, self.loader = prepare(net, optimizer, loader)
-        self.parts: dict[str, Any] = {"model": net, "optimizer": self.optimizer, "schedule": schedule}
-
-    def step(self, loss: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
-        self.backward(loss)
-        self.optimizer.step()
-        self.parts["schedule"].step()
+        net = build_model(args.model, len(loader.classes), args.seed).to(args.device)
+        optimizer, schedule = build_optimizer(args.model, net, args.epochs * len(loader), args.lr)
+        model, optimizer, self.loader = prepare(net, optimizer, loader)
+        self.learner = Learner(
+            model,
+            optimizer,
+            schedule,
+            dtype=torch.bfloat16 if args.bf16 else torch.float32,
+            compiled=args.compile,
+            backward=backward,
+        )
 
     def states(self, of_loader: dict[str, Any]) -> dict[str, Any]:
         """What a checkpoint holds."""
-        parts = {name: part.state_dict() for name, part in self.parts.items()}
-        return {**parts, "name": self.args.model, "loader": of_loader, "classes": self.loader.classes}
+        told = {"name": self.args.model, "classes": self.loader.classes, "loader": of_loader}
+        return {**self.learner.state_dict(), **told}
 
     def restore(self, states: dict[str, Any], path: Path) -> None:
         """Go on where `states`, read from `path`, were taken."""
         common.restore(self.loader, states["loader"], path)
-        for name, part in self.parts.items():
-            part.load_state_dict(states[name])
+        self.learner.load_state_dict(states)
 
     def fit(self, sigterm: common.Sigterm) -> int:
         """Train for the epochs that are left; 143 where SIGTERM ended it, and what was done is saved."""
@@ -111,16 +177,23 @@ class Training:
             dist.broadcast_object_list(found, device=torch.device("cpu"))
         if found[0] is not None:
             self.restore(found[0], path)
-        for epoch in range(self.loader.state_dict()["epoch"], args.epochs):
-            figures, state = run_epoch(self.model, self.loader, args, sigterm.came, self.step)
+        state = self.loader.state_dict()
+
+        def ends() -> bool:
+            nonlocal state
+            state = self.loader.state_dict()  # this batch counts as served
+            return sigterm.came()
+
+        for epoch in range(state["epoch"], args.epochs):
+            figures = self.learner.train(self.loader, ends)
             if first and figures:  # before the validation: who is ended there need not train again
                 common.save_checkpoint(path, self.states(state))
             if self.validation is not None and not sigterm.came():
-                figures |= run_epoch(self.model, self.validation, args, sigterm.came)[0]
+                figures |= self.learner.validate(self.validation, sigterm.came)
             if sigterm.came():
                 return 143
             if first:
-                common.report(epoch, figures, args.out if getattr(args, "tensorboard", False) else None)
+                common.report(epoch, figures, args.out if args.tensorboard else None)
         return 0
 
 
@@ -133,12 +206,9 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     ranks = dist.get_world_size() if dist.is_initialized() else 1
 
     def prepare(net: torch.nn.Module, *others: Any) -> tuple[Any, ...]:
-        return torch.nn.parallel.DistributedDataParallel(net) if ranks > 1 else net, *others
+        return DistributedDataParallel(net) if ranks > 1 else net, *others
 
-    training = Training(args, ranks, prepare)
-    if args.compile:
-        training.model.compile()
-    return training.fit(sigterm)
+    return Training(args, ranks, prepare).fit(sigterm)
 
 
 def main(arguments: list[str] | None = None) -> int:

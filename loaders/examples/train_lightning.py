@@ -15,10 +15,10 @@ from typing import Any
 
 import pytorch_lightning as lightning
 import torch
-from torch.nn.functional import cross_entropy
 
 from loaders.batch import Batch
 from loaders.examples import common
+from loaders.examples.models import build_model, build_optimizer, loss_of
 from loaders.settings import count_local_ranks, read_launcher
 
 
@@ -33,7 +33,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         """By each process, when all have found each other: only then a loader shares its epochs with them."""
         self.args.device = str(self.trainer.strategy.root_device)
         self.training, self.validation = common.build_loaders(self.args, self.trainer.world_size)
-        self.net = common.build_model(self.args, self.training)
+        self.net = build_model(self.args.model, len(self.training.classes), self.args.seed)
 
     def train_dataloader(self) -> Any:
         """Lightning saves and loads the state of a loader with its checkpoints."""
@@ -49,14 +49,15 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         """The loss; Lightning averages what is logged."""
         images, labels = batch
         logits = self.net(images)
-        loss = cross_entropy(logits, labels, label_smoothing=0.1)
+        loss = loss_of(logits, labels)
         figures = {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
         named = {prefix + name: value for name, value in figures.items()}
         self.log_dict(named, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(labels))
         return loss
 
     def configure_optimizers(self) -> Any:
-        optimizer, rate = common.build_optimizer(self, self.args, len(self.training))
+        steps = self.args.epochs * len(self.training)
+        optimizer, rate = build_optimizer(self.args.model, self.net, steps, self.args.lr)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": rate, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from ray import train
 from ray.train.torch import TorchTrainer, get_device, prepare_model
 
 from loaders.examples import common
-from loaders.examples.train import Training, run_epoch
+from loaders.examples.train import Training
 from precache.errors import SettingError, check_range
 from precache.storage.urls import is_url
 
@@ -51,9 +51,9 @@ def train_worker(settings: dict[str, Any]) -> None:
             path = Path(folder) / "checkpoint.pt"
             training.restore(torch.load(path, map_location="cpu"), path)
     for epoch in range(training.loader.state_dict()["epoch"], args.epochs):
-        figures, _ = run_epoch(training.model, training.loader, args, save_at_times, training.step)
+        figures = training.learner.train(training.loader, save_at_times)
         if training.validation is not None:
-            figures |= run_epoch(training.model, training.validation, args, lambda: False)[0]
+            figures |= training.learner.validate(training.validation)
         save(figures)
         if common.is_first():
             common.report(epoch, figures)
@@ -90,9 +90,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Train as the command line says; the exit code."""
     parser = common.parser("train_ray", __doc__)
     add = parser.add_argument
-    add("--workers", type=int, default=2, help="processes, with --device cuda a GPU each (default: 2)")
-    add("--save-every", type=int, default=100, help="batches to a checkpoint (default: 100)")
-    add("--failures", type=int, default=3, help="so often a training that lost a worker goes on (default: 3)")
+    add("--workers", type=int, default=2, help="processes; with --device cuda each has a GPU (default: 2)")
+    add("--save-every", type=int, default=100, help="batches from one checkpoint to the next (default: 100)")
+    add(
+        "--failures", type=int, default=3, help="how often a training that lost a worker goes on (default: 3)"
+    )
     args = parser.parse_args(arguments)
     return common.run("train_ray", lambda: run(args))
 

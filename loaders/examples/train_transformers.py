@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 import transformers
-from torch.nn.functional import cross_entropy
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.train import run_epoch
+from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.train import Learner
 
 _FOLDER = "hugging-face"
 """In OUT; the Trainer removes all but its last folders there. One is whole when it has `loader.pt`."""
@@ -35,11 +35,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch, **_: Any) -> torch.Tensor:
         """Of a batch as our loaders serve it, which needs no names."""
-        return cross_entropy(model(batch.images), batch.labels, label_smoothing=0.1)
+        return loss_of(model(batch.images), batch.labels)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Over all samples, on all ranks; the Trainer's own loss is the mean of batches, of any size."""
-        figures = run_epoch(self.model, self.validation, self.options, self.sigterm.came)[0]
+        figures: dict[str, float] = self.learner.validate(self.validation, self.sigterm.came)
         self.log(figures)
         return figures
 
@@ -99,15 +99,19 @@ def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     )
     args.device = str(settings.device)
     training, validation = common.build_loaders(args, settings.world_size)
-    net = common.build_model(args, training).to(memory_format=torch.contiguous_format)  # as it is saved
+    net = build_model(args.model, len(training.classes), args.seed)
+    net = net.to(memory_format=torch.contiguous_format)  # as it is saved
+    optimizer, schedule = build_optimizer(args.model, net, args.epochs * len(training), args.lr)
     settings.eval_strategy = "no" if validation is None else "epoch"
     trainer = Trainer(
         model=net,
         args=settings,
         train_dataset=training.dataset,
         eval_dataset=None if validation is None else validation.dataset,
-        optimizers=common.build_optimizer(net, args, len(training)),
+        optimizers=(optimizer, schedule),
     )
+    dtype = torch.bfloat16 if args.bf16 else torch.float32
+    trainer.learner = Learner(net, optimizer, schedule, dtype=dtype)
     trainer.training, trainer.validation = training, validation
     trainer.options, trainer.sigterm = args, sigterm
     trainer.remove_callback(transformers.PrinterCallback)

@@ -22,10 +22,14 @@ _FIRST_CLASSES = 10
 @click.command(name="verify", cls=Command)
 @click.argument("dst", type=PathOrUrl())
 @click.argument("others", metavar="[SRC | DST ...]", type=PathOrUrl(), nargs=-1)
-@click.option("--deep", is_flag=True, help="Decode the pictures of SRC again and compare each.")
+@click.option(
+    "--deep", is_flag=True, help="Decode the pictures of SRC again, and compare each with what is stored."
+)
 @click.option("--across", is_flag=True, help="Compare ids, labels and splits of several folders DST.")
-@click.option("--root", help="Table SRC: where its pictures lie now.  [default: as when converted]")
-@click.option("--mask", help="Where the masks lie now, a folder.  [default: as when converted]")
+@click.option(
+    "--root", help="Folder where the pictures of a table SRC lie now.  [default: as when converted]"
+)
+@click.option("--mask", help="Folder where the masks lie now.  [default: as when converted]")
 @click.option("--workers", type=int, help="Worker processes of --deep.  [default: one per CPU]")
 def verify_command(
     dst: Location,
@@ -106,13 +110,13 @@ def _again(dst: Location, source: Location | str) -> str:
     "--list",
     "list_file",
     type=click.Path(path_type=Path),
-    help="Path of the list.  [default: SRC.rejected.csv]",
+    help="Write the list here.  [default: SRC.rejected.csv]",
 )
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
-@click.option("--class-depth", type=int, help=help_of()["class_depth"].removeprefix("Tree: "))
-@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+@click.option("--class-depth", type=int, help=help_of()["class_depth"])
+@click.option("--workers", type=int, help="Worker processes; 0 decodes in this one.  [default: one per CPU]")
 def check_command(
     src: Location, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
 ) -> None:

@@ -38,7 +38,9 @@ from precache.errors import (
     SettingError,
     open_files_error,
     printable,
+    similar_name,
 )
+from precache.imports import OURS, explain_hiding, hiding_files
 from precache.packages import check_package, check_pillow
 from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
@@ -143,6 +145,15 @@ class Group(click.Group):
         command = self.get_command(ctx, name)
         return "" if command is None else command.get_short_help_str(1000)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that the first word names; UsageError, with what has nearly its name, if none."""
+        names = self.list_commands(ctx)
+        if args[0] not in names and not args[0].startswith("-"):
+            ctx.fail(f"no command {args[0]!r}{similar_name(args[0], names)}")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of that name; None if there is none."""
         if cmd_name not in self._modules:
@@ -152,6 +163,8 @@ class Group(click.Group):
 
 def _imported(module: str, program: str) -> click.Command:
     """The command of `module`; MissingDependencyError if that needs what its package's extra brings."""
+    if hiding := hiding_files(sys.path, OURS):
+        raise MissingDependencyError(explain_hiding(hiding))
     try:
         command: click.Command = importlib.import_module(module).command
     except ImportError as error:
@@ -223,11 +236,15 @@ def _run(group: click.Command, program: str, arguments: list[str]) -> int:
 
 def _with_remedy(error: Exception, program: str) -> Exception:
     """`error`; of a package that is missing, what names the command that installs it."""
-    if isinstance(error, ImportError) and not isinstance(error, PrecacheError):
+    if isinstance(error, (PrecacheError, click.ClickException, OSError)):
+        return error
+    if isinstance(error, ImportError):
         try:
             check_package(error, program, "bench" if "bench" in sys.modules else "")
         except MissingDependencyError as missing:
             return missing
+    if hiding := hiding_files(sys.path):
+        return MissingDependencyError(f"{type(error).__name__}: {error}; {explain_hiding(hiding)}")
     return error
 
 

@@ -1,6 +1,7 @@
 """`precache convert`: its options, and what it says of what it did."""
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, shell_command
 from precache.pictures.images import FITS, RESAMPLING
-from precache.pictures.kinds import looks_like_picture
+from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
@@ -43,22 +44,25 @@ RUNNING_FLAGS = {
     "workers": click.option(
         "--workers",
         type=int,
-        help="Worker processes; 0: work in this one. Ray: shards at a time.  "
-        "[default: one per CPU; Ray: two per CPU of the cluster]",
+        help="Worker processes; 0 converts in this one. With Ray, shards that are written at a time.  "
+        "[default: one per CPU; with Ray two per CPU of the cluster]",
     ),
     "engine": click.option(
-        "--engine", default="local", show_default=True, help="local; or ray: all nodes of a Ray cluster."
+        "--engine",
+        default="local",
+        show_default=True,
+        help="Where to convert: local, or ray for all nodes of a Ray cluster.",
     ),
     "address": click.option(
         "--address",
-        help="Ray: HOST:PORT, or auto: RAY_ADDRESS, or the cluster of this machine.  [default: auto]",
+        help="Ray cluster, as HOST:PORT; auto is that of RAY_ADDRESS, else this machine's.  [default: auto]",
     ),
 }
 _REJECTS = {
     "max_rejects": click.option(
-        "--max-rejects", help="How many pictures may be damaged: 1% or 0.01.  [default: 1%]"
+        "--max-rejects", help="Share of the pictures that may be damaged, as 1% or 0.01.  [default: 1%]"
     ),
-    "strict": click.option("--strict", is_flag=True, help="Allow no damaged picture: --max-rejects 0."),
+    "strict": click.option("--strict", is_flag=True, help="Allow no damaged picture, as --max-rejects 0."),
 }
 
 
@@ -100,24 +104,45 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
 )
 @click.argument("src", type=PathOrUrl(), default=RAW)
 @click.argument("dst", type=PathOrUrl(), required=False)
-@click.option("--format", "format_name", help=f"One of: {', '.join(FORMAT_NAMES)}.")
+@click.option("--format", "format_name", help=f"What to write: {', '.join(FORMAT_NAMES)}.")
 @click.option(
     "--size",
     default=str(DEFAULT_SIZE),
     show_default=True,
-    help="Largest shorter side in pixels (see --fit); or side of a square, or WIDTHxHEIGHT.",
+    help="Most pixels of the shorter side; where --fit makes all alike, side of a square or WIDTHxHEIGHT.",
 )
 @click.option(
-    "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality (webdataset, dali)."
+    "--quality", default=DEFAULT_QUALITY, show_default=True, help="JPEG quality, in webdataset and dali."
 )
-@click.option("--fit", default="keep", show_default=True, help=f"One of: {', '.join(FITS)}.")
-@click.option("--enlarge", is_flag=True, help="With fit keep: also enlarge smaller pictures to --size.")
-@click.option("--resample", default="lanczos", show_default=True, help=f"One of: {', '.join(RESAMPLING)}.")
-@click.option("--channels", default="rgb", show_default=True, help="rgb, grey, or (shards) rgba.")
-@click.option("--dtype", default="uint8", show_default=True, help="uint8; or uint16: grey (shards).")
+@click.option(
+    "--fit", default="keep", show_default=True, help=f"How pictures get that size: {', '.join(FITS)}."
+)
+@click.option("--enlarge", is_flag=True, help="With --fit keep, enlarge smaller pictures to --size, too.")
+@click.option(
+    "--resample", default="lanczos", show_default=True, help=f"Filter that resizes: {', '.join(RESAMPLING)}."
+)
+@click.option(
+    "--channels",
+    default="rgb",
+    show_default=True,
+    help="Channels to store: rgb, grey, or rgba, in shards only.",
+)
+@click.option(
+    "--dtype",
+    default="uint8",
+    show_default=True,
+    help="Type of values to store: uint8, or uint16 for grey shards.",
+)
 @click.option("--background", default="white", show_default=True, help="Colour behind transparent pixels.")
-@click.option("--decode", default="full", show_default=True, help="full; or scaled: faster, less exact.")
-@click.option("--allow-truncated", is_flag=True, help="Convert truncated JPEGs; the missing part is grey.")
+@click.option(
+    "--decode",
+    default="full",
+    show_default=True,
+    help="How JPEGs are decoded: full, or scaled, which is faster and less exact.",
+)
+@click.option(
+    "--allow-truncated", is_flag=True, help="Convert truncated JPEGs, too; what is missing is grey."
+)
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
@@ -125,7 +150,7 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     "--splits",
     default=DEFAULT_SPLITS,
     show_default=True,
-    help="Shares (train=0.8,val=0.2), or a file with lines path,split.",
+    help="Share of each split, as train=0.8,val=0.2; or a file with lines path,split.",
 )
 @click.option(
     "--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, counted as decoded pixels."
@@ -225,6 +250,8 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
             f"{destination}: update {len(manifest.updates):,}: {counted(done.added, 'picture')} added, "
             f"{done.removed:,} removed"
         )
+    if missing := _missing_decoders(manifest):
+        click.echo(printable(f"WARNING: {destination}: {missing}"), err=True)
     note(
         f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
@@ -238,7 +265,8 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         note(f"{destination}: {result.duplicates}; list them: {remedy}")
     for line in lines_of_nodes(result.nodes):
         note(f"  {line}")
-    for rejected in manifest.rejected[:10]:
+    damaged = [one for one in manifest.rejected if not kind_without_decoder(one.reason)]
+    for rejected in damaged[:10]:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
     for line in lines_of_ignored(manifest, pictures_only=True):
         click.echo(printable(f"  {line}"), err=True)
@@ -246,6 +274,18 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
         listed = destination / REJECTED_NAME
         click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
+
+
+def _missing_decoders(manifest: Manifest) -> str:
+    """What to say of pictures that may be intact, but cannot be read here; empty if there are none."""
+    kinds = Counter(kind for one in manifest.rejected if (kind := kind_without_decoder(one.reason)))
+    if not kinds:
+        return ""
+    remedies = "; ".join(dict.fromkeys(map(decoder_remedy, kinds)))
+    return (
+        f"{counted(kinds.total(), 'picture')} left out only because this Pillow has no decoder for "
+        f"{', '.join(kinds)}; {remedies}; then run the same command with --overwrite"
+    )
 
 
 def lines_of_ignored(manifest: Manifest, *, pictures_only: bool = False) -> Iterator[str]:

@@ -3,14 +3,18 @@
 torch is looked up, not imported: the answer comes at once. It runs where Pillow does not.
 """
 
+import os
 import platform
 import subprocess
+import sys
 from dataclasses import dataclass
 
 import click
 
 from precache import engines
 from precache.cli.commandline import Command
+from precache.errors import printable
+from precache.imports import hiding_files
 from precache.packages import (
     DALI,
     TORCHCODEC,
@@ -31,7 +35,7 @@ def doctor_command() -> None:
     findings = examine()
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
-        click.echo(f"{finding.subject:<{width}}  {finding.found}")
+        click.echo(f"{finding.subject:<{width}}  {printable(finding.found)}")
         if finding.install:
             click.echo(f"{'':<{width}}  install: {finding.install}")
 
@@ -65,6 +69,19 @@ def examine() -> list[Finding]:
         _packages("datasets of Hugging Face", "hf", "datasets"),
         _packages("tensorboard", "tensorboard", "tensorboard"),
         *gpus,
+        *_hiding_files(),
+    ]
+
+
+def _hiding_files() -> list[Finding]:
+    """Files that a program in the working folder would import instead of what has their name."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return []
+    return [
+        Finding("in the way", f"{file}: a program beside it that imports {file.stem} gets this; rename it")
+        for file in hiding_files([folder, *sys.path])
     ]
 
 
@@ -76,14 +93,17 @@ def _pillow() -> Finding:
     from precache.pictures import kinds
 
     found = f"{kinds.pillow_name()} {PIL.__version__}, {kinds.pillow_jpeg()}"
-    if missing := kinds.kinds_without_decoder():
-        found += f"; cannot read {', '.join(missing)}, which stock Pillow can"
+    lost = kinds.kinds_lost()
+    if lost:
+        found += f"; scripts cannot read {', '.join(lost)} with it, as they can with stock Pillow"
+        if plugged := [kind for kind in lost if kind not in kinds.kinds_without_decoder()]:
+            found += f" ({', '.join(plugged)} where they import its plugin, as precache does)"
     if not kinds.pillow_is_simd():
         faster = f"{found}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
         return Finding("pillow", faster, put_pillow("pillow-simd"))
     if version_of("pillow"):
         found += "; pip also lists Pillow, and may install it over this"
-    return Finding("pillow", found, put_pillow("pillow") if missing else None)
+    return Finding("pillow", found, put_pillow("pillow") if lost else None)
 
 
 def _packages(subject: str, extra: str, *packages: str) -> Finding:

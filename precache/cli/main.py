@@ -48,10 +48,14 @@ def main() -> None:
 
 @main.command(name="sample")
 @click.argument("dst", type=_PATH, default=RAW)
-@click.option("--images", default=512, show_default=True, help="Pictures in all.")
-@click.option("--classes", default=16, show_default=True, help="Class folders.")
-@click.option("--seed", default=0, show_default=True, help="Same seed, same bytes.")
-@click.option("--like", default="imagenet", show_default=True, help="imagenet, or caltech.")
+@click.option("--images", default=512, show_default=True, help="Pictures to generate.")
+@click.option("--classes", default=16, show_default=True, help="Class folders to spread them over.")
+@click.option(
+    "--seed", default=0, show_default=True, help="Seed of the pictures; the same seed gives the same bytes."
+)
+@click.option(
+    "--like", default="imagenet", show_default=True, help="Data set that they resemble: imagenet or caltech."
+)
 def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -> None:
     """Generate photographs in class folders in DST (default data/raw).
 
@@ -85,7 +89,7 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.argument("dst", type=LocalPath())
 @click.argument("url")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
-@click.option("--public", is_flag=True, help="hf://: make a new repository public.")
+@click.option("--public", is_flag=True, help="Make a repository that is new on Hugging Face public.")
 def push_command(dst: Path, url: str, overwrite: bool, public: bool) -> None:
     """Copy the converted dataset in DST to URL: s3://, gs://, az://, or hf://datasets/OWNER/NAME.
 
@@ -123,9 +127,11 @@ def _moved(done: "Transfer", verb: str) -> str:
 @main.command(name="export")
 @click.argument("dst", type=PathOrUrl())
 @click.argument("tree", type=LocalPath())
-@click.option("--format", "file_format", help="jpeg, or png.  [default: as stored; pixels as png]")
-@click.option("--quality", type=int, help="JPEG quality, where pixels are stored.  [default: 95]")
-@click.option("--workers", type=int, help="Worker processes; 0: work in this one.  [default: one per CPU]")
+@click.option(
+    "--format", "file_format", help="Format of the files, jpeg or png.  [default: as stored; pixels as png]"
+)
+@click.option("--quality", type=int, help="JPEG quality, for a dataset that stores pixels.  [default: 95]")
+@click.option("--workers", type=int, help="Worker processes; 0 writes in this one.  [default: one per CPU]")
 def export_command(
     dst: Location, tree: Path, file_format: str | None, quality: int | None, workers: int | None
 ) -> None:

@@ -14,7 +14,7 @@ from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.turns import Turn
 from precache.reporting import Progress, unseen, warn
-from precache.sources.base import SampleRef, Scan, Source, reads_of
+from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list, write_list
 from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Url, locate
@@ -83,6 +83,7 @@ def check(
         scan = scan_tree(source, depth)
     for warning in scan.warnings:
         warn(warning)
+    warn_of_undecodable(scan)
     target = default_list(scan.root) if list_file is None else Path(list_file)
     check_writable(target, scan.root)
     report = engines.counted(on_progress, len(scan.samples))

@@ -6,7 +6,6 @@ it can be cleaned up only there.
 """
 
 import os
-import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -62,7 +61,7 @@ class Leftovers:
             elif folder.is_dir():
                 fsync_folder(folder)
         for folder in self.folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            staging.remove(folder)
 
 
 @contextmanager

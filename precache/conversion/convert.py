@@ -79,12 +79,12 @@ from precache.dataset.statistics import ChannelStatistics, statistics_by_split
 from precache.errors import DatasetError, SettingError, check_open_files, check_share, shell_command
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import kind_without_decoder, made_by
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, nothing_lost, tells, unseen, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart, prepared
+from precache.sources.base import Samples, Scan, check_apart, prepared, warn_of_undecodable
 from precache.sources.masks import reader_of
 from precache.sources.splits import apply_list, gaps
 from precache.storage.locks import hold_lock, lock_path
@@ -224,6 +224,7 @@ def _scanned(
         boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
+    warn_of_undecodable(scan)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
     elif recipe.listed:
@@ -378,6 +379,13 @@ def _write_shards(job: _Job, journal: Journal) -> int:
 def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) -> None:
     """Raise DatasetError if more than `limit` pictures are rejected."""
     if len(rejected) > limit:
+        undecoded = [one for one in rejected if kind_without_decoder(one.reason)]
+        if undecoded:
+            raise DatasetError(
+                f"{place}: stopped, for {undecoded[0].path} {undecoded[0].reason}; "
+                f"{too_many_rejected(len(rejected), limit)}, {len(undecoded):,} of them for want of a "
+                f"decoder; install it and pass --overwrite, or leave them out with a higher --max-rejects"
+            )
         raise DatasetError(
             f"{place}: stopped, {too_many_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
             f"{rejected[0].reason}; repair or remove them and pass --overwrite, or leave them "

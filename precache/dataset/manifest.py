@@ -29,7 +29,7 @@ from precache.dataset.index import (
 )
 from precache.dataset.shard_table import ShardTable, read_table, suffixes_of
 from precache.dataset.statistics import ChannelStatistics
-from precache.errors import DatasetError, SettingError
+from precache.errors import DatasetError, SettingError, similar_name
 from precache.formats import FORMATS
 from precache.pictures.images import CHANNELS
 from precache.recipe import SPLIT_NAME, Recipe, as_flags
@@ -168,8 +168,9 @@ class Manifest:
         """The shards of `split`; SettingError names the splits that there are."""
         chosen = self.shards.of_split(split)
         if not chosen.any():
-            splits = ", ".join(sorted(self.shards.split_names))
-            raise SettingError(f"unknown split {split!r}; choose from: {splits}")
+            names = sorted(self.shards.split_names)
+            hint = similar_name(split, names)
+            raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}{hint}")
         return self.shards.select(chosen)
 
 

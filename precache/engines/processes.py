@@ -362,8 +362,9 @@ class Worker:
         arguments = (theirs, self._unit, work)
         self._process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            # On Ctrl-C the parent ends the run. NumPy's threads would only idle.
-            with blocked(signal.SIGINT), _environment(OPENBLAS_NUM_THREADS="1"):
+            # On Ctrl-C the parent ends the run. NumPy's threads would only idle. A random.py in the working
+            # folder is not ours to import; what the source needs is found, for the path is the parent's.
+            with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
                 self._process.start()
         except OSError as error:
             self.connection.close()
@@ -447,7 +448,7 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 @contextmanager
-def _environment(**variables: str) -> Iterator[None]:
+def environment_with(**variables: str) -> Iterator[None]:
     """Set environment variables for what is started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

@@ -6,6 +6,7 @@ Plain JPEGs are decoded by simplejpeg, which drives the same libjpeg-turbo with 
 the same pixels in less than half the time; everything else goes through Pillow.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from PIL import Image, ImageOps
 from precache.errors import ImageError, SourceError
 from precache.pictures import depth, jpeg, pillow
 from precache.pictures.jpeg import Pixels
-from precache.pictures.kinds import pillow_is_simd
+from precache.pictures.kinds import no_decoder, pillow_is_simd
 from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import MAX_PIXELS, read_picture
 from precache.pictures.sizes import Size, sides
@@ -49,6 +50,9 @@ CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
 
 _KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.pictures.masks`
 _EMPTY = "the file is empty"
+# as Pillow says that it was compiled without a library
+_MISSING_CODEC = re.compile(r"decoder (\w+) not available")
+_KIND_OF_CODEC = {"jpeg2k": "JPEG2000", "libtiff": "compressed TIFF"}
 _SIDEWAYS = (5, 6, 7, 8)
 # Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
@@ -229,6 +233,8 @@ def _named(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
                 f"{path}: not enough memory to decode it ({reason}); use fewer --workers, free some "
                 f"memory, or leave it out with a smaller --max-pixels"
             ) from error
+        if codec := _MISSING_CODEC.fullmatch(reason):
+            reason = no_decoder(_KIND_OF_CODEC.get(codec[1], codec[1]))
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 
 

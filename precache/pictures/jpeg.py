@@ -11,6 +11,7 @@ import simplejpeg
 from PIL import Image
 
 from precache.errors import ImageError
+from precache.pictures.pillow import undisturbed
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
@@ -112,7 +113,8 @@ def orientation(data: bytes) -> int:
     head = data[: _scan(data)]  # no decoder looks behind it, and searching the rest would take long
     if not any(mark in head for mark in _ORIENTATION_MARKS):
         return 1
-    with Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+    # Pillow warns of a damaged one, each time that it is served
+    with undisturbed(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         exif = image.info.get("exif", b"")
         damaged = any(EXIF_ORIENTATION.to_bytes(2, order) in exif for order in ("big", "little"))
         found: int = image.getexif().get(EXIF_ORIENTATION, 0 if damaged else 1)

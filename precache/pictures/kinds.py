@@ -31,6 +31,14 @@ _PLUGINS = {  # Pillow's modules, by the kinds that they read
 }  # fmt: skip
 DECODER_PACKAGES = {"AVIF": "pillow-avif-plugin", "HEIF": "pillow-heif"}
 """Kinds that a package beside Pillow reads."""
+_OPTIONAL = {"avif": "AVIF", "jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
+"""Kinds that Pillow reads where it was compiled with a library; plain TIFFs are read without libtiff, too."""
+_KIND_OF_EXTENSION = {
+    ".webp": "WEBP", ".avif": "AVIF", ".avifs": "AVIF", ".heic": "HEIF", ".heics": "HEIF", ".heif": "HEIF",
+    ".heifs": "HEIF", ".hif": "HEIF", ".jp2": "JPEG2000", ".j2k": "JPEG2000", ".jpc": "JPEG2000",
+    ".jpf": "JPEG2000", ".jpx": "JPEG2000", ".j2c": "JPEG2000",
+}  # fmt: skip
+_NO_DECODER = re.compile(r"this Pillow has no decoder for ([\w ]+),")
 loaded_packages: list[str] = []
 """Those of them that are in use."""
 AVIF_START = b"\0\0\0\x20ftypavif"
@@ -195,12 +203,40 @@ def pillow_jpeg() -> str:
     return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
 
 
-def kinds_without_decoder() -> list[str]:
-    """What stock Pillow reads and this one does not; plain TIFFs are read without libtiff, too."""
+def kinds_lost() -> list[str]:
+    """Kinds that stock Pillow reads, and this one, without plugins, does not."""
     built_with = set(features.get_supported())
-    optional = {"jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
-    lacking = [kind for feature, kind in optional.items() if feature not in built_with]
-    return [*(["AVIF"] if missing_decoder(AVIF_START) else []), *lacking]
+    return [kind for feature, kind in _OPTIONAL.items() if feature not in built_with]
+
+
+def kinds_without_decoder() -> list[str]:
+    """Kinds that stock Pillow reads and that cannot be read here, not by a plugin either."""
+    reads_avif = missing_decoder(AVIF_START) is None
+    return [kind for kind in kinds_lost() if not (kind == "AVIF" and reads_avif)]
+
+
+def unreadable_extensions() -> dict[str, str]:
+    """Extensions of pictures that cannot be read here, each with the kind."""
+    lacking = kinds_without_decoder() + ([] if "HEIF" in Image.OPEN else ["HEIF"])
+    return {suffix: kind for suffix, kind in _KIND_OF_EXTENSION.items() if kind in lacking}
+
+
+def no_decoder(kind: str) -> str:
+    """Why a picture of a kind that cannot be read here is rejected, and the remedy."""
+    return f"this Pillow has no decoder for {kind}, so the picture may be intact; {decoder_remedy(kind)}"
+
+
+def decoder_remedy(kind: str) -> str:
+    """What to install so that pictures of this kind can be read."""
+    if kind in DECODER_PACKAGES:
+        return f"install its plugin: python -m pip install --no-deps {DECODER_PACKAGES[kind]}"
+    return "stock Pillow has it: 'precache doctor' prints the command that installs that"
+
+
+def kind_without_decoder(reason: str) -> str | None:
+    """Kind that a reason of `no_decoder` names; None for another reason."""
+    named = _NO_DECODER.search(reason)
+    return named[1] if named else None
 
 
 # Now, not with the first picture that needs one: an import that fails is not damage of that picture.

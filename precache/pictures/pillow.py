@@ -81,12 +81,7 @@ def _open(data: bytes, path: str) -> Image.Image:
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
         if kind := kinds.missing_decoder(data):
-            remedy = "stock Pillow has it: 'precache doctor' prints the command that installs that"
-            if kind in kinds.DECODER_PACKAGES:
-                remedy = f"install its plugin: python -m pip install --no-deps {kinds.DECODER_PACKAGES[kind]}"
-            raise ValueError(
-                f"this Pillow has no decoder for {kind}, so the picture may be intact; {remedy}"
-            ) from None
+            raise ValueError(kinds.no_decoder(kind)) from None
         if kind := kinds.drawing(data):
             raise ValueError(f"{kind}: {kinds.DRAWING}") from None
         raise ValueError("not a known image format") from None

@@ -7,7 +7,7 @@ wherever that is asked for (`read`): it is sent to worker processes. `precache.s
 import hashlib
 import os
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,7 +23,9 @@ from precache.dataset import columns
 from precache.dataset.columns import Column, Ints
 from precache.dataset.index import Checksums, Sizes, checksum_of
 from precache.errors import ImageError, SettingError
+from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
+from precache.reporting import counted, warn
 from precache.sources.options import SourceOptions
 from precache.storage.urls import Location, Url
 
@@ -256,6 +258,24 @@ class Source(Protocol):
 
     def where(self, ref: SampleRef) -> str:
         """The name of the picture for messages: its path, or its row or member and the path of its file."""
+
+
+def warn_of_undecodable(scan: "Scan") -> None:
+    """Warn of pictures that will be left out, by their names, because a decoder is missing."""
+    samples = scan.samples
+    paths, counts = np.frombuffer(samples.paths, np.uint8), Counter[str]()
+    for suffix, kind in unreadable_extensions().items():
+        ends = samples.path_ends[samples.path_ends >= len(suffix)]
+        named = np.ones(len(ends), bool)
+        for place, letter in enumerate(reversed(suffix.encode()), 1):
+            named &= (paths[ends - place] | 0x20) == letter  # in lower case
+        counts[kind] += int(named.sum())
+    for kind, count in (+counts).items():
+        pictures = counted(count, "picture is", "pictures are")
+        warn(
+            f"{scan.root}: {pictures} named as {kind}, for which this Pillow has no decoder, and will be "
+            f"left out; {decoder_remedy(kind)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from precache.dataset.boxes import moved
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
-from precache.errors import DatasetError, SampleError, SettingError
+from precache.errors import DatasetError, SampleError, SettingError, similar_name
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
@@ -240,12 +239,10 @@ def _class_numbers(names: Sequence[str], classes: Sequence[str]) -> list[int]:
         raise SettingError("--classes: the samples have no classes; choose them with --ids")
     for name in names:
         if name not in classes:
-            near = get_close_matches(name, classes, n=1)
-            meant = f" (did you mean {near[0]!r}?)" if near else ""
             more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
             raise SettingError(
-                f"--classes: there is no class {name!r}{meant}; choose from: "
-                f"{', '.join(classes[:_NAMED])}{more}"
+                f"--classes: there is no class {name!r}; choose from: "
+                f"{', '.join(classes[:_NAMED])}{more}{similar_name(name, classes)}"
             )
     return [classes.index(name) for name in names]
 

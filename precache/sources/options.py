@@ -61,28 +61,39 @@ class SourceOptions:
         SettingError: a value is out of range or unknown.
     """
 
-    root: str | None = _option("Table: folder of its pictures.  [default: that of the table]", TABLE)
-    image: str | None = _option("Table, dataset: column of the pictures; tars: part, input.jpg.", *_PARTS)
-    label: str | None = _option("Table, dataset: column of the labels; tars: part, or key of .json.", *_PARTS)
+    root: str | None = _option("Folder of the pictures of a table.  [default: that of the table]", TABLE)
+    image: str | None = _option(
+        "Column of the pictures, in a table or dataset; in tars their part of a sample, as input.jpg.",
+        *_PARTS,
+    )
+    label: str | None = _option(
+        "Column of the labels, in a table or dataset; in tars their part of a sample, or a key of its .json.",
+        *_PARTS,
+    )
     target: str | None = _option(
         f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_PARTS, FOLDER_DATASET
     )
-    separator: str | None = _option("Separator of several classes in one label, such as ';'.", *_PARTS)
-    split: str | None = _option("Table, dataset: column of split names.", *_COLUMNS)
-    fields: tuple[str, ...] = _option("Columns to keep: width,caption.", *_PARTS, default=())
+    separator: str | None = _option(
+        "Separator between the classes of a label that names several, as ';'.", *_PARTS
+    )
+    split: str | None = _option("Column of the names of splits, in a table or dataset.", *_COLUMNS)
+    fields: tuple[str, ...] = _option("Other columns to keep, as width,caption.", *_PARTS, default=())
     class_depth: int | None = _option(
-        "Tree: how deep class folders lie; 0: no classes.  [default: 1]", TREE, CLASS_FOLDERS, ARCHIVE
+        "How deep class folders lie in a tree; 0 if there are no classes.  [default: 1]",
+        TREE,
+        CLASS_FOLDERS,
+        ARCHIVE,
     )
     mask: str | None = _option(
-        "Folder of masks: MASKS/cat/1.png for the picture cat/1.jpg; or column of a table."
+        "Folder of masks, with MASKS/cat/1.png for the picture cat/1.jpg; or the column of them in a table."
     )
-    boxes: str | None = _option("Field that holds boxes: [[left, top, right, bottom], ...].")
+    boxes: str | None = _option("Column of boxes, as [[left, top, right, bottom], ...].")
     classes: tuple[str, ...] = _option(
-        "Converted dataset: take only samples of these classes: cat,dog.", CONVERTED, default=()
+        "Take only samples of these classes of a converted dataset, as cat,dog.", CONVERTED, default=()
     )
     ids: str | None = _option(
-        "Converted dataset: file of the samples to take, one id or path per line. An id is a sample's "
-        "number in messages and batches (batch.ids); a path is that in the source: cat/1.jpg.",
+        "File that names the samples to take from a converted dataset, one id or path per line. An id is a "
+        "sample's number in messages and batches (batch.ids); a path is that in the source, as cat/1.jpg.",
         CONVERTED,
     )
 

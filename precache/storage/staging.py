@@ -1,4 +1,4 @@
-"""A folder of this machine for what is on its way to an object storage, or comes from it.
+"""A folder of this machine for what is on its way to an object storage, comes from it, or is measured.
 
     TMPDIR/precache-staging-XXXXXXXX/    for its user alone
         .precache-staging                locked (flock) by the process whose folder it is
@@ -22,28 +22,30 @@ from precache.storage.locks import lock
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
 _lock = threading.Lock()
-_own: dict[int, Path] = {}  # by process: a fork must not use its parent's
+_own: dict[tuple[int, Path], Path] = {}  # by process, for a fork must not use its parent's, and where it lies
 
 
-def folder() -> Path:
-    """The folder of this process, made at the first call and removed at its end."""
+def folder(place: Path | None = None) -> Path:
+    """The folder of this process in `place` (default TMPDIR), made at the first call; removed at its end."""
+    place = Path(tempfile.gettempdir()) if place is None else place
+    owner = os.getpid(), place
     with _lock:
-        if os.getpid() not in _own:
-            sweep()
-            _own[os.getpid()] = _make()
-            atexit.register(_remove, os.getpid())
-        return _own[os.getpid()]
+        if owner not in _own:
+            sweep(place)
+            _own[owner] = _make(place)
+            atexit.register(_remove, owner)
+        return _own[owner]
 
 
 @contextmanager
-def temporary_folder() -> Iterator[Path]:
+def temporary_folder(place: Path | None = None) -> Iterator[Path]:
     """A folder in that of this process, for the time of the block; StorageError if none can be made."""
     try:
-        path = Path(tempfile.mkdtemp(dir=folder()))
+        path = Path(tempfile.mkdtemp(dir=folder(place)))
     except OSError as error:
         raise StorageError(
-            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror}); make room there, or "
-            f"set TMPDIR to a folder on another disk"
+            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror or error}); make room "
+            f"there, or {'set TMPDIR to' if place is None else 'name'} a folder on another disk"
         ) from error
     try:
         yield path
@@ -51,17 +53,18 @@ def temporary_folder() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def sweep() -> list[Path]:
-    """Remove the folders of processes that are gone; their paths."""
-    found = [*left()]
+def sweep(place: Path | None = None) -> list[Path]:
+    """Remove the folders of processes that are gone from `place` (default TMPDIR); their paths."""
+    found = [*left(place)]
     for path in found:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
     return found
 
 
-def left() -> Iterator[Path]:
-    """The folders of processes that are gone."""
-    for path in sorted(Path(tempfile.gettempdir()).glob(f"{_PREFIX}*")):
+def left(place: Path | None = None) -> Iterator[Path]:
+    """The folders in `place` (default TMPDIR) of processes that are gone."""
+    place = Path(tempfile.gettempdir()) if place is None else place
+    for path in sorted(place.glob(f"{_PREFIX}*")):
         with suppress(OSError):
             status = os.lstat(path)
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
@@ -75,14 +78,27 @@ def left() -> Iterator[Path]:
                 yield path
 
 
-def _make() -> Path:
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
+def remove(path: Path) -> None:
+    """Remove such a folder; its mark last, so that what cannot be removed now is found the next time."""
+    with suppress(OSError):
+        for entry in os.scandir(path):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _MARK:
+                os.unlink(entry)
+        if os.listdir(path) == [_MARK]:
+            os.unlink(path / _MARK)
+            os.rmdir(path)
+
+
+def _make(place: Path) -> Path:
+    path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     lock(descriptor)  # stays open as long as the process lives
     os.rename(path / f"{_MARK}.new", path / _MARK)  # nobody sees it unlocked
     return path
 
 
-def _remove(process: int) -> None:
-    if os.getpid() == process and (path := _own.pop(process, None)) is not None:
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(owner: tuple[int, Path]) -> None:
+    if os.getpid() == owner[0] and (path := _own.pop(owner, None)) is not None:
+        remove(path)

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from bench.cli import main
-from bench.measure.trainers import MODELS, Model
 from precache.cli import commandline
 from tests.bench.squares import Squares, make
 
@@ -16,21 +14,9 @@ Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a model that is compiled, and computed in any precision, in seconds."""
-
-    def make(classes: int) -> torch.nn.Module:
-        flat = (torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-        return torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), *flat, torch.nn.Linear(8, classes))
-
-    monkeypatch.setitem(MODELS, "tiny", Model(make, MODELS["resnet18"].optimizer))
-    return "tiny"
-
-
-@pytest.fixture
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials run in this process: a process of its own imports torch for a second or two."""
-    for module in ("measure.comparison", "measure.watched", "lab.checks", "lab.object_storage"):
+    for module in ("measure.comparison", "measure.watched", "lab.object_storage"):
         monkeypatch.setattr(f"bench.{module}.run_fresh", lambda function, *given: function(*given))
 
 

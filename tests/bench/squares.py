@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bench.measure.accuracy import Source, Task, find_pictures, open_source, write_splits
-from bench.measure.training import MODELS, Recipe
+from bench.measure.accuracy import Pictures, Recipe, Source, Task, find_pictures, open_source, write_splits
+from loaders.examples.models import MODELS, Model
 from precache import Recipe as Conversion
 from precache import convert
 
@@ -24,7 +24,7 @@ def tiny(classes: int) -> nn.Module:
     return nn.Sequential(*stem, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, classes))
 
 
-MODELS["tiny"] = tiny
+MODELS["tiny"] = Model(make=tiny, lr=0.1)
 TINY = Recipe(
     model="tiny", size=16, epochs=5, batch_size=8, lr=0.1, amp="off", device=torch.device("cpu"), workers=0
 )
@@ -68,11 +68,13 @@ class Squares:
         """With `shards` for the converted folder."""
         return [open_source(text.replace("=shards", f"={self.shards}"), self.tree) for text in texts]
 
-    def task(self, out: Path) -> Task:
-        """Trainings of seconds."""
-        out.mkdir(parents=True, exist_ok=True)
-        pictures = find_pictures(self.tree, self.sources("ours=shards"))
-        return Task(recipe=TINY, pictures=pictures, machine={"date": "2026-11-22", "cpu": "test"}, folder=out)
+    @property
+    def pictures(self) -> Pictures:
+        return find_pictures(self.tree, self.sources("ours=shards"))
+
+    def task(self, unfinished: Path) -> Task:
+        """Trainings of seconds; the one under way is kept in the file `unfinished`."""
+        return Task(recipe=TINY, pictures=self.pictures, unfinished=unfinished)
 
 
 def make(folder: Path) -> Squares:

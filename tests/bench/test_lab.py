@@ -4,15 +4,17 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import checks, image_dataset, object_storage
+from bench.lab import converting, object_storage, stored_sizes
 from bench.measure.candidates import Candidate
-from bench.measure.comparison import compare
+from bench.measure.comparison import Comparison, compare
+from precache import convert
 from precache.pictures import images
 from tests.bench.settings import quick
 
@@ -26,20 +28,34 @@ def rows(command: click.Command, *words: object) -> dict[str, list[str]]:
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_each_program_prints_its_table(converted: dict[str, Path], raw_tree: Path, tmp_path: Path) -> None:
-    shards = converted["shards"]
-    found = rows(checks.command, shards, "--repeats", 1, "--batch-size", 16)
-    assert list(found) == ["never", "first-read", "always"]
-    assert found["never"][2] == "1.00 (1.00-1.00)"
-    options = ("--repeats", 1, "--batch-size", 8, "--batches", 2, "--workers", 0, "--size", 16)
-    found = rows(image_dataset.command, raw_tree, shards, *options)
-    assert list(found) == ["ImageFolder", f"ImageDataset {raw_tree}", f"ImageDataset {shards}"]
+def test_object_storage_sets_each_format_beside_a_download(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
     pytest.importorskip("obstore")
     for name in ("shards", "webdataset"):
         shutil.copytree(converted[name], tmp_path / "data" / name)
     options = ("--repeats", 1, "--size", 32, "--batch-size", 16, "--latency-ms", 1)
     found = rows(object_storage.command, tmp_path / "data", *options)
     assert list(found) == ["plain download", "shards", "webdataset"]
+    assert found["plain download"][2] == "1.00 (1.00-1.00)"
+
+
+def test_converting_trains_on_tree_on_both_and_on_shards(raw_tree: Path) -> None:
+    options = ("--repeats", 1, "--batch-size", 8, "--trainer-rate", 1e6)
+    found = rows(converting.command, raw_tree, *options)
+    assert list(found) == ["the tree alone", "converted while training", "converted first"]
+    assert found["the tree alone"][1] == found["converted first"][4] == "1.00 (1.00-1.00)"
+
+
+def test_stored_sizes_finds_smaller_pictures_farther(raw_tree: Path, tmp_path: Path) -> None:
+    ways = {way.name: way for way in stored_sizes.WAYS}
+    means = []
+    for name in ("8/7", "twice", "all pixels"):
+        path = tmp_path / str(len(means))
+        convert(raw_tree, path, ways[name].recipe(32))
+        means.append(mean(stored_sizes.distances(raw_tree, path, 32, random=True).values()))
+    assert means == sorted(means)
+    assert means[-1] > 45
 
 
 @pytest.mark.usefixtures("trials_here")
@@ -55,5 +71,5 @@ def test_the_stage_that_is_slowed_down_is_named(
 
     monkeypatch.setattr(images, slowed, late)
     settings = quick(trainer="emulated:1000", repeats=2, workers=0)  # in no process but this one
-    (row,) = compare([Candidate("pytorch", raw_tree)], settings).rows
-    assert row.binds == stage, row.advice
+    (row,) = compare(Comparison(candidates=[Candidate("pytorch", raw_tree)], settings=settings)).rows
+    assert row.bottleneck == stage, row.advice

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from bench.notebook import NOTEBOOK
 from precache.example_data.sample_tree import make_sample
-from tests.command import ROOT, check_bad_input, run
+from tests.command import ROOT
 from tests.test_guides import RECORD, command_of
 
+NOTEBOOK = ROOT / "bench/caltech256.ipynb"
 ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:home|tmp|root|Users|work|usr|var|opt|mnt|private|data)/")
 SMALL = {
     "BATCH, SIZE, EPOCHS = 64, 224, 3": "BATCH, SIZE, EPOCHS = 8, 32, 2",
@@ -69,10 +69,10 @@ def test_the_notebook_is_saved_with_its_plots_and_says_where_they_were_measured(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_notebook_runs_from_top_to_bottom_and_stays_as_it_was_where_a_cell_fails(
+def test_make_notebook_runs_it_and_keeps_it_as_it_was_where_a_cell_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("nbclient")
+    pytest.importorskip("nbconvert")
     pytest.importorskip("matplotlib")
     make_sample(tmp_path / "data/raw", images=64, classes=2, workers=0)
     text, path = NOTEBOOK.read_text(), tmp_path / "small.ipynb"
@@ -85,12 +85,14 @@ def test_the_notebook_runs_from_top_to_bottom_and_stays_as_it_was_where_a_cell_f
     commands.mkdir()
     for name in ("precache", "bench"):  # where this Python has no commands beside it
         (commands / name).write_text(f'#!/bin/sh\nexec {sys.executable} -m {name} "$@"\n')
-        (commands / name).chmod(0o755)
+    (commands / "jupyter").write_text(f'#!/bin/sh\nshift; exec {sys.executable} -m nbconvert "$@"\n')
+    for command in commands.iterdir():
+        command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = [sys.executable, "-m", "bench.notebook", path, "--home", tmp_path]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
+    command = recipe("notebook", BIN=str(commands), NOTEBOOK=path.name)
+    ended = subprocess.run(command, cwd=tmp_path, shell=True, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     printed = texts(path)
     for mention in ("64 pictures in 2 classes", "every byte is as written", "epoch 2:", "times as many"):
@@ -101,5 +103,15 @@ def test_the_notebook_runs_from_top_to_bottom_and_stays_as_it_was_where_a_cell_f
     failing["cells"][0] |= {"outputs": [], "execution_count": None}
     path.write_text(json.dumps(failing))
     before = path.read_bytes()
-    check_bad_input(run("bench.notebook", path, cwd=tmp_path), "small.ipynb: a cell failed")
+    failed = subprocess.run(command, cwd=tmp_path, shell=True, capture_output=True, check=False)
+    assert failed.returncode != 0
     assert path.read_bytes() == before
+    assert list(tmp_path.glob("*.partial")) == []
+
+
+def recipe(target: str, **variables: str) -> str:
+    """The last command that `make TARGET` runs."""
+    given = [f"{name}={value}" for name, value in variables.items()]
+    command = ["make", "--dry-run", "--no-print-directory", target, *given]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return ended.stdout.replace("\\\n", " ").strip().splitlines()[-1]

@@ -4,12 +4,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from torchvision import transforms
 
-from bench.measure.accuracy import find_pictures, run, train
-from bench.report.accuracy import SAME, compare
-from precache.errors import DatasetError, SettingError
+from bench.measure.accuracy import Task, compare_sources, decode_validation, find_pictures, train
+from bench.report.accuracy import AS_GOOD
+from loaders.examples import train as example
+from precache.errors import DatasetError
 from precache.reporting import unseen
 from tests.bench.squares import TINY, TRAIN, VAL, Squares
 
@@ -52,15 +56,31 @@ def test_other_pictures_are_refused_and_those_that_the_tree_lacks_named(
             find_pictures(root, squares.sources(*sources))
 
 
-def test_the_same_pictures_are_as_good(squares: Squares, tmp_path: Path) -> None:
+def test_the_same_pictures_are_as_good(squares: Squares) -> None:
     sources = squares.sources("imagefolder", "ours=shards")
-    (same,) = compare(run(squares.task(tmp_path), sources, range(3), unseen), margin=5.0)
-    assert (same.name, same.verdict) == ("ours", SAME)
-    assert same.top1 > 95
+    result = compare_sources(sources, squares.pictures, TINY, range(3), None, unseen, margin=5.0)
+    assert [row.texts["verdict"] for row in result.rows] == ["-", AS_GOOD]
+    assert result.rows[1].values["top1_accuracy"].median > 0.95
+
+
+def unseen_epoch(epoch: int) -> None:
+    """Nobody looks."""
 
 
 class Stop(BaseException):
     """As a signal."""
+
+
+def stop(epoch: int) -> None:
+    if epoch == 2:
+        raise Stop
+
+
+def weights(task: Task) -> dict[str, torch.Tensor]:
+    """Those of the training that is kept."""
+    assert task.unfinished is not None
+    state: dict[str, torch.Tensor] = torch.load(task.unfinished, weights_only=True)["learner"]["model"]
+    return state
 
 
 @pytest.mark.parametrize("text", ["imagefolder", "ours=shards"])
@@ -69,21 +89,52 @@ def test_a_training_that_was_broken_off_ends_with_the_same_weights(
 ) -> None:
     (source,) = squares.sources(text)
     whole, broken = squares.task(tmp_path / "whole"), squares.task(tmp_path / "broken")
-    uninterrupted = train(whole, source, 1, lambda epoch: None)
-
-    def stop(epoch: int) -> None:
-        if epoch == 2:
-            raise Stop
-
-    with pytest.raises(Stop, match="finished trainings and epochs are kept, and the same command goes on"):
+    uninterrupted = train(whole, source, 1, unseen_epoch)
+    with pytest.raises(Stop):
         train(broken, source, 1, stop)
-    other = replace(broken, recipe=replace(TINY, lr=0.3))
-    with pytest.raises(SettingError, match=r"unfinished-.*lr: 0\.1, here 0\.3\); name another --out"):
-        train(other, source, 1, stop)
-    resumed = train(broken, source, 1, lambda epoch: None)
-    assert (resumed["resumed"], uninterrupted["resumed"]) == (1, 0)
-    curves = [[point[:2] for point in line["curve"]] for line in (resumed, uninterrupted)]
-    assert curves[0] == curves[1]
-    assert [epoch for epoch, _ in curves[0]] == [1, 2, 3, 4, 5]
-    states = [torch.load(task.kept(source, 1), weights_only=True)["training"] for task in (whole, broken)]
-    torch.testing.assert_close(*states, rtol=0, atol=0)  # of the last epoch but one
+    resumed = train(broken, source, 1, unseen_epoch)
+    assert (resumed.numbers["resumed"], uninterrupted.numbers["resumed"]) == (1, 0)
+    for name in ("epoch", "top1_accuracy"):
+        assert resumed.series[name] == uninterrupted.series[name]
+    assert resumed.series["epoch"] == (1, 2, 3, 4, 5)
+    torch.testing.assert_close(weights(broken), weights(whole), rtol=0, atol=0)
+
+
+def test_an_unfinished_training_of_other_settings_is_begun_anew(squares: Squares, tmp_path: Path) -> None:
+    (source,) = squares.sources("ours=shards")
+    task = squares.task(tmp_path / "unfinished")
+    for other_task, seed in ((replace(task, recipe=replace(TINY, lr=0.3)), 1), (task, 2)):
+        with pytest.raises(Stop):
+            train(other_task, source, seed, stop)
+        assert train(task, source, 1, unseen_epoch).numbers["resumed"] == 0
+
+
+def test_a_source_trains_to_the_weights_of_the_example(squares: Squares, tmp_path: Path) -> None:
+    (source,) = squares.sources("ours=shards")
+    task = squares.task(tmp_path / "unfinished")
+    train(task, source, 3, unseen_epoch)
+    words = [
+        squares.shards,
+        "--out",
+        tmp_path / "out",
+        "--model",
+        TINY.model,
+        "--size",
+        TINY.size,
+        "--seed",
+        3,
+    ]
+    words += ["--epochs", TINY.epochs, "--batch-size", TINY.batch_size, "--lr", TINY.lr, "--device", "cpu"]
+    assert example.main([*map(str, words)]) == 0
+    trained = torch.load(tmp_path / "out/checkpoint.pt", weights_only=True)["model"]
+    torch.testing.assert_close(trained, weights(task), rtol=0, atol=0)
+
+
+def test_validation_is_what_torchvision_shows(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    photos = [str(tmp_path / f"{number}.png") for number in range(3)]
+    for photo, shape in zip(photos, ((60, 90, 3), (81, 40, 3), (33, 33, 3)), strict=True):
+        Image.fromarray(rng.integers(0, 256, shape, dtype=np.uint8)).save(photo)
+    recipe = transforms.Compose([transforms.Resize(32, antialias=True), transforms.CenterCrop(28)])
+    for photo, decoded in zip(photos, decode_validation(photos, 28, 2), strict=True):
+        assert np.array_equal(decoded, np.asarray(recipe(Image.open(photo).convert("RGB"))))

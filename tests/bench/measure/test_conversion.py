@@ -3,24 +3,84 @@
 import json
 from pathlib import Path
 
-from bench.measure.conversion import OURS
+import pytest
+
+from bench.measure.conversion import time_stages
+from bench.report.conversion import OURS, STAGE_NAMES, STAGES, WHOLE, make_result
+from bench.report.result import Trial
+from precache.recipe import Recipe
+from precache.sources.tree import scan_tree
 from tests.command import run_here
 from tests.conftest import IMAGES
 
+MACHINE = {
+    "cpu": "2 CPUs",
+    "memory": "1 GiB",
+    "accelerator": "none",
+    "date": "today",
+    "pillow_flavour": "pillow",
+}
+SETTINGS = {
+    "source": "photos", "images": 100, "source_bytes": 1000, "recipe_flags": "--format shards",
+    "processes": 2, "stage_images": 10, "repeats": 2,
+}  # fmt: skip
 
-def test_stages_and_whole_conversions_are_measured_and_said(raw_tree: Path, tmp_path: Path) -> None:
-    quick = ("--repeats", 2, "--pictures", 10, "--size", 32, "--workers", 1, "--json", "r.json")
-    words = ("--against", "npy", "--fit", "crop", *quick, "--scratch", ".")
-    ended = run_here("bench", "convert", raw_tree, *words, cwd=tmp_path)
+
+def stages(repeat: int, **seconds: float) -> Trial:
+    numbers = {f"{name}_s": value for name, value in seconds.items()}
+    return Trial({"what": STAGES, "repeat": repeat}, {"images": 10.0, **numbers})
+
+
+def whole(repeat: int, writer: str, rate: float) -> Trial:
+    return Trial({"what": WHOLE, "writer": writer, "repeat": repeat}, {"images_per_s": rate})
+
+
+def test_the_stage_with_most_of_the_time_is_the_answer() -> None:
+    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, OURS, 1.5)]
+    result = make_result(MACHINE, SETTINGS, trials, {})
+    decode = next(row for row in result.rows if row.name == "decode")
+    assert decode.values["time_share"].median == pytest.approx(0.6)
+    assert decode.values["converted_images_per_s"].median == pytest.approx(2 * 10 / 6)
+    assert result.is_best(decode)
+    assert "Decode takes 60% of a worker's time" in result.answer[0][1]
+    assert "That is 45% of what decoding alone would reach" in result.answer[1][0]
+    assert "75% of what workers would reach" in result.answer[1][0]
+
+
+@pytest.mark.parametrize(
+    ("theirs", "words"), [((1.0, 1.1), "times as many images/s as ffcv"), ((1.5, 2.1), "within noise")]
+)
+def test_another_writer_is_slower_or_within_noise(theirs: tuple[float, float], words: str) -> None:
+    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, OURS, 2.0), whole(1, OURS, 2.0)]
+    trials += [whole(repeat, "ffcv", rate) for repeat, rate in enumerate(theirs)]
+    result = make_result(MACHINE, SETTINGS, trials, {})
+    assert words in result.answer[2][0]
+
+
+def test_stages_are_those_of_the_worker_that_writes(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scan = scan_tree(raw_tree)
+    for number, format in enumerate(("shards", "webdataset")):
+        (tmp_path / str(number)).mkdir()
+        trial = time_stages(scan, Recipe(format=format, size=32), 10, tmp_path / str(number))
+        stages = {name for name in STAGE_NAMES if name != "encode" or format == "webdataset"}
+        assert trial.numbers.keys() == {"images", *(f"{name}_s" for name in stages)}
+        assert all(value > 0 for value in trial.numbers.values())
+
+
+def test_convert_measures_says_and_goes_on(raw_tree: Path, tmp_path: Path) -> None:
+    quick = ("--repeats", 1, "--pictures", 10, "--size", 32, "--workers", 1, "--json", "r.json")
+    ended = run_here("bench", "convert", raw_tree, *quick, "--scratch", ".", cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
-    found = json.loads((tmp_path / "r.json").read_text())
-    assert found["stages"].keys() == {"read", "decode", "resize", "write"}
-    for rate in (*found["stages"].values(), *(whole["images_per_s"] for whole in found["wholes"])):
-        assert 0 < rate["low"] <= rate["median"] <= rate["high"]
-    (ours, npy) = found["wholes"]
-    assert [ours["name"], npy["name"]] == [OURS, "npy"]
-    lines = ended.stdout.splitlines()
-    assert lines[0].startswith("Converting reaches "), "the answer comes first"
-    assert all(len(line.rstrip()) <= 100 for line in lines)
+    assert ended.stdout.startswith("Converting reaches "), "the answer comes first"
+    assert all(len(line.rstrip()) <= 100 for line in ended.stdout.splitlines())
     assert f"{IMAGES} pictures" in ended.stdout
+    first = json.loads((tmp_path / "r.json").read_text())
+    ended = run_here("bench", "convert", raw_tree, *quick, "--scratch", ".", "--repeats", 2, cwd=tmp_path)
+    second = json.loads((tmp_path / "r.json").read_text())
+    assert second["trials"][: len(first["trials"])] == first["trials"]
+    assert len(second["trials"]) == 2 * len(first["trials"])
+    shown = run_here("bench", "report", "r.json", cwd=tmp_path)
+    assert shown.stdout.splitlines()[0] in ended.stdout.splitlines()
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]

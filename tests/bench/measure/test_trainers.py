@@ -15,6 +15,7 @@ from bench.measure.trial import measure
 from loaders.batch import Batch
 from precache.errors import SettingError
 from tests.bench.settings import quick
+from tests.bench.squares import TINY
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -33,16 +34,14 @@ def test_emulated_accelerators_take_what_was_published_times_their_number() -> N
             make_trainer(f"emulated:{name}", CPU, 10)
 
 
-def test_loader_and_forward_pass_compute_in_the_precision_asked_for(
-    tiny: str, converted: dict[str, Path]
-) -> None:
-    settings = quick(trainer=tiny, amp="bf16").of("shards", converted["shards"], 5)
-    served = measure(settings).served
-    assert served is not None
-    assert served.shapes == ("3x32x32 torch.bfloat16",)
+def test_loader_and_forward_pass_compute_in_the_precision_asked_for(converted: dict[str, Path]) -> None:
+    settings = quick(trainer=TINY.model, amp="bf16").of("shards", converted["shards"], 5)
+    assert measure(settings).facts["shapes"] == "3x32x32 torch.bfloat16"
     for amp, dtype in (("fp16", torch.float16), ("off", torch.float32)):
-        trainer = ModelTrainer(tiny, CPU, 2, amp)
+        trainer = ModelTrainer(TINY.model, CPU, 2, amp)
         outputs: list[torch.dtype] = []
-        trainer._model.register_forward_hook(lambda _, __, output, seen=outputs: seen.append(output.dtype))
+        trainer.learner.model.register_forward_hook(
+            lambda _, __, output, seen=outputs: seen.append(output.dtype)
+        )
         trainer.step(Batch(torch.rand(2, 3, 8, 8).to(trainer.dtype), torch.arange(2), torch.arange(2)))
         assert outputs == [trainer.dtype] == [dtype]

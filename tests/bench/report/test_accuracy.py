@@ -1,93 +1,146 @@
-"""The statistics of trainings, the sentences that follow, the table and the page."""
+"""The statistics of trainings, and what a result says of them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
 from bench.report.accuracy import (
+    AS_GOOD,
     BETTER,
-    CANNOT_TELL,
-    SAME,
+    LEVEL,
+    WITHIN_NOISE,
     WORSE,
     Compared,
-    answers,
     cdf,
     compare,
-    holm,
-    html,
+    count_enough,
     interval,
-    p_value,
+    make_result,
     quantile,
-    sentence,
 )
-from tests.bench.rich_result import HOSTILE
+from bench.report.page import make_page
+from bench.report.result import Result, Trial
+from bench.report.table import make_table
+from tests.bench.results import HOSTILE, MACHINE
+
+SETTINGS: dict[str, Any] = {
+    "model": "resnet10", "size": 64, "epochs": 2, "batch_size": 64, "lr": 0.2, "amp": "bf16", "device": "cpu",
+    "loader_workers": 2, "threads": 1, "steps": 94, "classes": 102, "baseline": "imagefolder", "margin": 1.0,
+}  # fmt: skip
 
 
-def line(source: str, seed: int, top1: float, **more: Any) -> dict[str, Any]:
-    recipe = {"model": "resnet10", "size": 64, "epochs": 2, "batch_size": 64, "lr": 0.2, "amp": "bf16"}
-    machine = {"date": "2026-11-22", "cpu": "Xeon, 2 CPUs", "memory": "24 GiB", "accelerator": "none"}
-    told = {"arm": source, "seed": seed, "conditions": {**recipe, "workers": 2, "threads": 1}}
-    told |= {"source": {"described": f"shards on {source}"}, "machine": machine, "train_s": 20.0}
-    told |= {"curve": [[1, top1 / 2, 10.0], [2, top1, 20.0]], "other_cpu": 0.01, "steps": 94, "classes": 102}
-    return {**told, **more}
+def make_trial(
+    source: str, seed: int, percent: float, train_s: float = 20.0, other_cpu: float = 0.01
+) -> Trial:
+    top1 = percent / 100
+    return Trial(
+        of={"source": source, "seed": seed},
+        numbers={"top1_accuracy": top1, "train_s": train_s, "other_cpu_share": other_cpu},
+        series={"epoch": (1, 2), "top1_accuracy": (top1 / 2, top1), "train_s": (train_s / 2, train_s)},
+    )
 
 
-def lines(name: str = "crop", **more: Any) -> list[dict[str, Any]]:
-    baseline = [line("imagefolder", seed, 60 + seed / 10, train_s=50.0, **more) for seed in range(3)]
-    return [*baseline, *(line(name, seed, 60.2 - seed / 10, **more) for seed in range(3))]
+def make_trials(sources: dict[str, Sequence[float]], **more: float) -> list[Trial]:
+    """A training for each number, its top-1 in percent."""
+    return [
+        make_trial(name, seed, percent, **more)
+        for name, all_percent in sources.items()
+        for seed, percent in enumerate(all_percent)
+    ]
 
 
-def beside(baseline: list[float], top1: list[float]) -> Compared:
-    both = {"imagefolder": baseline, "crop": top1}
-    (found,) = compare([line(name, seed, v) for name in both for seed, v in enumerate(both[name])], 1.0)
-    return found
+def result_of(sources: dict[str, Sequence[float]], classes: int = 102, **more: float) -> Result:
+    seeds = list(range(max(map(len, sources.values()))))
+    data = {name: {"name": f"shards on {name}"} for name in sources}
+    settings = {**SETTINGS, "classes": classes, "seeds": seeds, "data": data}
+    return make_result(MACHINE, settings, make_trials(sources, **more), {})
 
 
-def test_quantiles_intervals_and_holms_p_values_are_those_of_the_books() -> None:
+def compare_one(baseline: Sequence[float], top1: Sequence[float]) -> Compared:
+    (compared,) = compare(SETTINGS, make_trials({"crop": top1, "imagefolder": baseline}))
+    return compared
+
+
+def test_quantiles_and_intervals_are_those_of_the_books() -> None:
     # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
     for share, degrees, expected in ((0.975, 1, 12.706), (0.95, 3, 2.353), (0.975, 100, 1.984)):
         assert quantile(share, degrees) == pytest.approx(expected, abs=6e-4)
         assert cdf(-expected, degrees) == pytest.approx(1 - share, abs=1e-4)
     runs = np.random.default_rng(17).normal(0.3, 0.8, (4000, 3))
-    covered = [low <= 0.3 <= high for low, high in (interval(run.tolist()) for run in runs)]
+    covered = [low <= 0.3 <= high for low, high in (interval(run.tolist(), LEVEL) for run in runs)]
     assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
-    values = [0.2, -0.1, 0.4, 0.3, 0.5]
-    assert min(map(abs, interval(values, level=1 - p_value(values)))) == pytest.approx(0, abs=1e-9)
-    adjusted = holm({"a": 0.04, "b": 0.01, "c": 0.03, "d": 0.005})
-    assert adjusted == pytest.approx({"d": 0.02, "b": 0.03, "c": 0.06, "a": 0.06})  # Holm (1979), section 3
 
 
-def test_the_verdict_is_that_of_the_interval_of_differences_paired_by_seed() -> None:
+def test_verdict_is_that_of_the_interval_of_differences_paired_by_seed() -> None:
     for top1, verdict in (
-        ([60.1, 61.0, 59.9, 60.4, 60.2], SAME),
+        ([60.1, 61.0, 59.9, 60.4, 60.2], AS_GOOD),
         ([57.0, 58.4, 57.1, 57.0, 57.9], WORSE),
         ([63.0, 64.4, 63.1, 63.0, 63.9], BETTER),
-        ([58.0, 63.0, 59.0, 61.5, 60.0], CANNOT_TELL),
+        ([58.0, 63.0, 59.0, 61.5, 60.0], WITHIN_NOISE),
     ):
-        found = beside([60.0, 61.2, 59.8, 60.3, 60.4], top1)
-        assert found.verdict == verdict
-        assert (found.low > 0, found.high < 0) == (verdict == BETTER, verdict == WORSE)
-    assert beside([50.0, 60.0, 70.0], [49.5, 59.51, 69.49]).verdict == WORSE  # though seeds differ more
+        compared = compare_one([60.0, 61.2, 59.8, 60.3, 60.4], top1)
+        assert compared.verdict == verdict
+        assert (compared.difference.low > 0) == (verdict == BETTER)
+        assert (compared.difference.high < 0) == (verdict == WORSE)
+    assert compare_one([50.0, 60.0, 70.0], [49.5, 59.51, 69.49]).verdict == WORSE  # though seeds differ more
 
 
-def test_among_many_sources_one_that_is_hardly_worse_may_be_chance() -> None:
+def test_seeds_that_one_source_lacks_are_left_out() -> None:
+    compared = compare_one([60.0, 61.2, 59.8], [60.1, 61.0, 59.9, 99.0])
+    assert compared.seeds == 3
+    assert compared.difference.median == pytest.approx(0.0, abs=0.1)
+
+
+def test_sources_that_are_the_same_seldom_differ_however_many_they_are() -> None:
     rng = np.random.default_rng(0)
-    trained = [line("imagefolder", seed, 60.0) for seed in range(5)]
-    for number in range(9):
-        trained += [line(f"same{number}", seed, 60 + rng.normal(0, 0.3)) for seed in range(5)]
-    trained += [line("hardly", seed, top1) for seed, top1 in enumerate((59.9, 59.5, 59.8, 59.4, 59.5))]
-    assert "by chance in" in sentence(compare(trained, 1.0)[-1])
+    wrong = 0
+    for _ in range(300):
+        sources = {f"same{number}": rng.normal(60, 0.3, 5).tolist() for number in range(9)}
+        compared = compare(SETTINGS, make_trials({"imagefolder": [60.0] * 5, **sources}))
+        wrong += any(one.verdict in (WORSE, BETTER) for one in compared)
+    assert wrong / 300 == pytest.approx(1 - LEVEL, abs=0.03)
 
 
-def test_the_page_has_every_training_and_nothing_is_told_of_models_that_learnt_nothing() -> None:
-    for more, said in (
-        ({}, "is as good as"),
-        ({"classes": 3}, "Nothing can be told"),
-        ({"other_cpu": 0.4}, "took 40%"),
-    ):
-        assert said in answers(lines(**more), 1.0)[-1]
-    drawn = html(lines(HOSTILE), 1.0)
+def test_the_seeds_that_are_named_would_tell() -> None:
+    values = [0.5, -0.1, 0.4, 0.3, -0.2]
+    enough = count_enough(values, 0.3, LEVEL)
+    assert enough is not None
+    scaled = {}
+    for seeds in (enough - 1, enough):  # values with the same mean and deviation
+        spread = np.resize([1.0, -1.0], seeds)
+        spread = (spread - spread.mean()) / np.std(spread, ddof=1)
+        scaled[seeds] = interval((np.mean(values) + np.std(values, ddof=1) * spread).tolist(), LEVEL)
+    assert scaled[enough][0] > 0 >= scaled[enough - 1][0]
+    assert count_enough([0.5], 1.0, LEVEL) is None
+
+
+@pytest.mark.parametrize(
+    ("classes", "other_cpu", "mention"),
+    [(102, 0.01, "is as good as"), (3, 0.01, "Nothing can be told"), (102, 0.4, "took 40%")],
+)
+def test_answer_says_whether_models_learnt_and_what_disturbed(
+    classes: int, other_cpu: float, mention: str
+) -> None:
+    sources = {"imagefolder": [60.0, 60.1, 60.2], "crop": [60.2, 60.1, 60.0]}
+    result = result_of(sources, classes, other_cpu=other_cpu)
+    assert mention in result.answer[-1][0]
+
+
+def test_table_and_page_have_every_source_and_training() -> None:
+    sources = {"imagefolder": [60.0, 60.1, 60.2], HOSTILE: [60.2, 60.1, 60.0]}
+    result = result_of(sources)
+    first, second = make_table(result).rows
+    assert first == ["imagefolder", "60.10%", "-", "-", "20.0 s"]
+    assert second[:2] + second[3:] == [HOSTILE, "60.10%", AS_GOOD, "20.0 s"]
+    drawn = make_page(result)
     assert HOSTILE not in drawn
-    assert drawn.count("60.20%") == 2
     assert drawn.count('"mode":"lines"') == 2 * (3 + 1)  # each seed and the mean
+
+
+def test_one_seed_has_a_difference_and_no_interval() -> None:
+    result = result_of({"imagefolder": [60.0], "crop": [61.0]})
+    assert make_table(result).rows[1][2:4] == ["+1.00", WITHIN_NOISE]
+    assert "train at least 3" in result.answer[0][0]
+    assert result.to_json()["rows"][1]["values"]["difference_points"]["low"] is None  # JSON has no infinity

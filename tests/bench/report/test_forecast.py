@@ -6,20 +6,21 @@ from typing import Any
 import pytest
 
 from bench.report import forecast
-from bench.report.forecast import Inputs, Loaded, Profile, advised, predict
-from bench.report.row import Row
+from bench.report.forecast import Inputs, Profile, Turn, advised, predict
+from bench.report.result import Row
+from bench.report.verdict import training_rate
 
 
-def run(rate: float, serial_s: float = 1e-5, overlap: float = 1.0) -> list[Loaded]:
-    return [Loaded(rate, 1e9, rate * overlap, serial_s)]
+def run(rate: float, serial_s: float = 1e-5, overlap: float = 1.0) -> list[Turn]:
+    return [Turn(rate, 1e9, rate * overlap, serial_s)]
 
 
-RAW = Profile(name="raw tree", image_bytes=100_000, runs=run(1000), cpus=2)
-SHARDS = Profile(name="shards", image_bytes=200_000, startup_s=1, image_s=0.002, runs=run(10_000), cpus=2)
+RAW = Profile(name="raw tree", image_bytes=100_000, turns=run(1000), cpus=2)
+SHARDS = Profile(name="shards", image_bytes=200_000, startup_s=1, image_s=0.002, turns=run(10_000), cpus=2)
 TARS = Profile(
-    name="webdataset", image_bytes=25_000, startup_s=1, image_s=0.003, runs=run(3000, 1e-4), cpus=2
+    name="webdataset", image_bytes=25_000, startup_s=1, image_s=0.003, turns=run(3000, 1e-4), cpus=2
 )
-TODAY = replace(RAW, name="imagefolder", runs=run(600))
+TODAY = replace(RAW, name="imagefolder", turns=run(600))
 INPUTS = Inputs(
     images=6000, train_images=6000, cpus=2, gpus=1, trainer_images_per_s=2000,
     disk_bytes_per_s=500e6, read_s=0.001, memory_bytes=16e9,
@@ -28,7 +29,11 @@ INPUTS = Inputs(
 
 def predictions(*profiles: Profile, **changes: Any) -> dict[str, Row]:
     rows = predict(profiles or [RAW, SHARDS, TARS], replace(INPUTS, **changes))
-    return {"imagefolder" if row.backend == "imagefolder" else row.data: row for row in rows}
+    return {"imagefolder" if row.of["backend"] == "imagefolder" else row.of["data"]: row for row in rows}
+
+
+def convert_s(row: Row) -> float | None:
+    return row.values["convert_s"].median if "convert_s" in row.values else None
 
 
 def test_a_conversion_takes_its_start_and_its_pictures_or_its_bytes() -> None:
@@ -38,23 +43,25 @@ def test_a_conversion_takes_its_start_and_its_pictures_or_its_bytes() -> None:
         ({"disk_bytes_per_s": 10e6}, 1 + 120, 1 + 15),
     ):
         rows = predictions(**changes).values()
-        assert [row.size_bytes for row in rows] == [6e8, 1.2e9, 1.5e8]
-        assert [row.convert_s for row in rows] == [None, pytest.approx(shards_s), pytest.approx(tars_s)]
+        assert [row.values["stored_bytes"].median for row in rows] == [6e8, 1.2e9, 1.5e8]
+        assert [convert_s(row) for row in rows] == [None, pytest.approx(shards_s), pytest.approx(tars_s)]
 
 
 def test_the_trainer_gets_what_the_slower_of_the_two_gives_and_loaders_scale_with_cpus() -> None:
     def trained(**changes: Any) -> list[float]:
-        return [row.rate.median for row in predictions(**changes).values()]
+        return [training_rate(row).median for row in predictions(**changes).values()]
 
     assert trained() == [1000, 2000, 2000]
     assert trained(gpus=2) == [1000, 4000, 3000]
     assert trained(trainer_images_per_s=500) == [500, 500, 500]
     # half of 2 GB holds the tree's 0.6 GB and not the 1.2 GB of shards: those are read cold in each epoch
     assert trained(memory_bytes=2e9, trainer_images_per_s=1e6) == [1000, pytest.approx(2 / 0.0014), 3000]
-    overlapping = predictions(replace(TARS, runs=run(3000, 1e-4, 0.9)))["webdataset"]
-    assert overlapping.rate.median == pytest.approx(1800)
+    overlapping = predictions(replace(TARS, turns=run(3000, 1e-4, 0.9)))["webdataset"]
+    assert training_rate(overlapping).median == pytest.approx(1800)
     for cpus, rate in ((1, 1500), (4, 6000), (16, 10_000)):  # one thread is always busy: 1 / serial_s
-        assert predictions(cpus=cpus)["webdataset"].loader.median == pytest.approx(rate)
+        assert predictions(cpus=cpus)["webdataset"].values["loader_images_per_s"].median == pytest.approx(
+            rate
+        )
 
 
 def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have() -> None:
@@ -65,9 +72,9 @@ def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have() -> No
         ({"memory_bytes": 2e9, "disk_bytes_per_s": 100e6}, "webdataset"),  # shards are read from a slow disk
     ):
         best = advised(list(predictions(**changes).values()))
-        assert (best.data if best else None) == name
+        assert (best.of["data"] if best else None) == name
     rows = predict([TODAY, RAW, SHARDS], INPUTS)
-    wide = predict([TODAY, RAW, replace(SHARDS, runs=[*SHARDS.runs, *run(9000), *run(900)])], INPUTS)
+    wide = predict([TODAY, RAW, replace(SHARDS, turns=[*SHARDS.turns, *run(9000), *run(900)])], INPUTS)
     assert (advised(rows), advised(wide)) == (rows[2], None), "repeats disagree"
 
 

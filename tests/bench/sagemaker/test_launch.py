@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.sagemaker.train import parse
+from bench.sagemaker.train import training_options
 from loaders.examples import common
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
@@ -88,10 +88,9 @@ def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
     }
     assert "dataset.json" in names_at(sources["train"])
     assert names_at(sources["code"]) == ["precache-0-py3-none-any.whl"]
-    found = write_job(tmp_path / "ml", channels=sources, hyperparameters=job["HyperParameters"])
-    args, rest = parse(found.options(), found)
-    assert (args.data, args.checkpoints) == (f"{tmp_path}/ml/input/data/train", tmp_path / "ml/checkpoints")
-    common.parser("train", "").parse_args(["data", *rest])
+    ml = write_job(tmp_path / "ml", channels=sources, hyperparameters=job["HyperParameters"])
+    args = common.parser("train", "").parse_args(training_options(ml))
+    assert (args.path, args.out) == (f"{ml}/input/data/train", ml / "checkpoints")
 
 
 def names_at(url: str) -> list[str]:

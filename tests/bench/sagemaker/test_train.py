@@ -1,26 +1,25 @@
-"""Training where a service starts a process on each host: its place, channels, ranks, signals and files."""
+"""Training on SageMaker, Slurm and Kubernetes: what torchrun is told, and trainings of two ranks on CPUs."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed import run as torchrun
 
-from bench.sagemaker.train import Job, Place, find_place, main, parse, run_ranks
+from bench.sagemaker.train import find_hosts, main, training_options
 from loaders.examples import common
 from precache import Recipe, convert
-from precache.errors import SettingError
-from tests.command import ROOT, run
+from tests.command import ROOT
 
 SLURM = ROOT / "bench" / "sagemaker" / "slurm.sh"
-TWO = {"NNODES": "2", "MASTER_ADDR": "head"}
 SRUN = """#!/bin/bash
 # two nodes that are both this machine: options go, the command runs once for each
 while [[ "$1" == --* ]]; do shift; done
@@ -30,11 +29,13 @@ for task in "${tasks[@]}"; do wait "$task" || code=$?; done
 exit $code
 """
 SCONTROL = '#!/bin/bash\n[[ "$1 $2" == "show hostnames" ]] && tr , "\\n" <<< "$3"\n'
+SMALL = {"model": "resnet10", "size": "16", "batch_size": "16", "epochs": "2"}
+HOSTS = ["127.0.0.1", "algo-2"]
 
 
 def write_job(
     ml: Path, channels: Iterable[str] = (), hyperparameters: Mapping[str, str] | None = None, **resources: Any
-) -> Job:
+) -> Path:
     """Write SageMaker's files of one host, or what `resources` says, into the folder `ml`."""
     config = ml / "input/config"
     config.mkdir(parents=True, exist_ok=True)
@@ -44,93 +45,146 @@ def write_job(
         "hyperparameters": dict(hyperparameters or {}),
     }.items():
         (config / f"{name}.json").write_text(json.dumps(content))
-    found = Job.find(ml)
-    assert found is not None
-    return found
+    return ml
 
 
-def test_all_hosts_agree_who_leads_in_whatever_order_they_are_told_and_one_alone_needs_no_service(
-    tmp_path: Path,
-) -> None:
-    assert Job.find(tmp_path) is None
-    assert find_place({}) == Place() == write_job(tmp_path).place()
+def start(ml: Path, **variables: str) -> "subprocess.Popen[str]":
+    """Start the training of the job in `ml`, as its container does."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "SAGEMAKER_BASE_DIR": str(ml),
+        "OMP_NUM_THREADS": "1",
+        **variables,
+    }
+    command = [sys.executable, "-m", "bench.sagemaker.train", "train"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, cwd=ml, env=environment, text=True, **pipes)  # type: ignore[call-overload]
+
+
+def free_port() -> str:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return str(opened.getsockname()[1])
+
+
+@pytest.fixture
+def shards(raw_tree: Path, tmp_path: Path) -> Path:
+    recipe = Recipe(format="shards", size=16, fit="crop", splits="train=0.8,val=0.2")
+    convert(raw_tree, tmp_path / "a folder" / "shards", recipe, workers=0)
+    return tmp_path / "a folder" / "shards"
+
+
+def give_channel(ml: Path, shards: Path) -> None:
+    (ml / "input/data").mkdir(parents=True)
+    (ml / "input/data/train").symlink_to(shards)
+
+
+def test_all_hosts_agree_who_leads_in_whatever_order_they_are_told(tmp_path: Path) -> None:
+    assert find_hosts(write_job(tmp_path)) == ["--nnodes=1", "--node-rank=0"]
     names = ["algo-2", "algo-10", "algo-1"]
-    found = [
-        write_job(tmp_path, hosts=told, current_host=current, network_interface_name="eth0").place()
-        for told, current in ((names, "algo-1"), (names[::-1], "algo-2"), (names, "algo-10"))
-    ]
-    assert sorted(place.number for place in found) == [0, 1, 2]
-    assert {(at.master, at.hosts, at.port, at.interface) for at in found} == {("algo-1", 3, 29500, "eth0")}
-    for rank in ("NODE_RANK", "SLURM_PROCID", "JOB_COMPLETION_INDEX"):
-        assert find_place({**TWO, rank: "1"}) == Place(hosts=2, number=1, master="head", port=29500)
+    asked = [(names, "algo-1"), (names[::-1], "algo-2"), (names, "algo-10")]
+    options = [find_hosts(write_job(tmp_path, hosts=told, current_host=current)) for told, current in asked]
+    assert {told[1] for told in options} == {f"--node-rank={rank}" for rank in range(3)}
+    assert all(told[::2] == ["--nnodes=3", "--master-addr=algo-1"] for told in options)
 
 
-def test_channels_and_hyperparameters_are_options_of_the_training(tmp_path: Path) -> None:
-    at = f"{tmp_path}/input/data"
-    assert write_job(tmp_path, channels=("shards", "code")).data() == (f"{at}/shards", None)
-    several = write_job(tmp_path, channels=("shards", "train", "validation"))
-    assert several.data() == (f"{at}/train", f"{at}/validation")
-    with pytest.raises(SettingError, match="which of the channels one, two"):
-        write_job(tmp_path, channels=("one", "two")).data()
-    given = {"batch_size": "64", "bf16": "True", "resume": "false", "out": "my_runs", "sagemaker_region": "x"}
-    options = ["--batch-size", "64", "--bf16", "--out", "my_runs"]
-    assert write_job(tmp_path, hyperparameters=given).options() == options
+def test_channels_and_hyperparameters_become_options_of_the_training(tmp_path: Path) -> None:
+    data, usual = tmp_path / "input/data", [f"--out={tmp_path}/checkpoints", "--resume"]
+    write_job(tmp_path, channels=("shards", "code"))
+    assert training_options(tmp_path) == [f"{data}/shards", *usual]
+    write_job(tmp_path, channels=("shards", "train", "validation"))
+    assert training_options(tmp_path) == [f"{data}/train", *usual, f"--val={data}/validation"]
+    given = {
+        "batch_size": "64",
+        "bf16": "True",
+        "resume": "false",
+        "model": "resnet50",
+        "sagemaker_region": "x",
+    }
+    write_job(tmp_path, channels=("train",), hyperparameters=given)
+    options = training_options(tmp_path)
+    assert options == [f"{data}/train", *usual, "--batch-size=64", "--bf16", "--model=resnet50"]
+    common.parser("train", "").parse_args(options)
 
 
-def test_what_is_wrong_is_one_line_and_exit_code_2(
+def test_a_job_that_cannot_be_read_is_one_line_and_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for environment, said in (
-        ({**TWO, "SLURM_PROCID": "2"}, "number 2, but there are 2"),
-        (TWO, "NODE_RANK"),
-        ({"NNODES": "2", "NODE_RANK": "0"}, "MASTER_ADDR is not set"),
-    ):
-        with pytest.raises(SettingError, match=said):
-            find_place(environment)
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
-    for options, said in (([], "there is no --data, and no channel"), (["--data", "here"], "--checkpoints")):
-        assert main(options) == 2
-        assert said in capsys.readouterr().err
-    write_job(tmp_path, channels=("train",), current_host="algo-7")
-    assert main(["train"]) == 2
-    assert "resourceconfig.json: hosts must be a list with current_host 'algo-7'" in capsys.readouterr().err
+
+    def says(*mentions: str) -> None:
+        assert main(["train"]) == 2
+        (line,) = capsys.readouterr().err.splitlines()
+        assert all(mention in line for mention in mentions), line
+
+    says("resourceconfig.json", "torchrun -m loaders.examples.train")
+    write_job(tmp_path, current_host="algo-7")
+    says("resourceconfig.json", "algo-7")
+    write_job(tmp_path, channels=("one", "two"))
+    says("one, two", "call it train")
+    write_job(tmp_path, channels=("code",))
+    says("code", "call it train")
+    for name, damaged in (("hyperparameters", "[]"), ("inputdataconfig", "{")):
+        write_job(tmp_path, channels=("train",))
+        path = tmp_path / f"input/config/{name}.json"
+        path.write_text(damaged)
+        says(str(path), "JSON")
 
 
-def test_a_job_of_sagemaker_trains_on_its_channel_and_leaves_its_model(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_job(tmp_path, channels=("train",))
-    recipe = Recipe(format="shards", size=16, fit="crop", splits="train=0.8,val=0.2")
-    convert(raw_tree, tmp_path / "input/data/train", recipe, workers=0)
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
-    for name in [name for name in os.environ if name.startswith("SLURM_")]:
-        monkeypatch.delenv(name)
-    options = ("--size", 16, "--batch-size", 16, "--epochs", 2, "--tensorboard")
-    ended = run("bench.sagemaker.train", "--checkpoints", "checkpoints", *options, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    assert [line.split(":")[0] for line in ended.stdout.splitlines()] == ["epoch 1", "epoch 2"]
-    assert "validation accuracy" in ended.stdout
-    model = torch.load(tmp_path / "model/model.pt", weights_only=True)
-    assert (model["name"], len(model["classes"])) == ("resnet18", 5)
+@pytest.mark.timeout(240)
+def test_two_hosts_train_together_and_the_first_leaves_the_model(shards: Path, tmp_path: Path) -> None:
+    port = free_port()
+    jobs = []
+    for host in HOSTS:
+        ml = write_job(
+            tmp_path / host, ("train",), SMALL, hosts=HOSTS, current_host=host, network_interface_name="lo"
+        )
+        give_channel(ml, shards)
+        jobs.append(start(ml, PET_MASTER_PORT=port))
+    first, second = [job.communicate(timeout=200) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], (first, second)
+    assert [line.split(":")[0] for line in first[0].splitlines()] == ["epoch 1", "epoch 2"]
+    assert "validation accuracy" in first[0]
+    model = torch.load(tmp_path / HOSTS[0] / "model/model.pt", weights_only=True)
+    assert len(model["classes"]) == 5
     assert "fc.weight" in model["model"]
-    assert (tmp_path / "checkpoints/checkpoint.pt").exists()
-    assert list((tmp_path / "output/data").glob("events.*"))
-    (tmp_path / "model/model.pt").unlink()
-    write_job(tmp_path, channels=("train",), hosts=["algo-1", "algo-2"], current_host="algo-2")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("bench.sagemaker.train.run_ranks", lambda *_: 0)  # they ended well, on both hosts
-    assert main(["--checkpoints", "checkpoints"]) == 0
-    assert not (tmp_path / "model/model.pt").exists(), "the first host alone leaves the model"
+    assert second[0] == ""
+    assert not (tmp_path / HOSTS[1] / "model").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_job_that_sigterm_ended_goes_on_and_one_that_fails_says_so(shards: Path, tmp_path: Path) -> None:
+    many = {**SMALL, "epochs": "1000", "tensorboard": "true"}
+    ml = write_job(tmp_path / "ml", ("train",), many)
+    give_channel(ml, shards)
+    interrupted = start(ml, PET_NPROC_PER_NODE="2")
+    assert interrupted.stdout is not None
+    lines = [interrupted.stdout.readline() for _ in range(2)]
+    interrupted.send_signal(signal.SIGTERM)
+    rest, _ = interrupted.communicate(timeout=60)
+    assert interrupted.returncode == 143
+    done = len([line for line in (*lines, *rest.splitlines()) if line.startswith("epoch")])
+    write_job(ml, ("train",), {**many, "epochs": str(done + 2)})
+    again = start(ml, PET_NPROC_PER_NODE="2")
+    printed, errors = again.communicate(timeout=100)
+    assert again.returncode == 0, errors
+    assert [line.split(":")[0] for line in printed.splitlines()] == [f"epoch {done + 1}", f"epoch {done + 2}"]
+    assert list((ml / "output/data").glob("events.*"))
+    write_job(ml, ("train",), {**many, "model": "resnet9"})
+    failing = start(ml, PET_NPROC_PER_NODE="2")
+    _, errors = failing.communicate(timeout=100)
+    assert failing.returncode == 2
+    assert "argument --model: invalid choice: 'resnet9'" in errors
 
 
 @pytest.mark.slow
 def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
-    raw_tree: Path, tmp_path: Path
+    shards: Path, tmp_path: Path
 ) -> None:
-    data = tmp_path / "a folder" / "shards"
-    convert(raw_tree, data, Recipe(format="shards", size=16, fit="crop"), workers=0)
-    python = f'#!/bin/bash\nexec {sys.executable} "$@"\n'
-    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": python}.items():
+    run_torchrun = f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n'
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "torchrun": run_torchrun}.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     environment = {
@@ -138,12 +192,13 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
+        "MASTER_PORT": free_port(),
         "SLURM_JOB_ID": str(os.getpid()),
         "SLURM_JOB_NODELIST": "localhost,other",
         "SLURM_NNODES": "2",
     }
     options = ("--size", "16", "--batch-size", "16", "--epochs")
-    command = ["bash", SLURM, data, tmp_path / "runs of one", *options]
+    command = ["bash", SLURM, shards, tmp_path / "runs of one", *options]
     for epochs in ("1", "2"):
         ended = subprocess.run(
             [*command, epochs], env=environment, capture_output=True, text=True, timeout=110, check=False
@@ -154,66 +209,26 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
     assert (tmp_path / "runs of one" / "checkpoint.pt").exists()
 
 
-def rank(text: str) -> list[str]:
-    """A rank that runs `text`."""
-    return [sys.executable, "-c", f"import os, pathlib, signal, sys, time\n{text}"]
-
-
-def test_a_rank_that_fails_ends_the_others_and_its_exit_code_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bench.sagemaker.train._PATIENCE_S", 0.2)
-    command = rank("sys.exit(2) if os.environ['RANK'] == '1' else time.sleep(600)")
-    assert run_ranks(command, Place(), 2, os.environ) == 2
-    assert run_ranks(rank("os.kill(os.getpid(), 9)"), Place(), 1, os.environ) == 137
-
-
-def test_ranks_are_told_what_torchrun_tells_and_a_signal_reaches_each_once_and_waits_until_they_have_saved(
-    tmp_path: Path,
-) -> None:
-    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-    names += ("MASTER_ADDR", "MASTER_PORT", "GLOO_SOCKET_IFNAME")
-    text = (
-        "came = []\n"
-        "signal.signal(signal.SIGTERM, lambda *_: came.append(1))\n"
-        f"folder = pathlib.Path({str(tmp_path)!r})\n"
-        f"told = ' '.join(os.environ[name] for name in {names})\n"
-        "(folder / ('ready' + os.environ['RANK'])).touch()\n"
-        "while not came: time.sleep(0.01)\n"
-        "time.sleep(0.5)\n"
-        "(folder / ('saved' + os.environ['RANK'])).write_text(f'{told} {len(came)}')\n"
-        "sys.exit(143)"
-    )
-    starting = (
-        "import os, sys; from bench.sagemaker import train\n"
-        "place = train.Place(hosts=3, number=1, master='algo-1', port=29500, interface='eth0')\n"
-        f"sys.exit(train.run_ranks({rank(text)!r}, place, 2, os.environ))"
-    )
-    process = subprocess.Popen([sys.executable, "-c", starting], env={**os.environ, "PYTHONPATH": str(ROOT)})
-    while len(list(tmp_path.glob("ready*"))) < 2:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=60) == 143
-    saved = [(tmp_path / f"saved{rank}").read_text() for rank in (2, 3)]
-    assert saved == [f"{rank} {rank - 2} 6 2 1 3 algo-1 29500 eth0 1" for rank in (2, 3)]
-
-
-def test_every_pod_of_the_job_finds_its_place() -> None:
+def test_every_pod_of_the_kubernetes_job_finds_its_place() -> None:
     yaml = pytest.importorskip("yaml")
-    service, job = yaml.safe_load_all(SLURM.with_name("job.yaml").read_text())
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    service, job = manifests = list(yaml.safe_load_all(SLURM.with_name("job.yaml").read_text()))
+    for manifest in manifests:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
     pods = job["spec"]["template"]["spec"]
     (container,) = pods["containers"]
-    environment = {entry["name"]: entry["value"] for entry in container["env"]}
-    places = [find_place({**environment, "JOB_COMPLETION_INDEX": str(index)}) for index in range(2)]
+    (number,) = container["env"]
+    assert "batch.kubernetes.io/job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
+    assert container["command"] == ["torchrun"]
+    args = torchrun.parse_args([word.replace(f"$({number['name']})", "1") for word in container["args"]])
     # a pod of an Indexed Job is called JOB-INDEX, in the sub-domain that a service without an address gives
-    name, _, domain = places[0].master.partition(".")
-    assert places == [Place(hosts=2, number=index, master=f"{name}.{domain}", port=29500) for index in (0, 1)]
-    assert name == f"{job['metadata']['name']}-0"
-    assert domain == pods["subdomain"] == service["metadata"]["name"]
-    assert (job["spec"]["completions"], job["spec"]["completionMode"]) == (2, "Indexed")
-    args, rest = parse(container["args"], None)
-    common.parser("train", "").parse_args(["data", *rest])
+    pod, _, domain = args.master_addr.partition(".")
+    assert (pod, domain) == (f"{job['metadata']['name']}-0", pods["subdomain"])
+    assert domain == service["metadata"]["name"]
+    hosts = {int(args.nnodes), job["spec"]["completions"], job["spec"]["parallelism"]}
+    assert (hosts, args.node_rank, job["spec"]["completionMode"]) == ({2}, 1, "Indexed")
+    assert (args.module, args.training_script) == (True, "loaders.examples.train")
+    training = common.parser("train", "").parse_args(args.training_script_args)
     (mounted,) = (mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "data")
-    assert all(str(folder).startswith(f"{mounted}/") for folder in (args.checkpoints, args.data))
-    assert pods["terminationGracePeriodSeconds"] >= 120
+    assert all(str(folder).startswith(f"{mounted}/") for folder in (training.out, training.path))
+    assert pods["terminationGracePeriodSeconds"] >= 60

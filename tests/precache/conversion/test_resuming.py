@@ -111,6 +111,8 @@ def test_staging_folders_of_dead_processes_are_removed(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     monkeypatch.setattr(staging, "_own", {})
     own = staging.folder()
+    with staging.temporary_folder(tmp_path) as elsewhere:
+        assert elsewhere.parent.parent == tmp_path
     dead, mine = tmp_path / "tmp/precache-staging-0000", tmp_path / "tmp/precache-staging-mine"
     for folder, names in ((dead, (".precache-staging", "train-00000.tar")), (mine, ("thesis.txt",))):
         folder.mkdir()
@@ -122,3 +124,21 @@ def test_staging_folders_of_dead_processes_are_removed(
     assert own.exists()
     assert (mine / "thesis.txt").read_bytes() == THESIS
     assert not dead.exists()
+
+
+_KILLED = """
+import os, signal
+from precache.storage.staging import temporary_folder
+with temporary_folder() as folder:
+    (folder / "large").write_bytes(bytes(1000))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_left_in_tmpdir_goes_with_the_next(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    for program, code in ((_KILLED, -signal.SIGKILL), (_KILLED.replace("SIGKILL", "SIGCONT"), 0)):
+        command = [sys.executable, "-c", program]
+        assert subprocess.run(command, cwd=tmp_path, env=environment, check=False).returncode == code
+        assert len(list(tmp_path.glob("*/*/large"))) == (code != 0)
+    assert os.listdir(tmp_path) == []

@@ -10,7 +10,7 @@ from PIL import Image, PngImagePlugin, features
 
 import precache
 from precache.errors import ImageError
-from precache.pictures import images
+from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
 from precache.pictures.turns import LARGE_PIXELS, Turn
 from tests.conftest import small_recipe
@@ -140,3 +140,10 @@ def test_large_pictures_take_turns_over_processes(tmp_path: Path) -> None:
         waiting.join(10)
         assert waiting.exitcode == 0
         holder.join()
+
+
+def test_a_jpeg_with_broken_exif_is_decoded_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    exif = b"Exif\0\0MM\0*\xff\xff\xff\xff\0\0"
+    data = JPEG[:2] + b"\xff\xe1" + (len(exif) + 2).to_bytes(2, "big") + exif + JPEG[2:]
+    assert jpeg.orientation(data) == 1
+    assert not recwarn.list

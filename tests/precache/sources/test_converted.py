@@ -74,7 +74,7 @@ def test_samples_are_taken_by_a_list_of_ids_and_paths(converted: dict[str, Path]
     assert (one.id, other.path, len(scan.ignored)) == (7, "003.candle/003_0001.jpg", IMAGES - 2)
     listed.write_text("1\n70")
     for options, says in (
-        ({"classes": ("002.baskt",)}, "no class '002.baskt' (did you mean '002.basket'?)"),
+        ({"classes": ("002.baskt",)}, "did you mean '002.basket'?"),
         ({"ids": str(listed)}, "1 of these 2 samples are not in the dataset (first: '70')"),
     ):
         with pytest.raises(SettingError, match=re.escape(says)):

@@ -1,0 +1,465 @@
+"""Other libraries' loaders, and the writers of what they read: an entry of PEERS each.
+
+    python bench/peers/libraries.py version NAME
+    python bench/peers/libraries.py write NAME PICTURES.json FOLDER --size 256 --workers 2
+    python bench/peers/libraries.py serve NAME FOLDER --stored 256 --size 224 --batch-size 64 --workers 2
+
+`bench loaders --against` and `bench convert --against` run this file in a process of its own, by the Python
+that has the library. So it imports nothing of ours, and a library only in the functions that use it.
+
+Each library is used as its documentation shows it. A writer is handed squares that Pillow made, upright RGB,
+cropped and resized as ours. A loader is shuffled and hands over uint8 in main memory with labels; epoch
+follows epoch. The last line printed is JSON, which `bench.measure.peers` reads.
+"""
+
+import argparse
+import importlib
+import itertools
+import json
+import os
+import shlex
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:  # a Python that lacks NumPy is told so by `version`
+    import numpy as np
+    import numpy.typing as npt
+
+Pixels: TypeAlias = "npt.NDArray[np.uint8]"
+Epoch: TypeAlias = Iterable[tuple[Any, Any]]
+"""(images, labels) of each batch."""
+StartEpoch: TypeAlias = Callable[[], Epoch]
+
+SHARD_BYTES = 64 * 2**20
+
+
+class Pictures:
+    """Pictures as squares for a writer: a map-style dataset of (uint8 [size, size, 3] RGB, label)."""
+
+    def __init__(self, paths: Sequence[str], labels: Sequence[int], size: int) -> None:
+        self.paths, self.labels, self.size = paths, labels, size
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Pixels, int]:
+        import numpy as np
+        from PIL import Image, ImageOps
+
+        upright = ImageOps.exif_transpose(Image.open(self.paths[index])).convert("RGB")
+        square = ImageOps.fit(upright, (self.size, self.size), Image.Resampling.LANCZOS)
+        return np.asarray(square), self.labels[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Pictures that a loader has to serve, and how.
+
+    Attributes:
+        folder: what it reads.
+        stored: side of the squares in it, pixels.
+        size: side of the served squares, pixels.
+    """
+
+    folder: Path
+    stored: int
+    size: int
+    batch_size: int
+    workers: int
+
+    def crop(self, pixels: Any) -> Any:
+        """The centre of [stored, stored, 3]."""
+        offset = (self.stored - self.size) // 2
+        rows = slice(offset, offset + self.size)
+        return pixels[rows, rows]
+
+    def shards(self, suffix: str) -> list[str]:
+        """Paths of the training split's files in a folder that `precache convert` made."""
+        return sorted(map(str, self.folder.glob(f"train-*{suffix}")))
+
+
+def serve_gather(work: Work) -> StartEpoch:
+    """Rows of mapped shards, copied by threads into one buffer again and again: no loader can be faster."""
+    import numpy as np
+
+    rows: list[Pixels] = []
+    labels: list[Any] = []
+    for path in work.shards(".safetensors"):
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            header = json.loads(file.read(length))
+        shape = tuple(header["images"]["shape"])
+        images = np.memmap(path, np.uint8, "r", 8 + length + header["images"]["data_offsets"][0], shape)
+        rows.extend(work.crop(row) for row in images)
+        start = 8 + length + header["labels"]["data_offsets"][0]
+        labels.append(np.fromfile(path, "<i8", shape[0], offset=start))
+    all_labels = np.concatenate(labels)
+    out = np.empty((work.batch_size, work.size, work.size, 3), np.uint8)
+    threads = max(1, work.workers)
+    run_each = ThreadPoolExecutor(threads).map if threads > 1 else map
+    rng = np.random.default_rng(0)
+
+    def copy(chosen: list[int], part: range) -> None:
+        for slot in part:
+            out[slot] = rows[chosen[slot]]
+
+    def epoch() -> Epoch:
+        order = rng.permutation(len(rows))
+        for start in range(0, len(order), work.batch_size):
+            chosen = order[start : start + work.batch_size]
+            cuts = np.linspace(0, len(chosen), threads + 1).astype(int).tolist()
+            parts = [range(first, stop) for first, stop in itertools.pairwise(cuts)]
+            list(run_each(partial(copy, chosen.tolist()), parts))
+            yield out[: len(chosen)], all_labels[chosen]
+
+    return epoch
+
+
+def serve_webdataset(work: Work) -> StartEpoch:
+    """Tars of JPEGs, decoded by Pillow in the workers: https://github.com/webdataset/webdataset."""
+    import numpy as np
+    import webdataset as wds
+
+    def crop(image: Any) -> Pixels:
+        return np.array(work.crop(np.asarray(image)))
+
+    tars = work.shards(".tar")
+    dataset = (
+        wds.WebDataset(tars, shardshuffle=len(tars), empty_check=False)
+        .shuffle(1000)
+        .decode("pil")
+        .to_tuple("jpg", "cls")
+        .map_tuple(crop, int)
+        .batched(work.batch_size)
+    )
+    loader = wds.WebLoader(
+        dataset, batch_size=None, num_workers=work.workers, persistent_workers=work.workers > 0
+    )
+    return lambda: loader
+
+
+def write_ffcv(pictures: Pictures, folder: Path, workers: int) -> None:
+    """One `.beton` file of raw pixels: https://docs.ffcv.io/writing_datasets.html."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+    DatasetWriter(str(folder / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
+
+
+def serve_ffcv(work: Work) -> StartEpoch:
+    """Centre crops of a `.beton` file: https://docs.ffcv.io/making_dataloaders.html."""
+    from ffcv.fields import rgb_image
+    from ffcv.fields.decoders import SimpleRGBImageDecoder
+
+    if work.size == work.stored:
+        return _ffcv_loader(work, [SimpleRGBImageDecoder()])
+    ratio = work.size / work.stored
+    return _ffcv_loader(work, [rgb_image.CenterCropRGBImageDecoder((work.size, work.size), ratio=ratio)])
+
+
+def serve_ffcv_crops(work: Work) -> StartEpoch:
+    """RandomResizedCrop and flip of the same file."""
+    from ffcv.fields import rgb_image
+    from ffcv.transforms import RandomHorizontalFlip
+
+    crop = rgb_image.RandomResizedCropRGBImageDecoder((work.size, work.size))
+    return _ffcv_loader(work, [crop, RandomHorizontalFlip()])
+
+
+def _ffcv_loader(work: Work, decode: list[Any]) -> StartEpoch:
+    from ffcv.fields.decoders import IntDecoder
+    from ffcv.loader import Loader, OrderOption
+    from ffcv.transforms import Squeeze, ToTensor, ToTorchImage
+
+    loader = Loader(
+        str(work.folder / "data.beton"),
+        batch_size=work.batch_size,
+        num_workers=max(1, work.workers),
+        order=OrderOption.RANDOM,
+        os_cache=True,
+        drop_last=False,
+        pipelines={
+            "image": [*decode, ToTensor(), ToTorchImage()],
+            "label": [IntDecoder(), ToTensor(), Squeeze()],
+        },
+    )
+
+    def epoch() -> Epoch:
+        batches = iter(loader)
+        try:
+            yield from batches
+        finally:  # left midway, its thread would make the process abort at its end
+            batches.terminate_event.set()
+            batches.join(5)
+
+    return epoch
+
+
+def write_litdata(pictures: Pictures, folder: Path, workers: int) -> None:
+    """Chunks of raw pixels: https://github.com/Lightning-AI/litData."""
+    import litdata
+
+    with tempfile.TemporaryDirectory() as caches:
+        # it empties its caches, /tmp/data and /tmp/chunks unless told otherwise, whatever lies there
+        os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{caches}/chunks"
+        os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{caches}/data"
+        litdata.optimize(
+            fn=partial(_litdata_sample, pictures),
+            inputs=list(range(len(pictures))),
+            output_dir=str(folder),
+            chunk_bytes=SHARD_BYTES,
+            num_workers=workers,
+        )
+
+
+def _litdata_sample(pictures: Pictures, index: int) -> dict[str, Any]:
+    pixels, label = pictures[index]
+    return {"image": pixels, "label": label}
+
+
+def serve_litdata(work: Work) -> StartEpoch:
+    """Centre crops of these chunks."""
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = _with_crops(StreamingDataset, work)(str(work.folder), shuffle=True, drop_last=False)
+    loader = StreamingDataLoader(
+        dataset,
+        batch_size=work.batch_size,
+        num_workers=work.workers,
+        persistent_workers=work.workers > 0,
+    )
+    return lambda: loader
+
+
+def write_mds(pictures: Pictures, folder: Path, workers: int) -> None:
+    """Shards of raw pixels, the indices merged: https://docs.mosaicml.com/projects/streaming."""
+    from streaming.base.util import merge_index
+
+    parts = [range(rank, len(pictures), workers) for rank in range(workers)]
+    with ProcessPoolExecutor(workers) as pool:
+        list(pool.map(partial(_write_mds_part, pictures, folder), parts))
+    merge_index(str(folder), keep_local=True)
+
+
+def _write_mds_part(pictures: Pictures, folder: Path, part: range) -> None:
+    from streaming import MDSWriter
+
+    columns = {"image": f"ndarray:uint8:{pictures.size},{pictures.size},3", "label": "int"}
+    with MDSWriter(out=str(folder / str(part.start)), columns=columns, size_limit=SHARD_BYTES) as writer:
+        for index in part:
+            pixels, label = pictures[index]
+            writer.write({"image": pixels, "label": label})
+
+
+def serve_mds(work: Work) -> StartEpoch:
+    """Centre crops of these shards, by PyTorch's DataLoader."""
+    from streaming import StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+    from torch.utils.data import DataLoader
+
+    clean_stale_shared_memory()
+    dataset = _with_crops(StreamingDataset, work)(
+        local=str(work.folder), shuffle=True, batch_size=work.batch_size
+    )
+    loader = DataLoader(
+        dataset,  # it shuffles itself
+        batch_size=work.batch_size,
+        num_workers=work.workers,
+        persistent_workers=work.workers > 0,
+    )
+    return lambda: loader
+
+
+def _with_crops(dataset: Any, work: Work) -> Any:
+    """A subclass of `dataset` that crops its pictures, which are [side, side, 3] or [3, side, side]."""
+
+    class Cropped(dataset):  # type: ignore[misc]
+        def __getitem__(self, index: Any) -> tuple[Any, Any]:
+            sample = super().__getitem__(index)
+            image = sample["image"]
+            if image.shape[0] == 3:
+                return work.crop(image.permute(1, 2, 0)).permute(2, 0, 1), sample["label"]
+            return work.crop(image), sample["label"]
+
+    return Cropped
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peer:
+    """A loader of another library.
+
+    Attributes:
+        package: what pip installs; its version goes with the figures.
+        modules: what is imported before time is taken.
+        serve: opens the loader; what it returns starts an epoch.
+        work: what a picture costs: `pixels`, the centre of a decoded one; `crops`, a random crop of one;
+            `jpeg`, the centre of a JPEG. Ratios are taken between loaders of the same work.
+        reads: a format of `precache convert`; or the peer whose `write` makes its data.
+        write: writes squares of raw pixels into a folder.
+    """
+
+    package: str
+    modules: tuple[str, ...]
+    serve: Callable[[Work], StartEpoch]
+    work: str
+    reads: str
+    write: Callable[[Pictures, Path, int], None] | None = None
+
+
+PEERS = {
+    "gather": Peer(package="numpy", modules=("numpy",), serve=serve_gather, work="pixels", reads="shards"),
+    "webdataset-pil": Peer(
+        package="webdataset",
+        modules=("webdataset", "PIL.Image"),
+        serve=serve_webdataset,
+        work="jpeg",
+        reads="webdataset",
+    ),
+    "ffcv": Peer(
+        package="ffcv",
+        modules=("ffcv",),
+        serve=serve_ffcv,
+        work="pixels",
+        reads="ffcv",
+        write=write_ffcv,
+    ),
+    "ffcv-crops": Peer(
+        package="ffcv",
+        modules=("ffcv",),
+        serve=serve_ffcv_crops,
+        work="crops",
+        reads="ffcv",
+    ),
+    "litdata": Peer(
+        package="litdata",
+        modules=("litdata",),
+        serve=serve_litdata,
+        work="pixels",
+        reads="litdata",
+        write=write_litdata,
+    ),
+    "mds": Peer(
+        package="mosaicml-streaming",
+        modules=("streaming",),
+        serve=serve_mds,
+        work="pixels",
+        reads="mds",
+        write=write_mds,
+    ),
+}
+WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None)
+
+
+def version(peer: Peer) -> str:
+    """The library's name and version; SystemExit with the command that installs it where it is missing."""
+    try:
+        for module in peer.modules:
+            importlib.import_module(module)
+    except ImportError as error:
+        raise SystemExit(
+            f"{sys.executable} lacks {peer.package} ({error}); run: "
+            f"{shlex.quote(sys.executable)} -m pip install {peer.package}"
+        ) from error
+    return f"{peer.package} {metadata.version(peer.package)}"
+
+
+def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]:
+    """Serve a first batch, `warmup` more, and `batches` timed ones.
+
+    Raises:
+        SystemExit: what it serves is not uint8 of the side asked for, with a label for each picture.
+    """
+    start_s = time.perf_counter()
+    source = _epochs(peer.serve(work))
+    next(source)
+    first_batch_s = time.perf_counter() - start_s
+    for _ in itertools.islice(source, warmup):
+        pass
+    images_served, batch_s, epoch_starts = 0, [], []
+    shapes = set()
+    mark_s = time.perf_counter()
+    for number, (images, labels, starts_epoch) in enumerate(itertools.islice(source, batches)):
+        if len(images) != len(labels):
+            raise SystemExit(f"served {len(images)} pictures with {len(labels)} labels")
+        images_served += len(images)
+        shapes.add((*images.shape[1:], str(images.dtype).removeprefix("torch.")))
+        if starts_epoch:
+            epoch_starts.append(number)
+        now_s = time.perf_counter()
+        batch_s.append(now_s - mark_s)
+        mark_s = now_s
+    source.close()
+    side = work.size
+    if not shapes <= {(side, side, 3, "uint8"), (3, side, side, "uint8")}:
+        raise SystemExit(f"served {sorted(shapes)}, expected uint8 of {side}x{side}")
+    return {
+        "first_batch_s": first_batch_s,
+        "images": images_served,
+        "batch_s": batch_s,
+        "epoch_starts": epoch_starts,
+    }
+
+
+def _epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, None]:
+    """Images, labels and whether an epoch starts, epoch after epoch."""
+    while True:
+        starts_epoch = True
+        for images, labels in start_epoch():
+            yield images, labels, starts_epoch
+            starts_epoch = False
+        if starts_epoch:
+            raise SystemExit("an epoch without a batch")
+
+
+def main() -> None:
+    """Run the command that is named, and print its answer as JSON."""
+    parser = argparse.ArgumentParser()
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    commands.add_parser("version").add_argument("name", choices=PEERS)
+
+    write = commands.add_parser("write")
+    write.add_argument("name", choices=WRITERS)
+    write.add_argument("pictures", type=Path, help="JSON: a list of paths, and a list of labels")
+    write.add_argument("folder", type=Path, help="is made")
+    write.add_argument("--size", type=int, required=True)
+    write.add_argument("--workers", type=int, required=True)
+
+    serve = commands.add_parser("serve")
+    serve.add_argument("name", choices=PEERS)
+    serve.add_argument("folder", type=Path)
+    serve.add_argument("--stored", type=int, required=True, help="side of the stored squares, pixels")
+    serve.add_argument("--size", type=int, required=True, help="side of the served squares, pixels")
+    serve.add_argument("--batch-size", type=int, required=True)
+    serve.add_argument("--workers", type=int, required=True)
+    serve.add_argument("--batches", type=int, default=40)
+    serve.add_argument("--warmup", type=int, default=4)
+
+    options = parser.parse_args()
+    peer = PEERS[options.name]
+    answer: dict[str, Any] = {"version": version(peer)}
+    if options.command == "write":
+        assert peer.write is not None
+        paths, labels = json.loads(options.pictures.read_text(encoding="utf-8"))
+        options.folder.mkdir(parents=True)
+        peer.write(Pictures(paths, labels, options.size), options.folder, options.workers)
+    if options.command == "serve":
+        if options.stored < options.size:
+            raise SystemExit(f"size {options.size} is more than {options.folder} stores ({options.stored})")
+        work = Work(options.folder, options.stored, options.size, options.batch_size, options.workers)
+        answer |= measure(peer, work, options.warmup, options.batches)
+    print("\n" + json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

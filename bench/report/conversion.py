@@ -1,0 +1,165 @@
+"""The result of `bench convert`: what a conversion spends its time on, beside other writers. Pure.
+
+A trial says in `of` what it is: {"what": STAGES, "repeat"}, the seconds that each stage of one worker took;
+or {"what": WHOLE, "writer", "repeat"}, a conversion as a user runs it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bench.report import stats
+from bench.report.loaders import other_cpu_share
+from bench.report.result import Result, Row, Trial
+from bench.report.stats import Estimate, disturbance, is_disturbed
+from bench.report.words import counted, machine_line, percent
+from precache.cli.commandline import human_bytes
+
+QUESTION = "What limits converting?"
+STAGES, WHOLE = "stages", "whole"
+OURS = "precache"
+STAGE_NAMES = ("read", "decode", "resize", "encode", "statistics", "write")
+"""Stages of a worker, in their order; `encode` only where JPEGs are stored."""
+_REMEDIES = {
+    "decode": ": for large photographs, --decode scaled decodes less",
+    "encode": ": --format shards does not encode",
+}
+
+
+def make_result(
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    trials: Sequence[Trial],
+    skipped: Mapping[str, str],
+) -> Result:
+    """Work out what trials say.
+
+    Args:
+        settings: the `images` and `source_bytes` of the `source`, `recipe_flags`, `format`, and the
+            `processes` that each writer has.
+    """
+    stages = [trial for trial in trials if trial.of["what"] == STAGES]
+    stage_rows = _make_stage_rows(stages, settings["processes"])
+    whole_rows = _make_whole_rows([trial for trial in trials if trial.of["what"] == WHOLE])
+    narrowest = max(stage_rows, key=lambda row: row.values["time_share"].median)
+    rows = (*stage_rows, *whole_rows)
+    return Result(
+        command="convert",
+        question=QUESTION,
+        machine=dict(machine),
+        settings=dict(settings),
+        trials=tuple(trials),
+        rows=rows,
+        thing="stage, or whole conversion",
+        columns=("converted_images_per_s", "time_share"),
+        answer=_answer(machine, narrowest, stage_rows, whole_rows, other_cpu_share(trials)),
+        best=(rows.index(narrowest),),
+        bars="time_share",
+        conditions=_describe_conditions(machine, settings, trials),
+        skipped=dict(skipped),
+    )
+
+
+def _make_stage_rows(trials: Sequence[Trial], processes: int) -> list[Row]:
+    """A row for each stage: its share of a worker's time, and images/s if it were all there is to do."""
+    rows = []
+    for name in STAGE_NAMES:
+        if f"{name}_s" not in trials[0].numbers:
+            continue
+        shares, rates = [], []
+        for trial in trials:
+            seconds = trial.numbers[f"{name}_s"]
+            shares.append(seconds / _stages_s(trial))
+            rates.append(processes * trial.numbers["images"] / seconds)
+        rows.append(
+            Row(
+                name=name,
+                of={"stage": name},
+                values={
+                    "time_share": stats.estimate(shares),
+                    "converted_images_per_s": stats.estimate(rates),
+                },
+            )
+        )
+    return rows
+
+
+def _stages_s(trial: Trial) -> float:
+    return sum(trial.numbers.get(f"{name}_s", 0.0) for name in STAGE_NAMES)
+
+
+def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
+    """A row for each writer, ours first, with how many times as many images/s ours converts."""
+    rates: dict[str, list[float]] = {OURS: []}
+    for trial in sorted(trials, key=lambda trial: int(trial.of["repeat"])):
+        rates.setdefault(trial.of["writer"], []).append(trial.images_per_s)
+    rows: list[Row] = []
+    for writer, values in rates.items():
+        row = Row(
+            name=f"{writer}, start-up included",
+            of={"writer": writer, "peer": writer != OURS},
+            values={"converted_images_per_s": stats.estimate(values)},
+        )
+        if writer != OURS:
+            repeats = min(len(values), len(rates[OURS]))
+            rows[0].ratios[writer] = stats.ratio(rates[OURS][:repeats], values[:repeats])
+        rows.append(row)
+    return rows
+
+
+def _answer(
+    machine: Mapping[str, str],
+    narrowest: Row,
+    stage_rows: Sequence[Row],
+    whole_rows: Sequence[Row],
+    other_cpu: float | None,
+) -> tuple[tuple[str, ...], ...]:
+    """Say how fast it is, what takes the time, how near it comes to the limit, and how others compare."""
+    ours = whole_rows[0]
+    rate = ours.values["converted_images_per_s"].median
+    remedy = _REMEDIES.get(narrowest.name, "")
+    if narrowest.name == "resize" and machine["pillow_flavour"] == "pillow":
+        remedy = ": Pillow-SIMD resizes faster ('precache doctor' prints how to install it)"
+    first = [
+        f"Converting reaches {rate:,.0f} images/s, start-up included.",
+        f"{narrowest.name.capitalize()} takes {percent(narrowest.values['time_share'].median)} of a worker's "
+        f"time{remedy}.",
+    ]
+    rates = {row.name: row.values["converted_images_per_s"].median for row in stage_rows}
+    together = 1 / sum(1 / value for value in rates.values())
+    decoding = rates["decode"]
+    limits = (
+        f"That is {rate / decoding:.0%} of what decoding alone would reach ({decoding:,.0f}), and "
+        f"{rate / together:.0%} of what workers would reach that never wait ({together:,.0f})."
+    )
+    paragraphs = [tuple(first), (limits,)]
+    if is_disturbed(other_cpu):
+        paragraphs.append((disturbance(other_cpu),))
+    elif ours.ratios:
+        paragraphs.append(tuple(_compare(writer, ratio) for writer, ratio in ours.ratios.items()))
+    return tuple(paragraphs)
+
+
+def _compare(writer: str, ratio: Estimate) -> str:
+    if ratio.low <= 1 <= ratio.high:
+        return f"{writer} is as fast, within noise ({ratio:.2f})."
+    return f"precache converts {ratio:.2f} times as many images/s as {writer}."
+
+
+def _describe_conditions(
+    machine: Mapping[str, str], settings: Mapping[str, Any], trials: Sequence[Trial]
+) -> tuple[str, ...]:
+    was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
+    conditions = [
+        f"{machine_line(machine, ('python', 'pillow', 'simplejpeg'))}.",
+        f"data: {settings['source']} ({counted(settings['images'], 'picture')}, "
+        f"{human_bytes(settings['source_bytes'])}).",
+        f"{settings['recipe_flags']}, {counted(settings['processes'], 'worker')}, page cache "
+        f"{'warm' if was_warm else 'not warmed: larger than memory'}, medians of "
+        f"{counted(settings['repeats'], 'run')}, taking turns.",
+        f"Stages: of one worker alone, over {counted(settings['stage_images'], 'picture')}; statistics are "
+        f"checksums and the mean of the pixels.",
+    ]
+    versions = dict.fromkeys(trial.facts["version"] for trial in trials if "version" in trial.facts)
+    if versions:
+        conditions.append(f"peers: {', '.join(versions)}.")
+    return tuple(conditions)

@@ -1,0 +1,265 @@
+"""What `bench recommend` says: the answer, what cannot be read, and the lines to paste. Pure.
+
+Figures are those of `bench.report.forecast`; sentences on what gains are those of `bench.report.gain`.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bench.report.forecast import (
+    CONVERT,
+    DISK,
+    RISK,
+    SAMPLE,
+    Inputs,
+    advised,
+    find_inputs,
+    find_profiles,
+    fits_memory,
+    predict,
+    stored_size,
+)
+from bench.report.gain import answer, find_gain, way
+from bench.report.loaders import TRAINER, other_cpu_share
+from bench.report.result import Result, Row, Trial
+from bench.report.stats import is_disturbed
+from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
+from bench.report.words import counted, machine_line, number
+from precache.errors import shell_command
+from precache.recipe import Recipe
+from precache.storage.urls import locate
+
+__all__ = ["CONVERT", "DISK", "SAMPLE", "allowed_rejects", "build_line", "convert_line", "make_result"]
+
+QUESTION = "What would another loader, or converting, bring?"
+RULE = (
+    "Rule: plenty of disk: shards; slow or small disk: webdataset; "
+    "loaders.build keeps up on the tree: convert nothing."
+)
+COLUMNS = (
+    *("busy_share", "fed_images_per_s", "loader_images_per_s", "cold_images_per_s"),
+    *("stored_bytes", "convert_s"),
+)
+_VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset")
+_INDENT = "    "
+USUAL_REJECTS = 0.01  # that `precache convert` allows
+
+
+def make_result(
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    trials: Sequence[Trial],
+    skipped: Mapping[str, str],
+    changes: Mapping[str, Any] | None = None,
+    folders: Mapping[str, str] | None = None,
+) -> Result:
+    """Work out what trials on a sample say of the whole tree.
+
+    Args:
+        settings: see `bench.measure.recommend`.
+        changes: fields of Inputs: what if they were others?
+        folders: where each format would be converted to; by default data/FORMAT.
+    """
+    profiles, inputs = find_profiles(settings, trials), find_inputs(settings, trials)
+    rows = predict(profiles, inputs)
+    other_cpu = other_cpu_share(trials)
+    sample = next(trial for trial in trials if trial.of["what"] == SAMPLE)
+    paragraphs = [tuple(_answer(rows, inputs, settings, trials))]
+    if unread := describe_unread(sample):
+        paragraphs.append(tuple(unread))
+    best = _best_row(rows, other_cpu)
+    shown, standing_out = list(rows), [best] if best is not None else []
+    if changes:
+        other = replace(inputs, **changes)
+        what_if = [
+            replace(row, name=f"{row.name}, what if", of={**row.of, "what_if": True})
+            for row in predict(profiles, other)
+        ]
+        sentences = [f"What if: {_describe_inputs(other)}."]
+        if not is_disturbed(other_cpu):
+            sentences += _answer(what_if, other, settings, trials)
+        paragraphs.append(tuple(sentences))
+        best = _best_row(what_if, other_cpu)
+        shown += what_if
+        standing_out += [best] if best is not None else []
+    return Result(
+        command="recommend",
+        question=QUESTION,
+        machine=dict(machine),
+        settings=dict(settings),
+        trials=tuple(trials),
+        rows=tuple(shown),
+        thing="from",
+        columns=COLUMNS,
+        answer=tuple(paragraphs),
+        best=tuple(at for at, row in enumerate(shown) if any(row is one for one in standing_out)),
+        bars="busy_share",
+        conditions=tuple(_conditions(machine, settings, rows, inputs, sample, trials)),
+        next_step="\n".join(_next_steps(rows, settings, sample, other_cpu, folders or {})),
+        skipped=dict(skipped),
+    )
+
+
+def _answer(
+    rows: Sequence[Row], inputs: Inputs, settings: Mapping[str, Any], trials: Sequence[Trial]
+) -> list[str]:
+    """What to do: first the other line, then converting."""
+    turns = sum(trial.of["what"] == TRAINER for trial in trials)
+    return answer(
+        rows,
+        accelerator=inputs.accelerator(settings["trainer"]),
+        images=inputs.train_images,
+        repeats=max(2, turns),  # a single turn has no range, and is better than no answer
+        other_cpu=other_cpu_share(trials),
+        today=rows[0],
+    )
+
+
+def _best_row(rows: Sequence[Row], other_cpu: float | None) -> Row | None:
+    """What is advised; beside other busy processes nothing is."""
+    return None if is_disturbed(other_cpu) else advised(rows)
+
+
+def describe_unread(sample: Trial) -> list[str]:
+    """What could not be read of the sample, by whom, and what follows; empty where nothing is amiss."""
+    numbers, sentences = sample.numbers, []
+    if numbers["damaged"]:
+        sentences.append(
+            f"precache cannot read {numbers['damaged']:,.0f} of the {numbers['taken']:,.0f} pictures that "
+            f"were tried, first {sample.facts['damaged']}. They are left out here; a conversion leaves out "
+            f"as many as --max-rejects allows, and loaders.build skips them with Reading(on_error='skip')."
+        )
+    if numbers["undecodable"]:
+        sentences.append(
+            f"{numbers['undecodable']:,.0f} of them may be intact, first {sample.facts['undecodable']}: this "
+            f"Pillow has no decoder for that kind; 'precache doctor' prints the command that installs one."
+        )
+    if "refused" in sample.facts:
+        sentences.append(f"{sample.facts['refused']} It was measured on the others.")
+    return sentences
+
+
+def allowed_rejects(sample: Trial, images: int) -> float | None:
+    """Share of damaged pictures, 0 to 1, that a conversion must allow by the sample; None for the usual one.
+
+    It is two standard deviations more than the sample has, or what the sample has if that is all pictures.
+    """
+    damaged, taken = sample.numbers["damaged"], sample.numbers["taken"]
+    most = damaged if taken >= images else damaged + 2 * math.sqrt(damaged)
+    share = min(1.0, math.ceil(100 * most / taken) / 100)
+    return share if share > USUAL_REJECTS else None
+
+
+def build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool = False) -> str:
+    """The call of `loaders.build` that serves what was measured, to be pasted.
+
+    Args:
+        settings: with `batch_size`, `size`, `device` and `trainer`.
+    """
+    words = [repr(str(path)), f"batch_size={settings['batch_size']}", f"size={settings['size']}"]
+    words.append("augment='train'")
+    if settings["device"] != "cpu":
+        words.append(f"device={settings['device']!r}")
+    elif _serves_uint8(settings):
+        words.append("dtype='uint8'")
+    if skips_damaged:
+        words.append("reading=loaders.Reading(on_error='skip')")
+    return f"loaders.build({', '.join(words)})"
+
+
+def _serves_uint8(settings: Mapping[str, Any]) -> bool:
+    """Whether batches were timed as a GPU gets them: on the CPU, for an accelerator that is emulated."""
+    trainer = str(settings["trainer"])
+    return bool(settings["device"] == "cpu" and (trainer == "none" or trainer.startswith("emulated")))
+
+
+def describe_dtype(settings: Mapping[str, Any]) -> str:
+    """What to know of the dtype in `build_line`; empty where it names none."""
+    if not _serves_uint8(settings):
+        return ""
+    return (
+        "dtype='uint8' is what was measured, as a GPU gets it and normalises: there, give device='cuda' "
+        "instead. Without either, the CPU normalises to float32, which takes its time."
+    )
+
+
+def convert_line(source: str, destination: str | Path, recipe: Recipe, rejects: float | None) -> str:
+    """The call of `precache convert` that stores what was measured, to be pasted."""
+    words: list[object] = ["precache convert", locate(source), Path(destination), recipe.to_flags()]
+    if rejects is not None:
+        words.append(f"--max-rejects {rejects:.0%}")
+    return shell_command(*words)
+
+
+def _next_steps(
+    rows: Sequence[Row],
+    settings: Mapping[str, Any],
+    sample: Trial,
+    other_cpu: float | None,
+    folders: Mapping[str, str],
+) -> list[str]:
+    """Lines to paste, each below what it is for; none where nothing gains, or the machine was busy."""
+    gain, best = find_gain(rows, rows[0]), _best_row(rows, other_cpu)
+    if is_disturbed(other_cpu) or judge(rows[0].values["fed_ratio"]) == KEEPS_UP or not gain.best:
+        return []
+    source, data = list(settings["data"].items())[-1]
+    steps = []
+    if gain.line is not None:
+        line = build_line(source, settings, skips_damaged=bool(sample.numbers["damaged"]))
+        steps += ["To train from the pictures as they are:", f"{_INDENT}loader = {line}"]
+    if best is not None:
+        name = best.of["data"]
+        folder = folders.get(name, f"data/{name}")
+        recipe = Recipe(format=name, size=settings["stored_size"], quality=settings["quality"])
+        rejects = allowed_rejects(sample, data["samples"])
+        steps += [
+            f"To convert to {way(best)}, once, and train from that:",
+            f"{_INDENT}{convert_line(source, folder, recipe, rejects)}",
+            f"{_INDENT}loader = {build_line(folder, settings)}",
+        ]
+    return [*steps, describe_dtype(settings)] if describe_dtype(settings) else steps
+
+
+def _conditions(
+    machine: Mapping[str, str],
+    settings: Mapping[str, Any],
+    rows: Sequence[Row],
+    inputs: Inputs,
+    sample: Trial,
+    trials: Sequence[Trial],
+) -> list[str]:
+    """Under which conditions the figures hold, a sentence each."""
+    turns = sum(trial.of["what"] == TRAINER for trial in trials)
+    other_cpu = other_cpu_share(trials)
+    busy = "" if other_cpu is None else f", other processes {other_cpu:.0%} of the CPUs"
+    source = list(settings["data"])[-1]
+    side = settings["size"]
+    sentences = [
+        f"{machine_line(machine, _VERSIONS)}.",
+        f"data: {source}: {_describe_inputs(inputs)}; trainer {settings['trainer']}; batch "
+        f"{settings['batch_size']} of {side}x{side}, augment {settings['augment']}; stored at most "
+        f"{settings['stored_size']} px, quality {settings['quality']}.",
+        f"Predicted from a sample of {counted(int(sample.numbers['pictures']), 'picture')}; median of "
+        f"{counted(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
+    ]
+    large = [way(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
+    if large:
+        sentences.append(
+            f"Larger than half of the memory, and so read from the disk in every epoch: {', '.join(large)}."
+        )
+    if any(row.of["data"] != RAW_TREE for row in rows):
+        sentences.append(RULE)
+        if settings["stored_size"] < stored_size(side):
+            sentences.append(RISK)
+    return sentences
+
+
+def _describe_inputs(inputs: Inputs) -> str:
+    gpus = "" if inputs.gpus == 1 else f"{inputs.gpus} x "
+    return (
+        f"{counted(inputs.images, 'picture')}, {counted(inputs.cpus, 'CPU')}, accelerator {gpus}"
+        f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
+    )

@@ -1,0 +1,151 @@
+"""The models that the examples and `bench` train, with the optimizer, the learning rate and the loss of each.
+
+The recipe is that of torchvision's references/classification and of Goyal et al., "Accurate, Large Minibatch
+SGD" (2017): label smoothing, a rate that rises linearly and falls as a cosine, no weight decay on norms and
+biases.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchvision.models import VisionTransformer, get_model
+from torchvision.models.resnet import BasicBlock, ResNet
+
+from precache.errors import SettingError
+
+WARM_UP = 0.1
+"""Share of the steps in which the learning rate rises."""
+
+
+def resnet10(classes: int) -> Any:
+    """For CPUs and small pictures: one basic block a stage, half of ResNet-18's width, stem 3x3 and max-pool.
+
+    1.2 million weights, 17 million multiply-adds for a picture of 64x64.
+    """
+    net = ResNet(BasicBlock, [1, 1, 1, 1], num_classes=classes)
+    width = net.conv1.out_channels // 2
+    net.inplanes = width
+    net.conv1 = nn.Conv2d(3, width, 3, stride=2, padding=1, bias=False)
+    net.bn1 = nn.BatchNorm2d(width)
+    for number in range(4):
+        layer = net._make_layer(BasicBlock, width << number, 1, stride=1 if number == 0 else 2)
+        setattr(net, f"layer{number + 1}", layer)
+    net.fc = nn.Linear(width << 3, classes)
+    for module in net.modules():  # as ResNet does with those that it made
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+    return net
+
+
+def resnet(layers: int, classes: int) -> Any:
+    """torchvision's ResNet of so many layers."""
+    return get_model(f"resnet{layers}", num_classes=classes)
+
+
+def vit_s_16(classes: int) -> Any:
+    """ViT-S/16 of Touvron et al., "Training data-efficient image transformers" (2021), table 1."""
+    return VisionTransformer(
+        image_size=224,
+        patch_size=16,
+        num_layers=12,
+        num_heads=6,
+        hidden_dim=384,
+        mlp_dim=1536,
+        num_classes=classes,
+    )
+
+
+def sgd(net: nn.Module, lr: float) -> Optimizer:
+    """SGD with Nesterov momentum."""
+    return SGD(_decaying(net, 5e-4), lr, momentum=0.9, nesterov=True)
+
+
+def adamw(net: nn.Module, lr: float) -> Optimizer:
+    """AdamW, with which transformers are trained."""
+    return AdamW(_decaying(net, 0.05), lr)
+
+
+def _decaying(net: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Parameters that decay, of matrices and convolutions, and those of norms and biases, which do not."""
+    weights = [weight for weight in net.parameters() if weight.ndim > 1]
+    others = [weight for weight in net.parameters() if weight.ndim < 2]
+    return [{"params": weights, "weight_decay": weight_decay}, {"params": others, "weight_decay": 0.0}]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A model that can be trained.
+
+    Attributes:
+        make: makes one for a number of classes, its weights drawn from torch's generator.
+        optimizer: makes the optimizer of a model, for a learning rate.
+        lr: highest learning rate, for batches of 64.
+        size: the one side of a picture that it takes, pixels; None: any.
+    """
+
+    make: Callable[[int], nn.Module]
+    optimizer: Callable[[nn.Module, float], Optimizer] = sgd
+    lr: float = 0.05
+    size: int | None = None
+
+
+MODELS = {
+    "resnet10": Model(make=resnet10, lr=0.2),
+    "resnet18": Model(make=partial(resnet, 18)),
+    "resnet34": Model(make=partial(resnet, 34)),
+    "resnet50": Model(make=partial(resnet, 50)),
+    "resnet101": Model(make=partial(resnet, 101)),
+    "vit_s_16": Model(make=vit_s_16, optimizer=adamw, lr=1e-3, size=224),
+}
+
+
+def check_size(name: str, size: object) -> None:
+    """Raise SettingError where the model of that name takes no pictures with sides of `size` pixels."""
+    taken = MODELS[name].size
+    if taken is not None and size != taken:
+        raise SettingError(
+            f"{name} takes pictures of {taken} pixels a side, got size {size}; use size {taken}, or another "
+            f"model"
+        )
+
+
+def build_model(name: str, classes: int, seed: int) -> nn.Module:
+    """The model of that name, in channels-last memory; `seed` decides its first weights."""
+    torch.manual_seed(seed)
+    net = MODELS[name].make(classes)
+    return net.to(memory_format=torch.channels_last)
+
+
+def build_optimizer(
+    name: str, net: nn.Module, steps: int, lr: float | None = None
+) -> tuple[Optimizer, LambdaLR]:
+    """The optimizer of the model of that name, and its learning rate over all steps of a training.
+
+    Args:
+        lr: the highest learning rate; by default the model's.
+    """
+    lr = MODELS[name].lr if lr is None else lr
+    if not 0 < lr < math.inf:
+        raise SettingError(f"lr must be positive, got {lr}")
+    optimizer = MODELS[name].optimizer(net, lr)
+    return optimizer, LambdaLR(optimizer, lambda step: rate(step / steps))
+
+
+def rate(done: float) -> float:
+    """Share of the highest learning rate after that share of the steps: up linearly, then a cosine to 0."""
+    if done < WARM_UP:
+        return (done + 1e-3) / (WARM_UP + 1e-3)
+    return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
+
+
+def loss_of(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Cross-entropy with label smoothing."""
+    return cross_entropy(scores, labels, label_smoothing=0.1)

@@ -1,0 +1,105 @@
+"""A file in the working folder that has the name of a module: none of ours imports it, and it is named."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from precache.dataset.converted import is_converted
+from precache.errors import MissingDependencyError
+from precache.imports import OURS, hiding_files
+from precache.packages import check_package
+from tests.command import ROOT, check_bad_input, run
+
+NAMES = ("loaders", "precache", "psutil", "random", "secrets", "tokenize", "torch")
+_EXIT = "raise SystemExit(f'{__file__} was imported')"
+_CONVERT_BESIDE_A_THREAD = """
+import sys, threading
+if __name__ == "__main__":
+    threading.Thread(target=threading.Event().wait, daemon=True).start()  # so that workers are not forked
+    from precache import Recipe, convert
+    convert(sys.argv[1], sys.argv[2], Recipe(format="shards", size=32), workers=1)
+"""
+
+
+@pytest.fixture
+def users_folder(tmp_path: Path) -> Path:
+    """A working folder with modules of its user's."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(_EXIT)
+    return folder
+
+
+def test_bench_imports_nothing_of_the_working_folder(raw_tree: Path, users_folder: Path) -> None:
+    words = "--backend pytorch --trainer none --batches 1 --warmup 1 --repeats 1 --batch-size 4 --size 32"
+    result = run("bench", "loaders", raw_tree, *words.split(), cwd=users_folder)
+    assert (result.returncode, "was imported" in result.stderr) == (0, False), result.stderr
+
+
+def test_spawned_workers_import_nothing_of_the_working_folder(
+    raw_tree: Path, users_folder: Path, tmp_path: Path
+) -> None:
+    program = tmp_path / "programs/convert.py"
+    program.parent.mkdir()
+    program.write_text(_CONVERT_BESIDE_A_THREAD)
+    subprocess.run(
+        [sys.executable, program, raw_tree, tmp_path / "out"],
+        cwd=users_folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    assert is_converted(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["loaders.py", "loaders/__init__.py", "torch.py", "random.py", "PIL.py"])
+def test_a_file_in_front_of_the_path_hides_the_module(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    (tmp_path / "thesis.py").touch()
+    expected = tmp_path / name.removesuffix("/__init__.py")
+    assert hiding_files([str(tmp_path), *sys.path]) == [expected]
+    assert hiding_files([*sys.path, str(tmp_path)]) == [], "behind the module"
+
+
+@pytest.mark.parametrize("name", ["sys.py", "os.py", "thesis.py", "torch/notes.txt", "datasets/a.jpg"])
+def test_what_python_does_not_import_hides_nothing(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    assert hiding_files([str(tmp_path), *sys.path]) == []
+
+
+def test_a_folder_without_init_hides_a_package_that_is_on_no_path(tmp_path: Path) -> None:
+    (tmp_path / "loaders").mkdir()
+    # an editable installation may be found by no path, but by a hook behind it
+    assert hiding_files([str(tmp_path)], ["loaders"]) == [tmp_path / "loaders"]
+
+
+def test_doctor_and_bench_name_the_file_that_hides_loaders(users_folder: Path) -> None:
+    for name in set(NAMES) - {"loaders"}:
+        (users_folder / f"{name}.py").unlink()
+    file = str(users_folder / "loaders.py")
+    doctor = run("precache", "doctor", cwd=users_folder)
+    assert (doctor.returncode, file in doctor.stdout) == (0, True), doctor
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["", str(ROOT)])}
+    command = [sys.executable, "-c", "from bench.cli import entry_point; entry_point()", "loaders", "photos"]
+    result = subprocess.run(
+        command, cwd=users_folder, env=environment, capture_output=True, text=True, check=False
+    )
+    check_bad_input(result, file, "rename it")
+
+
+def test_an_import_error_names_the_hiding_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "xxhash.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    error = ModuleNotFoundError("No module named 'xxhash.x'; 'xxhash' is not a package", name="xxhash.x")
+    with pytest.raises(MissingDependencyError, match=r"xxhash\.py") as hidden:
+        check_package(error, "precache")
+    assert "pip install" not in str(hidden.value)
+
+
+def test_our_packages_are_on_the_path_of_this_process() -> None:
+    assert hiding_files(sys.path, OURS) == []

@@ -1,6 +1,6 @@
 """`bench report`: results that were written before: one is shown, two are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -142,16 +142,18 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _show_differences(comparison: Comparison, results: dict[Path, Result], *, markdown: bool) -> None:
+def _show_differences(
+    comparison: Comparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
+) -> None:
     table = make_difference_table(comparison)
     if markdown:
         click.echo(table.markdown())
     else:
         table.show()
-    for path, names in zip(results, (comparison.only_before, comparison.only_after), strict=True):
+    for (path, _), names in zip(results, (comparison.only_before, comparison.only_after), strict=True):
         for name in names:
             click.echo(f"only in {path}: {name}")
-    for path, result in results.items():
+    for path, result in results:
         disturbed = disturbance(loaders.other_cpu_share(result.trials), then="")
         if disturbed:
             say(f"{path}: {disturbed}")

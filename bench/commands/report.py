@@ -135,9 +135,8 @@ def command(
             say(f"{paths[1]} lacks {counted(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
         if differing:
             say(f"Compared although they differ in {'; '.join(differing)}.")
-        _show_differences(
-            comparison, dict(zip(paths, (before, after), strict=True)), markdown=output.markdown
-        )
+        results = [(paths[0], before), (paths[1], after)]
+        _show_differences(comparison, results, markdown=output.markdown)
     if comparison.regressions or lost_rows:
         raise click.exceptions.Exit(1)
 

@@ -36,12 +36,12 @@ def _recipe(
 
 _RECIPE = {
     "model": click.option(
-        "--model", default="resnet10", show_default=True, help=f"One of: {', '.join(MODELS)}."
+        "--model", default="resnet10", show_default=True, help=f"Model to train, one of: {', '.join(MODELS)}."
     ),
     "size": option("size", {"default": 64}),
-    "epochs": click.option("--epochs", default=40, show_default=True, help="Of each training."),
+    "epochs": click.option("--epochs", default=40, show_default=True, help="Epochs of each training."),
     "batch_size": option("batch_size"),
-    "lr": click.option("--lr", type=float, help="Highest learning rate (default: the model's)."),
+    "lr": click.option("--lr", type=float, help="Highest learning rate.  [default: the model's]"),
     "amp": option("amp"),
     "workers": option("workers"),
     "device": option("device"),
@@ -51,14 +51,22 @@ _RECIPE = {
 @click.command(name="accuracy", cls=commandline.Command)
 @click.argument("raw", type=PATH)
 @click.argument("others", nargs=-1, metavar="SOURCE...")
-@click.option("--write-splits", "split_list", type=PATH, help="Write a list for 'precache convert --splits'.")
-@click.option("--per-class", default=30, show_default=True, help="Of that list: pictures that train.")
-@click.option("--baseline", default="imagefolder", show_default=True, help="Source to compare with.")
+@click.option(
+    "--write-splits", "split_list", type=PATH, help="Write a list for 'precache convert --splits' instead."
+)
+@click.option(
+    "--per-class", default=30, show_default=True, help="Pictures of each class that train, in that list."
+)
+@click.option(
+    "--baseline", default="imagefolder", show_default=True, help="Source that the others are compared with."
+)
 @gathered("recipe", _recipe, _RECIPE)
 @click.option(
-    "--seeds", default="5", show_default=True, help="How many trainings of each source; or 3-4, these."
+    "--seeds", default="5", show_default=True, help="Trainings of each source: how many, or which, as in 3-4."
 )
-@click.option("--margin", default=1.0, show_default=True, help="Points of top-1 that do not matter.")
+@click.option(
+    "--margin", default=1.0, show_default=True, help="Difference in points of top-1 that does not matter."
+)
 @output_options
 def command(
     raw: Path,

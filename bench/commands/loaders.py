@@ -51,14 +51,16 @@ peer_options = gathered(
             "--against", default="", help=f"Compare with loaders of other libraries: {', '.join(PEERS)}."
         ),
         "peer_python": click.option(
-            "--peer-python", default=sys.executable, help="The Python that has them.  [default: this one]"
+            "--peer-python",
+            default=sys.executable,
+            help="Python that has the packages of --against.  [default: this one]",
         ),
         "peer_data": click.option(
             "--peer-data",
             type=PATH,
             default=DATA / "peers",
             show_default=True,
-            help="Folder for data in their own formats, which is written once.",
+            help="Folder where the data of --against is written once.",
         ),
     },
 )
@@ -72,7 +74,12 @@ peer_options = gathered(
     epilog=EPILOG,
 )
 @click.argument("data", type=PLACE, nargs=-1)
-@click.option("--backend", default="all", show_default=True, help=f"all, or some of: {', '.join(BACKENDS)}.")
+@click.option(
+    "--backend",
+    default="all",
+    show_default=True,
+    help=f"Loaders to compare: all, or some of {', '.join(BACKENDS)}.",
+)
 @click.option("--batch-size", default="64", show_default=True, help="Samples per batch; several as in 32,64.")
 @click.option(
     "--workers",
@@ -83,7 +90,11 @@ peer_options = gathered(
     *("warmup", "device", "amp", "compiled", "cache", "shuffle"),
     repeats={"default": 5},
 )
-@click.option("--ranks", type=click.IntRange(min=1), help="Train on so many processes at once, in step.")
+@click.option(
+    "--ranks",
+    type=click.IntRange(min=1),
+    help="Train on so many processes at once, in step, as DistributedDataParallel does.",
+)
 @click.option(
     "--profile",
     "profile_path",

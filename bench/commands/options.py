@@ -25,25 +25,31 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _DEFAULTS = {each.name: each.default for each in fields(Settings)}
 
 SHARED: dict[str, dict[str, Any]] = {
-    "trainer": {"default": "auto", "help": f"One of: {CHOICES}."},
+    "trainer": {"default": "auto", "help": f"What takes the batches: {CHOICES}."},
     "trainer_rate": {
         "type": float,
         "metavar": "IMAGES_PER_S",
-        "help": "What your own GPU trains on: the same as --trainer emulated:IMAGES_PER_S.",
+        "help": "Images/s that your own GPU trains on; the same as --trainer emulated:IMAGES_PER_S.",
     },
     "amp": {"default": "auto", "help": AMP_HELP},
     "compiled": {"is_flag": True, "help": "Compile the model with torch.compile."},
-    "cache": {"default": "none", "help": "none, ram or device, of loaders.Reading."},
+    "cache": {"default": "none", "help": "Where later epochs are kept: none, ram or device."},
     "batch_size": {"default": _DEFAULTS["batch_size"], "help": "Samples per batch."},
     "workers": {"type": int, "help": "Processes or threads of the loader.  [default: one per CPU]"},
     "size": {"default": _DEFAULTS["size"], "help": "Side of the served square, pixels."},
-    "batches": {"default": _DEFAULTS["batches"], "help": "Timed batches of each run."},
+    "batches": {"default": _DEFAULTS["batches"], "help": "Batches that are timed in each run."},
     "warmup": {"type": int, "help": WARMUP_HELP},
-    "repeats": {"default": _DEFAULTS["repeats"], "help": "Runs of each kind, taking turns."},
+    "repeats": {
+        "default": _DEFAULTS["repeats"],
+        "help": "Repeats of each measurement; the loaders take turns.",
+    },
     "cold": {"is_flag": True, "help": "Measure each loader with a cold page cache, too."},
-    "device": {"default": "auto", "help": "auto, cpu or cuda."},
-    "augment": {"default": "eval", "help": "eval, train or crop, of loaders.build."},
-    "shuffle": {"default": "auto", "help": "auto, full, window or none."},
+    "device": {"default": "auto", "help": "Device that trains: auto, cpu, cuda or cuda:N."},
+    "augment": {
+        "default": "eval",
+        "help": "What happens to pictures: eval (centre crop), train (random crop, flip), crop.",
+    },
+    "shuffle": {"default": "auto", "help": "How samples are shuffled: auto, full, window or none."},
 }
 """By the name of the parameter, what click is told."""
 _FLAGS = {"compiled": "--compile"}

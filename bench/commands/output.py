@@ -95,11 +95,13 @@ def output_options(function: _Function) -> _Function:
             help="Keep finished runs and the result in this file: the same command goes on from it. "
             "'-' prints the result alone.",
         ),
-        "html_path": click.option("--html", "html_path", type=_PATH, help="Write a page here."),
+        "html_path": click.option("--html", "html_path", type=_PATH, help="Write a web page here."),
         "details": click.option("--details", is_flag=True, help="Print every column and finding."),
         "markdown": click.option("--markdown", is_flag=True, help="Print the table as Markdown."),
         "quiet": click.option(
-            "--quiet", is_flag=True, help="Print nothing but errors; for --json FILE and --html FILE."
+            "--quiet",
+            is_flag=True,
+            help="Print nothing but errors; --json FILE or --html FILE has the result.",
         ),
     }
     return gathered("output", Output, options)(function)

@@ -89,19 +89,24 @@ def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
         scan: of a tree on disk; of its splits, ImageFolder is given that of training.
         paths: below the tree, of the pictures to try.
     """
-    below = ""
-    if "train" in scan.samples.split_names:
-        row = int(np.argmax(scan.samples.splits == scan.samples.split_names.index("train")))
-        below = f"{scan.samples[row].path.split('/')[0]}/"
+    samples, below = scan.samples, ""
+    rows = np.arange(len(samples))
+    if "train" in samples.split_names:
+        rows = np.flatnonzero(samples.splits == samples.split_names.index("train"))
+        below = f"{samples[int(rows[0])].path.split('/')[0]}/"
     root = scan.folder / below
     in_classes = [path for path in (one.path for one in scan.ignored) if path.removeprefix(below).count("/")]
     tried = [path for path in (*paths, *in_classes) if path.startswith(below) and _is_listed(path)]
     filled = {path.removeprefix(below).split("/")[0] for path in tried}
-    for row in range(len(scan.samples)):
-        path = scan.samples[row].path
-        name = path.removeprefix(below).split("/")[0]
-        if name not in filled and _is_listed(path):
-            filled.add(name)
+    labels, starts = np.unique(samples.labels[rows], return_index=True)
+    for label, start in zip(labels, starts, strict=True):
+        for row in rows[start:]:  # those of a class lie together: most often the first one tells
+            if samples.labels[row] != label:
+                break
+            path = samples[int(row)].path
+            if _is_listed(path):
+                filled.add(path.removeprefix(below).split("/")[0])
+                break
     hidden = {one.path.removeprefix(below) for one in scan.ignored}  # it takes their folders for classes
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in hidden)
     reasons = {path: _why_refused(f"{scan.folder}/{path}") for path in tried}

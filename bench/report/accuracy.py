@@ -1,7 +1,7 @@
-"""The result of `bench accuracy`: is a model as good that was trained from another source of the pictures? Pure.
+"""The result of `bench accuracy`: is a model as good that was trained from another source of pictures? Pure.
 
-Trainings are paired by seed: both begin with the same weights. The interval of the mean difference decides. It
-is Student's t, two-sided, and so wide that in 95% of results it holds for all their sources at once
+Trainings are paired by seed: both begin with the same weights. The interval of the mean difference decides.
+It is Student's t, two-sided, and so wide that in 95% of results it holds for all their sources at once
 (Bonferroni). 'Worse', 'better': it leaves 0 out. 'As good': it lies within the margin (two one-sided tests)
 and holds 0. Anything else is within noise.
 """
@@ -190,25 +190,23 @@ def quantile(share: float, degrees: int) -> float:
 
 def describe(one: Compared) -> str:
     """The answer for one source."""
-    model = f"a model trained on {one.name}"
-    points, seeds = one.difference, counted(one.seeds, "seed")
-    evidence = f"{points.median:+.2f} points, {points.low:+.2f} to {points.high:+.2f} with {seeds}"
-    if one.verdict == AS_GOOD:
-        return f"{model[:1].upper()}{model[1:]} is as good as one trained on {one.baseline} ({evidence})."
-    if one.verdict in (WORSE, BETTER):
-        return (
-            f"{model[:1].upper()}{model[1:]} is {one.verdict} than one trained on {one.baseline}, by "
-            f"{abs(points.median):.2f} points ({evidence})."
-        )
+    points = one.difference
     if one.seeds < 2:
         return (
-            f"One seed cannot tell whether {model} is as good as one trained on {one.baseline} "
-            f"({points.median:+.2f} points); train at least 3."
+            f"One seed cannot tell whether a model trained on {one.name} is as good as one trained on "
+            f"{one.baseline} ({points.median:+.2f} points); train at least 3."
         )
+    evidence = (
+        f"{points.median:+.2f} points, {points.low:+.2f} to {points.high:+.2f} with "
+        f"{counted(one.seeds, 'seed')}"
+    )
+    if one.verdict != WITHIN_NOISE:
+        beside = "as good as" if one.verdict == AS_GOOD else f"{one.verdict} than"
+        return f"A model trained on {one.name} is {beside} one trained on {one.baseline}: {evidence}."
     needed = f"more than {_MOST_SEEDS:,} seeds" if one.enough is None else f"{one.enough} seeds"
     return (
-        f"Whether {model} is as good as one trained on {one.baseline} is within noise ({evidence}); "
-        f"{needed} would tell."
+        f"The difference between models trained on {one.name} and on {one.baseline} is within noise: "
+        f"{evidence}. {needed[:1].upper()}{needed[1:]} would tell."
     )
 
 
@@ -273,6 +271,6 @@ def _describe_conditions(
         f"batches of {settings['batch_size']}: {settings['steps']:,} steps from the same weights for each "
         f"source; learning rate {settings['lr']:g}, {precision}, {counted(len(settings['seeds']), 'seed')}.",
         f"Pictures from {sources}.",
-        f"As good: the interval of the difference lies within ±{settings['margin']:g} points; better or worse: "
-        f"it leaves 0 out. It holds at 95% for all rows together (Student's t, Bonferroni).",
+        f"As good: the interval of the difference lies within ±{settings['margin']:g} points; better or "
+        f"worse: it leaves 0 out. It holds at 95% for all rows together (Student's t, Bonferroni).",
     ]

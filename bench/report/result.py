@@ -196,7 +196,7 @@ class Row:
         batches: timed batches of the last repeat; None where no trainer was fed.
         watched: activity of the machine in the last repeat; None where it was not sampled.
         stages: images/s that each stage alone can do, by name: "storage", "decode", "collate", "transfer",
-            "compute"; "storage or decode" where two cannot be told apart.
+            "compute"; "storage or decode" where two were not timed apart.
         stalls: seconds per batch that the trainer waits for "fetch", "prep" and "transfer" from a warm
             cache, and as "cold fetch" what a cold one would add.
         bottleneck: the narrowest of the stages; empty where none stands out.

@@ -161,7 +161,7 @@ def find_replacements(source: Record, dst: str, *, remade: bool = False) -> Repl
 def _find_both(
     found: Replacements, source: Record, chain: _Chain, tree: _Tree, folders: _Folders, remade: bool
 ) -> None:
-    reason = _against_dataset(chain)
+    reason = _against_dataset(source, chain)
     if reason:
         found.left_out.append(f"loaders.ImageDataset is left out: {reason}.")
     else:
@@ -261,7 +261,7 @@ def _against_both(source: Record, chain: _Chain, tree: _Tree) -> str:
     return ""
 
 
-def _against_dataset(chain: _Chain) -> str:
+def _against_dataset(source: Record, chain: _Chain) -> str:
     """What stands against `loaders.ImageDataset` in the place of the script's ImageFolder."""
     made = chain.folder["made"]
     script = read_script(made)
@@ -270,7 +270,9 @@ def _against_dataset(chain: _Chain) -> str:
     if chain.folder["class"] == _IMAGE_FOLDER:
         call = script.find_call(made)
         if call is None or function_name(call) != "ImageFolder":
-            return f"the ImageFolder is not made by the script itself ({made['path']}:{made['line']})"
+            if source["libraries"]:
+                return f"{_title(source)} makes the dataset"
+            return f"the ImageFolder is not made by the script itself ({_at(made)})"
     elif _base(chain) is None:
         return f"{_last(chain.folder['class'])} is not derived from ImageFolder in a script"
     return ""

@@ -546,6 +546,9 @@ class _Model:
         self._others = 0.0
         if is_disturbed(machine.others) and machine.others is not None:
             self._others = min(machine.others, 0.95)
+        self.step_s = stream.unhindered_s
+        if self._others:  # which take CPU time from steps that are timed alone, and not always as much
+            self.step_s = stream.step_s
         workers = stream.workers
         steady_s = stream.period_s - stream.starting_s
         if workers == 0:
@@ -599,8 +602,10 @@ class _Model:
             starting_s: what starting epochs takes of each batch.
         """
         stream = self._stream
-        steps_s = [stream.unhindered_s]
-        if stream.alone_s is None and not stream.on_device:  # the workers may have slowed it down
+        steps_s = [self.step_s]
+        if (
+            stream.alone_s is None and not stream.on_device and not self._others
+        ):  # the workers may have slowed it down
             steps_s.append(min(stream.step_s, stream.step_cpu_s / self.cpus))
         found = []
         for step_s in steps_s:
@@ -620,13 +625,13 @@ class _Model:
         middle_s = max((best_s + worst_s) / 2, 1e-9)
         low = images / max(worst_s, 1e-9) * (1 - _MODEL_ERROR)
         high = images / max(best_s, 1e-9) * (1 + _MODEL_ERROR)
-        most = images / max(self._stream.unhindered_s, 1e-9)
+        most = images / max(self.step_s, 1e-9)
         return Estimate(images / middle_s, low, max(images / middle_s, min(high, most)))
 
 
 def _more_workers(stream: Stream, model: _Model) -> Iterator[Change]:
     """As many as keep up, if there are CPUs for them: more than CPUs where they wait for files."""
-    needed = math.ceil(model.load_s / max(stream.unhindered_s, 1e-9) * _KEEPING_UP)
+    needed = math.ceil(model.load_s / max(model.step_s, 1e-9) * _KEEPING_UP)
     workers = min(needed, max(1, model.most_workers))
     if workers <= stream.workers:
         return

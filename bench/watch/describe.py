@@ -39,6 +39,7 @@ from typing import Any
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _FOLDER = os.getcwd()
 _STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+_LOADERS = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "loaders") + os.sep  # this project's own
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = ("accelerate", "fastai", "lightning", "timm", "transformers", "ultralytics")
 """They are libraries where they are run from a checkout, too."""
@@ -203,6 +204,7 @@ def _is_library(frame: FrameType) -> bool:
     """Whether a frame is of Python or a package, and not of the script or a module of its project."""
     path = frame.f_code.co_filename
     is_installed = any(f"{os.sep}{name}{os.sep}" in path for name in _PACKAGES)
+    is_installed = is_installed or path.startswith(_LOADERS)
     return is_installed or path.startswith(_STANDARD_LIBRARY) or _package(frame) in _LIBRARIES
 
 

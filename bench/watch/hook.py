@@ -102,6 +102,7 @@ class _Steps:
 _log, _steps, _inside = _Log(), _Steps(), threading.local()
 _streams: list["_Stream"] = []
 _of_loader: dict[int, tuple[Any, "_Stream"]] = {}  # by the id of a loader: a weak reference to it, its stream
+_not_the_scripts: set[int] = set()  # ids of loaders
 _places: dict[tuple[int, str], "_Place"] = {}  # by process and key of a stream
 
 
@@ -150,6 +151,7 @@ def imported(name: str, module: ModuleType) -> None:
     elif name == "torchvision.datasets.vision":
         _describing().watch_datasets(module)
     elif name == "loaders.loader":
+        _watch_loader(module.Loader)
         iteration = module.Iteration
         iteration.__next__ = _timed_next(iteration.__next__, _stream_of_ours)
 
@@ -175,9 +177,13 @@ def _watch_loader(loader: Any) -> None:
     make = loader.__init__
 
     @functools.wraps(make)
-    def __init__(self: Any, dataset: Any = None, *args: Any, **kwargs: Any) -> None:
-        _loader_made(self, dataset)
-        make(self, dataset, *args, **kwargs)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        if str(sys._getframe(1).f_globals.get("__name__")).startswith("loaders.read."):
+            _not_the_scripts.add(id(self))  # `loaders.build` takes batches of it in a thread of its own
+        else:
+            _not_the_scripts.discard(id(self))
+            _loader_made(self, args[0] if args else kwargs.get("dataset"))
+        make(self, *args, **kwargs)
 
     loader.__init__ = __init__
 
@@ -494,7 +500,9 @@ def _cuda_event() -> Any:
 
 
 @_quietly
-def _stream_of_loader(loader: Any) -> _Stream:
+def _stream_of_loader(loader: Any) -> _Stream | None:
+    if id(loader) in _not_the_scripts:
+        return None
     is_fastai = type(loader).__name__ == "_FakeLoader"
     shown = loader.d if is_fastai else loader  # what the script has
     known = _of_loader.get(id(shown))
@@ -566,9 +574,18 @@ def _stream_of_ours(iteration: Any) -> _Stream:
     loader = iteration._loader
     known = _of_loader.get(id(loader))
     if known is None or known[0]() is not loader:
-        info = {"kind": "loaders", "key": f"loaders.build {loader._path}", "where": "", "root": loader._path}
-        info |= {"dataset": "loaders.build", "samples": loader.samples, "batch_size": loader.batch_size}
-        known = _of_loader[id(loader)] = weakref.ref(loader), _Stream({**info, "workers": 0})
+        where = _place(loader) or ""
+        info = {
+            "kind": "loaders",
+            "key": f"{where} {loader._path}",
+            "where": where,
+            "root": loader._path,
+            "dataset": "loaders.build",
+            "samples": loader.samples,
+            "batch_size": loader.batch_size,
+            "workers": 0,
+        }
+        known = _of_loader[id(loader)] = weakref.ref(loader), _Stream(info)
     if not hasattr(iteration, "_bench_watch"):
         iteration._bench_watch = True
         known[1].begin(_Moment())

@@ -294,12 +294,14 @@ def _choose(
         result = recommend(question, output.json_path, bar, folders=folders)
     if all(row.of["data"] == RAW_TREE for row in result.rows):
         raise DatasetError(f"no format could be measured: {'; '.join(result.skipped.values())}")
+    sample = next(trial for trial in result.trials if trial.of["what"] == SAMPLE)
     if not result.best:
         output.finish(result)
         note("Nothing is converted.")
         if is_disturbed(other_cpu_share(result.trials)):
             note("Run the same command on a quiet machine, or convert without knowing what that gains:")
-            line = convert_line(str(scan.root), places[recipe.format], recipe, None)
+            rejects = allowed_rejects(sample, len(scan.samples))
+            line = convert_line(str(scan.root), places[recipe.format], recipe, rejects)
             click.echo(f"    {printable(line)}")
         return None
     replace(output, html_path=None).finish(result)  # the page is of what comes of it
@@ -308,7 +310,6 @@ def _choose(
     risk = "" if recipe.size == stored_size(settings.size) else f" {RISK}"
     note(f"Pictures are stored whole, their shorter side {stored_words(recipe)}, within {limit}.{risk}")
     check_free(scan, places[name], conversions.overwrite)
-    sample = next(trial for trial in result.trials if trial.of["what"] == SAMPLE)
     conversions = _with_rejects(conversions, sample, len(scan.samples))
     if not conversions.yes and not click.confirm(f"Convert to {name}, into {places[name]}?", default=True):
         note("nothing was converted")

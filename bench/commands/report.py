@@ -1,6 +1,6 @@
 """`bench report`: results that were written before: one is shown, two are compared."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -135,23 +135,24 @@ def command(
             say(f"{paths[1]} lacks {counted(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
         if differing:
             say(f"Compared although they differ in {'; '.join(differing)}.")
-        _show_differences(
-            comparison, dict(zip(paths, (before, after), strict=True)), markdown=output.markdown
-        )
+        results = [(paths[0], before), (paths[1], after)]
+        _show_differences(comparison, results, markdown=output.markdown)
     if comparison.regressions or lost_rows:
         raise click.exceptions.Exit(1)
 
 
-def _show_differences(comparison: Comparison, results: dict[Path, Result], *, markdown: bool) -> None:
+def _show_differences(
+    comparison: Comparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
+) -> None:
     table = make_difference_table(comparison)
     if markdown:
         click.echo(table.markdown())
     else:
         table.show()
-    for path, names in zip(results, (comparison.only_before, comparison.only_after), strict=True):
+    for (path, _), names in zip(results, (comparison.only_before, comparison.only_after), strict=True):
         for name in names:
             click.echo(f"only in {path}: {name}")
-    for path, result in results.items():
+    for path, result in results:
         disturbed = disturbance(loaders.other_cpu_share(result.trials), then="")
         if disturbed:
             say(f"{path}: {disturbed}")

@@ -19,7 +19,8 @@ from bench.report.stats import is_disturbed
 from bench.report.waiting import Change, Replaced, Stream
 from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
 from bench.watch import advice
-from bench.watch.advice import Advice, Replacements
+from bench.watch.advice import Advice
+from bench.watch.replacements import Replacements, find_replacements
 from bench.watch.run import Observed, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, note
@@ -124,7 +125,7 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
         replaced: list[Replaced] = []
         if first.source and not found.interrupted:
             remade = bool(first.info.get("remade"))
-            advised = advice.find_replacements(first.source, _SHARDS, remade=remade)
+            advised = find_replacements(first.source, _SHARDS, remade=remade)
         if advised.advices and not is_disturbed(found.machine.others):
             note("measuring what would help, on a sample of the pictures ...")
             try:
@@ -135,7 +136,7 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
         trials += [replaced_to_trial(each) for each in replaced]
         by_name = {each.name: each for each in advised.advices}
         for change in waiting.find_changes(first, streams, found.machine, replaced):
-            trials.append(paste_to_trial(change.name, _lines(first, change, by_name)))
+            trials.append(paste_to_trial(change, _lines(first, change, by_name)))
     machine = describe_machine(torch.device("cpu"))
     # read back as from a file: what it says when it is shown again is the same
     document = parse_document(
@@ -147,8 +148,10 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
 def _lines(first: Stream, change: Change, advised: Mapping[str, Advice]) -> list[str]:
     """What to write into the script, or to run; nothing where the script cannot have the change."""
     if change.name == "pillow-simd":
-        return [advice.put_simd()]
-    told = advised.get(change.name) or advice.set_arguments(first.source, change.arguments)
+        return advice.put_simd(first.source).lines(os.getcwd())
+    told = advised.get(change.name)
+    if told is None:
+        told = advice.set_arguments(first.source, change.arguments, remade=bool(first.info.get("remade")))
     return [] if told is None else told.lines(os.getcwd())
 
 

@@ -7,7 +7,6 @@ while it is converted, and on shards after `precache convert`. Seconds are count
 trained and the shards are finished.
 """
 
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from precache import Recipe, convert
 from precache.cli import commandline
 from precache.dataset.converted import is_converted
 from precache.errors import check_range
+from precache.storage.staging import temporary_folder
 
 _TREE, _GROWING, _FIRST = "the tree alone", "converted while training", "converted first"
 _COLUMNS = (
@@ -35,8 +35,8 @@ _COLUMNS = (
 
 def train(how: str, tree: Path, trainer_rate: float, batch_size: int) -> dict[str, float]:
     """Images/s of both epochs, and seconds until both are trained and the shards, if any, are finished."""
-    with tempfile.TemporaryDirectory(dir=tree.parent) as name:
-        folder, start_s = Path(name) / "shards", time.perf_counter()
+    with temporary_folder(tree.parent) as scratch:
+        folder, start_s = scratch / "shards", time.perf_counter()
         if how == _FIRST:
             convert(tree, folder, Recipe(format="shards"))
         path = folder if how == _FIRST else tree

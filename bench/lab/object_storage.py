@@ -14,7 +14,6 @@ import multiprocessing
 import os
 import re
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -36,6 +35,7 @@ from precache import open_dataset
 from precache.cli import commandline
 from precache.errors import SettingError
 from precache.storage.objects import ObjectStore
+from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url
 
 FORMATS = ("shards", "webdataset")
@@ -120,12 +120,12 @@ def serving(root: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
         process.join()
 
 
-def download(url: Url, sizes: dict[str, int], folder: str) -> float:
+def download(url: Url, sizes: dict[str, int], folder: Path) -> float:
     """Bytes/s of a plain download of files of these names and sizes into `folder`, several at a time."""
     store = ObjectStore(url)
 
     def fetch(name: str) -> None:
-        descriptor = os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT)
+        descriptor = os.open(folder / name, os.O_WRONLY | os.O_CREAT)
         store.download(name, descriptor, sizes[name])
         os.close(descriptor)
 
@@ -135,7 +135,7 @@ def download(url: Url, sizes: dict[str, int], folder: str) -> float:
     return sum(sizes.values()) / (time.perf_counter() - start_s)
 
 
-def read(url: Url, folder: str, batch_size: int, workers: int, size: int) -> list[float]:
+def read(url: Url, folder: Path, batch_size: int, workers: int, size: int) -> list[float]:
     """Images/s of both epochs of our loader, which caches in `folder`."""
     rates = []
     start_s = time.perf_counter()
@@ -152,7 +152,7 @@ def run(
     url: Url, sizes: dict[str, int], images: int, settings: tuple[int, int, int] | None
 ) -> dict[str, float]:
     """Figures of one run with an empty cache; without settings, of a plain download."""
-    with tempfile.TemporaryDirectory(prefix="bench-cache-") as folder:
+    with temporary_folder() as folder:
         if settings is None:
             return {"mb_per_s": run_fresh(download, url, sizes, folder) / 1e6}
         first, second = run_fresh(read, url, folder, *settings)

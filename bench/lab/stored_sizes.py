@@ -9,7 +9,6 @@ photographs as large as ImageNet's, which it makes.
 
 import shutil
 import statistics
-import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -33,6 +32,7 @@ from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
 from precache.pictures import images
 from precache.pictures.jpeg import psnr
+from precache.storage.staging import temporary_folder
 
 _CLASSES, _BATCH = 8, 32
 _MOST_DB = 99.0  # stands for pictures that are equal
@@ -170,8 +170,7 @@ def store_each_way(tree: Path, size: int, folder: Path) -> dict[Stored, Path]:
 @click.option("--repeats", default=5, show_default=True, help="First epochs of each loader, taking turns.")
 def command(tree: Path, size: int, pictures: int, workers: int, repeats: int) -> None:
     """Print a row for each way to store the pictures of TREE."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
+    with temporary_folder() as folder:
         chosen = copy_some(tree, pictures, folder / "chosen")
         near = store_each_way(chosen, size, folder / "near")
         photographs = folder / "photographs"

@@ -21,6 +21,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from bench.report.gain import TODAY_BACKEND
 from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
@@ -28,12 +29,12 @@ from precache.errors import DatasetError, check_choice
 from precache.reporting import counted, some
 from precache.sources.base import Scan
 
-NAME = "imagefolder"
+NAME = TODAY_BACKEND
 CONDITION = (
     f"{NAME} is torchvision's own training recipe with Pillow and delivers normalised float32, whatever the "
     f"trainer takes"
 )
-"""What a result says that has it."""
+"""Sentence of a result in which it was measured."""
 AUGMENTATIONS = ("eval", "train")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """`torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
@@ -43,7 +44,7 @@ _MOST_TRIES = 1000  # pictures in a row that cannot be opened, before this is no
 
 
 def known(files: Sequence[str]) -> int:
-    """How many of these ImageFolder takes for pictures: it goes by their endings."""
+    """Number of files that ImageFolder takes for pictures: it goes by the endings of their names."""
     return sum(map(_is_listed, files))
 
 
@@ -53,7 +54,7 @@ def _is_listed(path: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """What a training with ImageFolder would stop at in a tree, where a trial goes on.
+    """Pictures and classes at which a training with ImageFolder stops, where a trial goes on.
 
     Attributes:
         empty_classes: class folders in which it knows no picture by its ending.
@@ -66,7 +67,7 @@ class Refused:
     opened: int
 
     def sentences(self) -> list[str]:
-        """What to say of it; empty where there is nothing."""
+        """Say what was refused; empty where nothing was."""
         said = []
         if self.empty_classes:
             said.append(
@@ -89,19 +90,24 @@ def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
         scan: of a tree on disk; of its splits, ImageFolder is given that of training.
         paths: below the tree, of the pictures to try.
     """
-    below = ""
-    if "train" in scan.samples.split_names:
-        row = int(np.argmax(scan.samples.splits == scan.samples.split_names.index("train")))
-        below = f"{scan.samples[row].path.split('/')[0]}/"
+    samples, below = scan.samples, ""
+    rows = np.arange(len(samples))
+    if "train" in samples.split_names:
+        rows = np.flatnonzero(samples.splits == samples.split_names.index("train"))
+        below = f"{samples[int(rows[0])].path.split('/')[0]}/"
     root = scan.folder / below
     in_classes = [path for path in (one.path for one in scan.ignored) if path.removeprefix(below).count("/")]
     tried = [path for path in (*paths, *in_classes) if path.startswith(below) and _is_listed(path)]
     filled = {path.removeprefix(below).split("/")[0] for path in tried}
-    for row in range(len(scan.samples)):
-        path = scan.samples[row].path
-        name = path.removeprefix(below).split("/")[0]
-        if name not in filled and _is_listed(path):
-            filled.add(name)
+    labels, starts = np.unique(samples.labels[rows], return_index=True)
+    for label, start in zip(labels, starts, strict=True):
+        for row in rows[start:]:  # those of a class lie together: most often the first one tells
+            if samples.labels[row] != label:
+                break
+            path = samples[int(row)].path
+            if _is_listed(path):
+                filled.add(path.removeprefix(below).split("/")[0])
+                break
     hidden = {one.path.removeprefix(below) for one in scan.ignored}  # it takes their folders for classes
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in hidden)
     reasons = {path: _why_refused(f"{scan.folder}/{path}") for path in tried}
@@ -208,7 +214,7 @@ class _Order(Sampler[int]):
 
 
 class ImageFolderLoader:
-    """What a trial feeds from: float32 batches [n, 3, size, size], normalised, on `device`.
+    """Batches of an ImageFolder in a DataLoader: float32 [n, 3, size, size], normalised, on `device`.
 
     Attributes:
         batch_size: of every batch; what fills none is left out.
@@ -267,7 +273,7 @@ class ImageFolderLoader:
         return self.samples // self.batch_size
 
     def set_epoch(self, epoch: int) -> None:
-        """Of a loader with a seed: the next iteration serves this one, whatever was served before."""
+        """Serve this epoch in the next iteration, whatever was served before, where the loader has a seed."""
         self._found.epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -293,7 +299,7 @@ class ImageFolderLoader:
 
 
 def recipe(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
-    """From a picture of Pillow's to float32 [3, size, size], normalised.
+    """Transform that makes float32 [3, size, size], normalised, of a picture of Pillow's.
 
     `presets.ClassificationPresetTrain` with its default flips and no automatic augmentation, or
     `ClassificationPresetEval`, which resizes the shorter side to 256 for 224.

@@ -241,8 +241,10 @@ def run_peer(
 def _run(python: str, *words: object) -> tuple[float, dict[str, Any]]:
     """Run `bench.peers.libraries` by that Python: seconds that it took, and what it answered."""
     wall_s, text = run_watched([python, str(libraries.__file__), *map(str, words)])
-    lines = [line for line in text.splitlines() if line.startswith('{"version"')]
+    lines = [line for line in text.splitlines() if line.startswith(('{"version"', '{"refused"'))]
     if not lines:
         raise WorkerError(f"{python} {libraries.__file__} {words[0]} {words[1]}: printed no result")
     answer: dict[str, Any] = json.loads(lines[-1])
+    if "refused" in answer:
+        raise WorkerError(answer["refused"])
     return wall_s, answer

@@ -30,10 +30,10 @@ from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, check_trainer, resolve
 from bench.measure.trial import measure, measure_trainer
 from bench.measure.trials import Trials
-from bench.report.forecast import BACKENDS
+from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
 from bench.report.gain import TODAY_BACKEND
 from bench.report.loaders import FED, LOADER, TRAINER
-from bench.report.recommendation import CONVERT, DISK, SAMPLE, make_result
+from bench.report.recommendation import make_result
 from bench.report.result import Result, Trial
 from bench.report.verdict import RAW_TREE
 from loaders.dataset import open_split
@@ -111,7 +111,7 @@ def recommend(
         SettingError: unknown trainer, or what is measured does not fit into the page cache; or the file at
             `path` is of other settings.
     """
-    settings = ready(question.settings)
+    settings = replace(ready(question.settings), classes=len(question.scan.classes))
     trials = Trials(path, "recommend", describe_machine(settings.device), _describe(question, settings))
     if any(trials.find(of) is None for of in _all_trials(question, settings)):
         with temporary_folder() as folder:
@@ -212,7 +212,7 @@ def _measure(
 def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: Settings) -> None:
     """Measure the trainer, and each loader alone and fed to it; what fails goes to `trials.skipped`."""
     half_s = settings.seconds / 2
-    alone = settings.of("", Path(), 1, warmup=0, batches=1, monitored=False, seconds=half_s)
+    alone = settings.of("", Path(), settings.classes, warmup=0, batches=1, monitored=False, seconds=half_s)
     of = {"what": TRAINER, "trainer": settings.trainer, "repeat": repeat}
     trials.measure(of, lambda: _run(measure_trainer, alone))
     for name in tuple(places):
@@ -232,7 +232,7 @@ def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: S
             trials.measure(loader_of, lambda: _run(measure, by_itself))  # noqa: B023 (called at once)
             trials.measure(fed_of, lambda: _run(measure, fed))  # noqa: B023
         except _FAILURES as error:
-            trials.skipped[name] = str(error)
+            trials.skipped[name] = str(error).replace(f"{place.resolve()}", "the sample")
             del places[name]
 
 

@@ -42,8 +42,15 @@ StartEpoch: TypeAlias = Callable[[], Epoch]
 SHARD_BYTES = 64 * 2**20
 
 
+class Refused(Exception):
+    """Cannot be measured, for a reason that a user can mend."""
+
+
 class Pictures:
-    """Pictures as squares for a writer: a map-style dataset of (uint8 [size, size, 3] RGB, label)."""
+    """Pictures as squares for a writer: a map-style dataset of (uint8 [size, size, 3] RGB, label).
+
+    One that Pillow cannot decode is a grey square: writers stop, or hang, where a dataset raises.
+    """
 
     def __init__(self, paths: Sequence[str], labels: Sequence[int], size: int) -> None:
         self.paths, self.labels, self.size = paths, labels, size
@@ -55,7 +62,10 @@ class Pictures:
         import numpy as np
         from PIL import Image, ImageOps
 
-        upright = ImageOps.exif_transpose(Image.open(self.paths[index])).convert("RGB")
+        try:
+            upright = ImageOps.exif_transpose(Image.open(self.paths[index])).convert("RGB")
+        except Exception:  # Pillow raises whatever its decoders raise
+            upright = Image.new("RGB", (self.size, self.size), "grey")
         square = ImageOps.fit(upright, (self.size, self.size), Image.Resampling.LANCZOS)
         return np.asarray(square), self.labels[index]
 
@@ -361,12 +371,12 @@ WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None)
 
 
 def version(peer: Peer) -> str:
-    """The library's name and version; SystemExit with the command that installs it where it is missing."""
+    """The library's name and version; Refused, with the command that installs it, where it is missing."""
     try:
         for module in peer.modules:
             importlib.import_module(module)
     except ImportError as error:
-        raise SystemExit(
+        raise Refused(
             f"{sys.executable} lacks {peer.package} ({error}); run: "
             f"{shlex.quote(sys.executable)} -m pip install {peer.package}"
         ) from error
@@ -377,7 +387,7 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
     """Serve a first batch, `warmup` more, and `batches` timed ones.
 
     Raises:
-        SystemExit: what it serves is not uint8 of the side asked for, with a label for each picture.
+        Refused: what it serves is not uint8 of the side asked for, with a label for each picture.
     """
     start_s = time.perf_counter()
     source = _epochs(peer.serve(work))
@@ -390,7 +400,7 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
     mark_s = time.perf_counter()
     for number, (images, labels, starts_epoch) in enumerate(itertools.islice(source, batches)):
         if len(images) != len(labels):
-            raise SystemExit(f"served {len(images)} pictures with {len(labels)} labels")
+            raise Refused(f"{work.folder}: served {len(images)} pictures with {len(labels)} labels")
         images_served += len(images)
         shapes.add((*images.shape[1:], str(images.dtype).removeprefix("torch.")))
         if starts_epoch:
@@ -401,7 +411,7 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
     source.close()
     side = work.size
     if not shapes <= {(side, side, 3, "uint8"), (3, side, side, "uint8")}:
-        raise SystemExit(f"served {sorted(shapes)}, expected uint8 of {side}x{side}")
+        raise Refused(f"{work.folder}: served {sorted(shapes)}, expected uint8 of {side}x{side}")
     return {
         "first_batch_s": first_batch_s,
         "images": images_served,
@@ -418,11 +428,11 @@ def _epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, N
             yield images, labels, starts_epoch
             starts_epoch = False
         if starts_epoch:
-            raise SystemExit("an epoch without a batch")
+            raise Refused("an epoch without a batch")
 
 
 def main() -> None:
-    """Run the command that is named, and print its answer as JSON."""
+    """Print the answer to the command line as JSON: what was asked for, or why it was refused."""
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -445,7 +455,15 @@ def main() -> None:
     serve.add_argument("--batches", type=int, default=40)
     serve.add_argument("--warmup", type=int, default=4)
 
-    options = parser.parse_args()
+    try:
+        answer = run(parser.parse_args())
+    except Refused as error:
+        answer = {"refused": str(error)}
+    print("\n" + json.dumps(answer), flush=True)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Run the command that is named: its answer, which has the library's version."""
     peer = PEERS[options.name]
     answer: dict[str, Any] = {"version": version(peer)}
     if options.command == "write":
@@ -455,10 +473,10 @@ def main() -> None:
         peer.write(Pictures(paths, labels, options.size), options.folder, options.workers)
     if options.command == "serve":
         if options.stored < options.size:
-            raise SystemExit(f"size {options.size} is more than {options.folder} stores ({options.stored})")
+            raise Refused(f"size {options.size} is more than {options.folder} stores ({options.stored})")
         work = Work(options.folder, options.stored, options.size, options.batch_size, options.workers)
         answer |= measure(peer, work, options.warmup, options.batches)
-    print("\n" + json.dumps(answer), flush=True)
+    return answer
 
 
 if __name__ == "__main__":

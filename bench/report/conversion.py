@@ -148,14 +148,15 @@ def _compare(writer: str, ratio: Estimate) -> str:
 def _describe_conditions(
     machine: Mapping[str, str], settings: Mapping[str, Any], trials: Sequence[Trial]
 ) -> tuple[str, ...]:
+    repeats = settings["repeats"]
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
     conditions = [
         f"{machine_line(machine, ('python', 'pillow', 'simplejpeg'))}.",
         f"data: {settings['source']} ({counted(settings['images'], 'picture')}, "
         f"{human_bytes(settings['source_bytes'])}).",
         f"{settings['recipe_flags']}, {counted(settings['processes'], 'worker')}, page cache "
-        f"{'warm' if was_warm else 'not warmed: larger than memory'}, medians of "
-        f"{counted(settings['repeats'], 'run')}, taking turns.",
+        f"{'warm' if was_warm else 'not warmed: larger than memory'}, "
+        f"{f'medians of {repeats} runs, taking turns' if repeats > 1 else 'one run each'}.",
         f"Stages: of one worker alone, over {counted(settings['stage_images'], 'picture')}; statistics are "
         f"checksums and the mean of the pixels.",
     ]

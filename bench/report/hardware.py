@@ -145,14 +145,14 @@ def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float |
 
 
 def _describe_conditions(machine: Mapping[str, str], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    pictures = counted(settings["images"], "picture")
+    pictures, repeats = counted(settings["images"], "picture"), settings["repeats"]
     conditions = [
         f"{machine_line(machine, _VERSIONS)}.",
         f"Pictures decoded: {settings['pictures']}.",
         f"Times are of this part alone, once over {pictures} ({human_bytes(settings['file_bytes'])}): files "
         f"through memory and disk (random: one block at a time), pictures decoded, their pixels (224x224) to "
         f"the device, training steps of ResNet-50 at the full rate of matrix multiply.",
-        f"Medians of {counted(settings['repeats'], 'run')}, taking turns.",
+        f"Medians of {repeats} runs, taking turns." if repeats > 1 else "One run each.",
     ]
     if not settings["on_scratch_disk"]:
         conditions.append(

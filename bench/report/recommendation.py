@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.report.forecast import (
-    CONVERT,
-    DISK,
     RISK,
     SAMPLE,
     Inputs,
@@ -22,7 +20,7 @@ from bench.report.forecast import (
     predict,
     stored_size,
 )
-from bench.report.gain import answer, find_gain, way
+from bench.report.gain import TODAY_BACKEND, answer, find_gain, way
 from bench.report.loaders import TRAINER, other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
@@ -31,8 +29,6 @@ from bench.report.words import counted, machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
 from precache.storage.urls import locate
-
-__all__ = ["CONVERT", "DISK", "SAMPLE", "allowed_rejects", "build_line", "convert_line", "make_result"]
 
 QUESTION = "What would another loader, or converting, bring?"
 RULE = (
@@ -68,7 +64,8 @@ def make_result(
     other_cpu = other_cpu_share(trials)
     sample = next(trial for trial in trials if trial.of["what"] == SAMPLE)
     paragraphs = [tuple(_answer(rows, inputs, settings, trials))]
-    if unread := describe_unread(sample):
+    has_today = any(row.of["backend"] == TODAY_BACKEND for row in rows)
+    if unread := describe_unread(sample, has_today=has_today):
         paragraphs.append(tuple(unread))
     best = _best_row(rows, other_cpu)
     shown, standing_out = list(rows), [best] if best is not None else []
@@ -123,8 +120,12 @@ def _best_row(rows: Sequence[Row], other_cpu: float | None) -> Row | None:
     return None if is_disturbed(other_cpu) else advised(rows)
 
 
-def describe_unread(sample: Trial) -> list[str]:
-    """What could not be read of the sample, by whom, and what follows; empty where nothing is amiss."""
+def describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
+    """What could not be read of the sample, by whom, and what follows; empty where nothing is amiss.
+
+    Args:
+        has_today: whether ImageFolder could be measured.
+    """
     numbers, sentences = sample.numbers, []
     if numbers["damaged"]:
         sentences.append(
@@ -138,7 +139,9 @@ def describe_unread(sample: Trial) -> list[str]:
             f"Pillow has no decoder for that kind; 'precache doctor' prints the command that installs one."
         )
     if "refused" in sample.facts:
-        sentences.append(f"{sample.facts['refused']} It was measured on the others.")
+        sentences.append(sample.facts["refused"])
+        if has_today:
+            sentences.append("It was measured on the others.")
     return sentences
 
 
@@ -220,7 +223,9 @@ def _next_steps(
             f"{_INDENT}{convert_line(source, folder, recipe, rejects)}",
             f"{_INDENT}loader = {build_line(folder, settings)}",
         ]
-    return [*steps, describe_dtype(settings)] if describe_dtype(settings) else steps
+    if note := describe_dtype(settings):
+        steps.append(note)
+    return steps
 
 
 def _conditions(

@@ -11,7 +11,7 @@ ever idles, and the worst that loading stands still on the CPUs that the step us
 """
 
 import math
-from bisect import bisect
+from bisect import bisect, bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -365,7 +365,7 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
             if last is not None:  # the epoch was broken off
                 last.step_s = event["begin_s"] - last.got_s
                 last.step_cpu_s = event["begin_cpu_s"] - last.got_cpu_s
-                last.is_clean = bisect(others, last.got_s) == bisect(others, event["begin_s"])
+                last.is_clean = not _any_between(others, last.got_s, event["begin_s"])
             making_s += event["end_s"] - event["begin_s"]
             of_epoch, last = 0, None
         elif kind == "idle" and event["batch"] < len(batches):
@@ -374,7 +374,7 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
             asked_s = event["asked_s"]
             if last is not None:
                 last.step_s = asked_s - last.got_s
-                last.is_clean = bisect(others, last.got_s) == bisect(others, asked_s)
+                last.is_clean = not _any_between(others, last.got_s, asked_s)
                 last.step_cpu_s = event["asked_cpu_s"] - last.got_cpu_s
             if kind == "end":
                 making_s, last = event["got_s"] - asked_s, None
@@ -391,6 +391,11 @@ def _batches(events: Sequence[Event], others: Sequence[float]) -> list[_Batch]:
             batches.append(last)
             making_s, of_epoch = 0.0, of_epoch + 1
     return batches
+
+
+def _any_between(times_s: Sequence[float], after_s: float, before_s: float) -> bool:
+    """Whether one of the times, which are in order, lies between."""
+    return bisect(times_s, after_s) < bisect_left(times_s, before_s)
 
 
 def _steady(batches: Sequence[_Batch], skip: int) -> list[_Batch]:

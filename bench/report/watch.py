@@ -4,6 +4,7 @@ A trial is a stream of `bench.report.waiting`, what was measured of another data
 write into the script for a change; so a result can be made again from its file.
 """
 
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -11,7 +12,7 @@ from typing import Any
 
 from bench.report import spikes, waiting
 from bench.report.result import Result, Row, Trial
-from bench.report.stats import Estimate, disturbance, quotient
+from bench.report.stats import Estimate, disturbance, is_disturbed, quotient
 from bench.report.waiting import (
     FEWEST,
     READING,
@@ -30,6 +31,7 @@ from precache.cli.commandline import human_bytes
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """What a trial is of."""
 _BUSY = 0.85  # of the CPUs: more workers have nothing to run on
+_WORTH_SAYING = 1.1  # times the rate: steps alone are that much quicker
 _VERSIONS = ("python", "torch", "pillow")
 _COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
 _SERIES = ("waits_s", "steps_s", "starts")
@@ -119,9 +121,10 @@ def _replaced_from_trial(trial: Trial) -> Replaced:
     return Replaced(trial.of["name"], factor, rate, trial.facts["cost"])
 
 
-def paste_to_trial(name: str, lines: Sequence[str]) -> Trial:
-    """What to write into the script for the change of that name."""
-    return Trial({"what": PASTE, "name": name}, facts={"lines": "\n".join(lines)})
+def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:
+    """What to write into the script for the change."""
+    facts = {"lines": "\n".join(lines), "arguments": json.dumps(dict(change.arguments))}
+    return Trial({"what": PASTE, "name": change.name}, facts=facts)
 
 
 def make_result(
@@ -208,12 +211,10 @@ def sentences(
     of_rank = f" in rank {stream.rank}, the slowest of {ranks}," if ranks > 1 else ""
     of_loaders = f", which come from {stream.loaders} loaders" if stream.loaders > 1 else ""
     share = stream.all_share
-    others_s = (share.median - stream.share.median) * stream.period_s  # waited for the other loaders
-    without_s = max(stream.unhindered_s - others_s, 1e-9)
     said = [
         f"{who} waits{of_rank} {percent(share.median)} ({percent(share.low)} to {percent(share.high)}) of "
-        f"the time for its batches{of_loaders}: {number(stream.images_per_s)} images/s, without waiting "
-        f"{number(stream.images / without_s)}."
+        f"the time for its batches{of_loaders}: {number(stream.images_per_s)} images/s, "
+        f"{_without_waiting(stream, machine)}."
     ]
     if gpu_price is not None:
         lost = gpu_price * ranks * share.median
@@ -245,6 +246,19 @@ def sentences(
             f"Its batches are {kinds}, and no picture is decoded: only the DataLoader can be changed."
         )
     return said
+
+
+def _without_waiting(stream: Stream, machine: Machine) -> str:
+    """What its steps would give; alone where workers slow them down, which a busy machine does not tell."""
+    left = max(1 - stream.all_share.median, 1e-9)
+    without = stream.images_per_s / left
+    text = f"without waiting {number(without)}"
+    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.others):
+        return text
+    alone = stream.images / max(stream.alone_s, 1e-9)
+    if alone < without * _WORTH_SAYING:
+        return text
+    return f"{text}, and {number(alone)} if no worker took CPU time from its steps"
 
 
 def _why_no_change(stream: Stream, machine: Machine) -> str:

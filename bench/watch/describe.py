@@ -17,6 +17,7 @@ there. `bench.watch.advice` makes text of the record, which is plain values:
     main        the script's file; `guarded`: whether it got here below `if __name__ == "__main__"`
     start       how processes are started: fork, spawn, forkserver
     cuda        whether the script uses a GPU
+    python      the interpreter
     folder      the working folder as the script began; `moved`: whether it is another one now
 """
 
@@ -119,6 +120,7 @@ def describe(loader: Any) -> _Record:
         "root": innermost["root"],
         "start": _start_method(loader),
         "cuda": bool(torch is not None and torch.cuda.is_initialized()),
+        "python": sys.executable,
         "folder": _FOLDER,
         "moved": os.getcwd() != _FOLDER,
     }

@@ -198,6 +198,7 @@ class _Progress:
 
     Attributes:
         number: of the first one's stream.
+        waited_s: for all batches so far.
     """
 
     number: int
@@ -207,6 +208,7 @@ class _Progress:
     last_s: float = 0.0
     steps: int = 0
     trained: int = 0
+    waited_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -248,6 +250,7 @@ class _Steady:
     def _take_batch(self, progress: _Progress, event: Event) -> None:
         progress.seen += 1
         progress.last_s = event["got_s"]
+        progress.waited_s += event["got_s"] - event["asked_s"]
         if event["steps"] > progress.steps:
             progress.trained += 1
         progress.steps = event["steps"]
@@ -262,7 +265,8 @@ class _Steady:
         trained = {key: one for key, one in enough.items() if one.trained > 1} or enough
         keys = {key for _, key in trained}  # all ranks: they wait for each other
         self.to_hold = [(pid, one.number) for (pid, key), one in self.streams.items() if key in keys]
-        self.to_probe = [(pid, one.number) for (pid, _), one in trained.items()][:1]
+        most = max(trained, key=lambda key: trained[key].waited_s)
+        self.to_probe = [(most[0], trained[most].number)]
         self.waits_for = {("alone", *one) for one in self.to_hold} | {
             ("parts", *one) for one in self.to_probe
         }

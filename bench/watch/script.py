@@ -36,6 +36,12 @@ class Edit:
 class Script:
     """The text of a script, with its calls.
 
+    Attributes:
+        path: of the file.
+        text, content: what it holds, decoded and in bytes, in which columns are counted.
+        line_starts: where each line begins, in bytes.
+        tree: what Python makes of it.
+
     Raises:
         OSError, SyntaxError, UnicodeDecodeError: the file is no script that can be read.
     """
@@ -43,10 +49,10 @@ class Script:
     def __init__(self, path: str) -> None:
         with open(path, encoding="utf-8", newline="") as file:
             self.path, self.text = path, file.read()
-        self._bytes = self.text.encode()
-        self._starts = [0]
-        for line in self._bytes.splitlines(keepends=True):
-            self._starts.append(self._starts[-1] + len(line))
+        self.content = self.text.encode()
+        self.line_starts = [0]
+        for line in self.content.splitlines(keepends=True):
+            self.line_starts.append(self.line_starts[-1] + len(line))
         self.tree = ast.parse(self.text)
 
     @cached_property
@@ -88,8 +94,8 @@ class Script:
 
     def text_of(self, node: ast.AST) -> str:
         """A part of the script as it is written."""
-        begin, end = self._span(node)
-        return self._bytes[begin:end].decode()
+        begin, end = self.span(node)
+        return self.content[begin:end].decode()
 
     def option_for(self, value: ast.expr | None) -> str | None:
         """The option of the command line, `--workers`, that gives `args.workers`; None: there is none."""
@@ -198,10 +204,10 @@ class Script:
             child = node
         return found
 
-    def _span(self, node: Any) -> tuple[int, int]:
+    def span(self, node: Any) -> tuple[int, int]:
         """Where a part begins and ends, in bytes."""
-        begin = self._starts[node.lineno - 1] + node.col_offset
-        return begin, self._starts[node.end_lineno - 1] + node.end_col_offset
+        begin = self.line_starts[node.lineno - 1] + node.col_offset
+        return begin, self.line_starts[node.end_lineno - 1] + node.end_col_offset
 
 
 class Changes:
@@ -213,14 +219,14 @@ class Changes:
 
     def replace(self, node: ast.AST, text: str) -> None:
         """Write `text` in the place of a part."""
-        begin, end = self._script._span(node)
+        begin, end = self._script.span(node)
         self._parts.append((begin, end, text))
 
     def insert_before(self, statement: ast.stmt, line: str) -> None:
         """Write a line before that of a statement, and as far to the right."""
         decorators = getattr(statement, "decorator_list", [])
-        start = self._script._starts[min(node.lineno for node in [statement, *decorators]) - 1]
-        indent = self._script._bytes[start : start + statement.col_offset].decode()
+        start = self._script.line_starts[min(node.lineno for node in [statement, *decorators]) - 1]
+        indent = self._script.content[start : start + statement.col_offset].decode()
         self._parts.append((start, start, f"{indent}{line}\n"))
 
     def import_loaders(self) -> str:
@@ -252,25 +258,25 @@ class Changes:
             options = [keyword.value for keyword in unpacked]
             merged = [f"**{self._script.text_of(each)}" for each in options]
             merged += [f'"{name}": {text}' for name, text in added]
-            begin, end = self._script._span(options[0])[0], self._script._span(options[-1])[1]
+            begin, end = self._script.span(options[0])[0], self._script.span(options[-1])[1]
             self._parts.append((begin, end, f"{{{', '.join(merged)}}}"))
             return
         more = ", ".join(f"{name}={text}" for name, text in added)
         last = max([*call.args, *(keyword.value for keyword in call.keywords)], key=_end, default=None)
         if last is None:
-            end = self._script._span(call)[1] - 1
+            end = self._script.span(call)[1] - 1
             self._parts.append((end, end, more))
         else:
-            end = self._script._span(last)[1]
-            end += _closing(self._script._bytes[end : self._script._span(call)[1]])
+            end = self._script.span(last)[1]
+            end += _closing(self._script.content[end : self._script.span(call)[1]])
             self._parts.append((end, end, f", {more}"))
 
     def move_before(self, loop: ast.stmt, call: ast.Call, name: str) -> None:
         """Make the call, with the changes in it, in a line of its own before a loop, and call it `name`."""
-        begin, end = self._script._span(call)
+        begin, end = self._script.span(call)
         inside = [part for part in self._parts if begin <= part[0] and part[1] <= end]
         self._parts = [part for part in self._parts if part not in inside]
-        moved = self._script._bytes[begin:end]
+        moved = self._script.content[begin:end]
         for first, last, text in sorted(inside, key=lambda part: part[:2], reverse=True):
             moved = moved[: first - begin] + text.encode() + moved[last - begin :]
         self.insert_before(loop, f"{name} = {ast.unparse(ast.parse(moved.decode().strip()))}")
@@ -278,7 +284,7 @@ class Changes:
 
     def edits(self) -> tuple[Edit, ...]:
         """What the changes make of the script's lines; SyntaxError where that is no script any more."""
-        text = self._script._bytes
+        text = self._script.content
         for begin, end, new in sorted(self._parts, key=lambda part: part[:2], reverse=True):
             text = text[:begin] + new.encode() + text[end:]
         ast.parse(text)

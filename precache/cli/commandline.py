@@ -149,9 +149,8 @@ class Group(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command that the first word names; UsageError, with what has nearly its name, if none."""
-        names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-"):
-            ctx.fail(f"no command {args[0]!r}{similar_name(args[0], names)}")
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"no command {args[0]!r}{similar_name(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -3,8 +3,9 @@
     TMPDIR/precache-staging-XXXXXXXX/    for its user alone
         .precache-staging                locked (flock) by the process whose folder it is
 
-Each process has its own. What one that was killed has left is known by the lock that nobody holds, and is
-removed by the next that makes such a folder, by the end of a conversion, and by `precache clean`.
+Each process has its own, and one for each `temporary_folder`. What one that was killed has left is known by
+the lock that nobody holds, and is removed by the next that makes such a folder, by the end of a conversion,
+and by `precache clean`.
 """
 
 import atexit
@@ -22,35 +23,35 @@ from precache.storage.locks import lock
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
 _lock = threading.Lock()
-_own: dict[tuple[int, Path], Path] = {}  # by process, for a fork must not use its parent's, and where it lies
+_own: dict[int, Path] = {}  # by process: a fork must not use its parent's
 
 
-def folder(place: Path | None = None) -> Path:
-    """The folder of this process in `place` (default TMPDIR), made at the first call; removed at its end."""
-    place = Path(tempfile.gettempdir()) if place is None else place
-    owner = os.getpid(), place
+def folder() -> Path:
+    """The folder of this process, made at the first call and removed at its end."""
     with _lock:
-        if owner not in _own:
-            sweep(place)
-            _own[owner] = _make(place)
-            atexit.register(_remove, owner)
-        return _own[owner]
+        if os.getpid() not in _own:
+            _own[os.getpid()], _ = _make(Path(tempfile.gettempdir()))  # locked as long as the process lives
+            atexit.register(_remove_own, os.getpid())
+        return _own[os.getpid()]
 
 
 @contextmanager
 def temporary_folder(place: Path | None = None) -> Iterator[Path]:
-    """A folder in that of this process, for the time of the block; StorageError if none can be made."""
+    """A folder in `place` (default TMPDIR) for the time of the block; StorageError if none can be made."""
     try:
-        path = Path(tempfile.mkdtemp(dir=folder(place)))
+        path, descriptor = _make(Path(tempfile.gettempdir()) if place is None else place)
+        inner = path / "files"
+        inner.mkdir()
     except OSError as error:
         raise StorageError(
             f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror or error}); make room "
             f"there, or {'set TMPDIR to' if place is None else 'name'} a folder on another disk"
         ) from error
     try:
-        yield path
+        yield inner
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
+        os.close(descriptor)
 
 
 def sweep(place: Path | None = None) -> list[Path]:
@@ -91,14 +92,16 @@ def remove(path: Path) -> None:
             os.rmdir(path)
 
 
-def _make(place: Path) -> Path:
+def _make(place: Path) -> tuple[Path, int]:
+    """A folder in `place`, and the descriptor that locks it while it is open; first, sweeps."""
+    sweep(place)
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    lock(descriptor)  # stays open as long as the process lives
+    lock(descriptor)
     os.rename(path / f"{_MARK}.new", path / _MARK)  # nobody sees it unlocked
-    return path
+    return path, descriptor
 
 
-def _remove(owner: tuple[int, Path]) -> None:
-    if os.getpid() == owner[0] and (path := _own.pop(owner, None)) is not None:
+def _remove_own(process: int) -> None:
+    if os.getpid() == process and (path := _own.pop(process, None)) is not None:
         remove(path)

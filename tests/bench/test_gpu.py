@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 
 def run(folder: Path, *steps: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     """Run the script in the folder with a stand-in of Python."""
-    environment = {"PYTHON": "./python", "OUT": "out", "DATA": "data", **variables}
+    environment = {"PYTHON": "./python", "OUT": "out", "DATA": "da ta", **variables}
     return subprocess.run(
         ["bash", SCRIPT, *steps],
         cwd=folder,

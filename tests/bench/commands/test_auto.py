@@ -221,16 +221,23 @@ def test_where_the_tree_keeps_up_nothing_is_converted(machine: Machine, auto: Ru
 
 
 def test_beside_other_processes_no_winner_is_named_and_nothing_converted(
-    machine: Machine, auto: Run, recommend: Run, tmp_path: Path
+    machine: Machine, auto: Run, recommend: Run, raw_tree: Path, tmp_path: Path
 ) -> None:
     machine.other_cpu = 0.6
-    for ended in (auto("out", "--yes"), recommend("--gpus", 4), recommend("--convert", "out")):
+    tree = tmp_path / "broken"
+    damage_tree(raw_tree, tree)
+    for ended in (
+        auto("out", "--yes", tree=tree),
+        recommend("--gpus", 4, tree=tree),
+        recommend("--convert", "out", tree=tree),
+    ):
         assert ended.returncode == 0, ended.stderr
         assert "Other processes took 60% of the CPUs" in flat(ended.stdout)
         for word in ("sooner", "Change that line", "Convert to", "loader ="):
             assert word not in ended.stdout
         for line in paste(ended.stdout):
             assert line.startswith("precache convert")
+            assert "--max-rejects 6%" in line
             shutil.rmtree(tmp_path / "out")
     assert not (tmp_path / "out").exists()
     machine.other_cpu = 0.0

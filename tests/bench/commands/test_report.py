@@ -53,6 +53,7 @@ def test_exit_code_says_whether_something_got_slower(data: Path, bench: Bench) -
     assert "only in" in refused.stdout
     assert bench("report", before, lacking, "--force").returncode == 0
     assert bench("report", lacking, before).returncode == 0, "a row more is no loss"
+    assert bench("report", before, before).returncode == 0, "the same file twice"
     quiet = bench("report", before, write(data / "after.json", 16_000), "--json", "-", "--quiet")
     assert quiet.returncode == 1
     verdicts = {(one["row"], one["value"]): one["verdict"] for one in json.loads(quiet.stdout)["differences"]}

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -13,7 +15,6 @@ import pytest
 import torch
 
 from bench.watch import hook
-from precache.dataset.converted import is_converted
 from tests.bench.conftest import Bench
 from tests.command import ROOT, check_bad_input
 
@@ -33,7 +34,7 @@ def main():
     steps = [transforms.RandomResizedCrop(32), transforms.ToTensor()]
     data = Slow(sys.argv[1], transforms.Compose(steps))
     train = DataLoader(data, 4, shuffle=True, num_workers=int(sys.argv[4]))
-    val, unused = DataLoader(data, batch_size=14), DataLoader(data, batch_size=2)
+    unused = DataLoader(data, batch_size=2)
     net = torch.nn.Linear(3, 9)
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     labels, times = [], []
@@ -46,7 +47,7 @@ def main():
             torch.nn.functional.cross_entropy(net(images.mean((2, 3))), targets).backward()
             optimizer.step()
             times.append(time.perf_counter())
-        for images, targets in val:
+        for images, targets in DataLoader(data, batch_size=14):
             pass
     with open("own.json", "w") as file:
         json.dump(times, file)
@@ -55,20 +56,8 @@ def main():
     print(torch.rand(2).tolist(), "to stderr", file=sys.stderr)
 
 main()
-sys.exit(7)
 """
 WHERE = next(number for number, line in enumerate(TRAIN.splitlines(), 1) if "train = " in line)
-
-NAMED = """
-import os, subprocess, sys
-import mydata
-
-print("x" * 2_000_000)
-for batch in mydata.batches():
-    pass
-child = subprocess.run([sys.executable, "-c", "raise SystemExit(3)"])
-os._exit(child.returncode + 2)
-"""
 
 RANKS = """
 import os, time, torch
@@ -83,82 +72,198 @@ for batch in DataLoader(torch.arange(10**6), batch_size=2, collate_fn=collate):
     optimizer.step()
 """
 
+HELD = """
+import sys, time, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 60 if sys.argv[1] == "short" else 400
+    def __getitem__(self, index):
+        if index == 385 and sys.argv[1] == "bad":
+            raise ValueError("a bad sample")
+        time.sleep(0.01)
+        return index
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+seen = []
+try:
+    for epoch in range(2):
+        for batch in DataLoader(Numbers(), batch_size=4, num_workers=2):
+            seen += batch.tolist()
+            time.sleep(0.005)
+            optimizer.step()
+except ValueError:
+    seen.append(-1)
+print(seen, flush=True)
+"""
+
+KINDS = """
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, SequentialSampler
+
+class Pictures(Dataset):
+    def __init__(self, kind):
+        self.kind = kind
+    def __len__(self):
+        return 96
+    def __getitem__(self, index):
+        if self.kind == "whole batches":
+            return {"epoch": torch.tensor(3), "mean": torch.zeros(2, 3), "image": torch.zeros(8, 3, 9, 9)}
+        if self.kind == "lists of places":
+            return torch.zeros(len(index), 3, 9, 9)
+        if self.kind == "crops":
+            return [torch.zeros(3, 9, 9), torch.zeros(3, 5, 5)]
+        return torch.zeros(3, 9 + index % 3 * (self.kind == "sizes"), 9), index
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (torch.zeros(3, 9, 9) for _ in range(96))
+class Endless(DataLoader):
+    iterator = None
+    def __iter__(self):
+        if self.iterator is None:
+            self.iterator = self._get_iterator()
+        for _ in range(len(self)):
+            yield next(self.iterator)
+
+def train(loader):
+    for _ in loader:
+        optimizer.step()
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+train(DataLoader(Pictures("sizes"), 8, collate_fn=lambda batch: tuple(zip(*batch))))
+train(DataLoader(Pictures("samples"), 8, collate_fn=list))
+train(DataLoader(Pictures("crops"), 8))
+train(DataLoader(Pictures("whole batches"), None))
+places = BatchSampler(SequentialSampler(range(96)), 8, False)
+train(DataLoader(Pictures("lists of places"), None, sampler=places))
+train(DataLoader(Stream(), 8))
+train(Endless(Pictures("plain"), 8))
+try:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+    train(StatefulDataLoader(Pictures("plain"), 8))
+except ImportError:
+    pass
+try:
+    from accelerate import Accelerator
+    train(Accelerator(cpu=True).prepare(DataLoader(Pictures("plain"), 8)))
+except ImportError:
+    pass
+"""
+
+ENDLESS = """
+import time, torch
+from torch.utils.data import DataLoader
+
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+for number, batch in enumerate(DataLoader(torch.arange(10**9), 4)):
+    time.sleep(0.01)
+    optimizer.step()
+    if number == 50:
+        print("seen", flush=True)
+"""
+
 
 @pytest.fixture
 def scripts(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with scripts, and 70 pictures in data/raw."""
-    mydata = "def batches():\n    yield from [[1]] * 50\n"
-    for name, text in {"train": TRAIN, "named": NAMED, "ranks": RANKS, "mydata": mydata}.items():
+    for name, text in {
+        "train": TRAIN,
+        "ranks": RANKS,
+        "held": HELD,
+        "kinds": KINDS,
+        "endless": ENDLESS,
+    }.items():
         (data / f"{name}.py").write_text(text)
     monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     return data
 
 
-def content(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
-    return found
+def streams(folder: Path) -> list[dict[str, Any]]:
+    trials = json.loads((folder / "found.json").read_text())["trials"]
+    return [trial for trial in trials if trial["of"]["what"] == "stream"]
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_a_script_gives_what_it_would_alone_its_waits_are_found_and_a_cure_changes_no_label(
-    scripts: Path, bench: Bench
-) -> None:
-    words = ["train.py", "data/raw", "0.015", "0.06", "0", "1"]
+def test_script_gives_what_it_would_alone_and_its_waits_are_found(scripts: Path, bench: Bench) -> None:
+    words = ["train.py", "data/raw", "0.015", "0.06", "0", "2"]
     alone = subprocess.run([sys.executable, *words], cwd=scripts, capture_output=True, text=True, check=False)
-    cure = ("--cure", "shards", "--yes", "--dst", "out")
-    found = bench("watch", "--whole", *cure, "--json", "found.json", *words)
-    assert (alone.returncode, found.returncode) == (7, 7)
+    found = bench("watch", "--whole", "--json", "found.json", *words)
+    assert (alone.returncode, found.returncode) == (0, 0)
     assert found.stdout.startswith(alone.stdout)
     assert found.stderr.startswith(alone.stderr)  # with what it drew at random
-    train, val = content(scripts)["streams"]  # a loader that is only built is not measured
-    assert (train["role"], val["role"]) == ("training", "validation")
-    asked, *times = json.loads((scripts / "own.json").read_text())[6:]  # the first batches are not counted
+    train, val = streams(scripts)  # loaders that are made for each evaluation are one row
+    assert (train["of"]["role"], val["of"]["role"]) == ("training", "validation")
+    times = json.loads((scripts / "own.json").read_text())[37:]  # the second epoch
+    asked, *times = times
     waited_s = sum(got - before for before, got in zip([asked, *times[1::2]], times[::2], strict=False))
-    cured = content(scripts)["cured"][0]
-    assert cured["share"][0] == pytest.approx(waited_s / (times[-1] - asked), abs=0.1)
-    assert train["where"].endswith(f"train.py:{WHERE}")
-    assert train["stage"] == "read"
+    assert train["numbers"]["share"] == pytest.approx(waited_s / (times[-1] - asked), abs=0.1)
+    assert train["of"]["info"]["where"].endswith(f"train.py:{WHERE}")
     assert found.stdout.index("Training waits") < found.stdout.index("It waits for reading files")
-    assert f"train.py:{WHERE}: DataLoader(..., num_workers=" in found.stdout
-    first, second = [line for line in found.stdout.splitlines() if line.startswith("[")]
-    assert first == second
-    assert len(json.loads(first)) == 70
-    assert is_converted(scripts / "out")
-    assert "With shards:" in found.stdout
 
 
-def test_a_script_is_ended_with_its_workers_once_enough_is_measured(scripts: Path, bench: Bench) -> None:
+def test_script_is_ended_with_its_workers_once_enough_is_seen(scripts: Path, bench: Bench) -> None:
     words = ["train.py", "data/raw", "0.002", "0.001", "1", "9999"]
-    ended = bench("watch", "--batches", "6", "--json", "found.json", *words)
+    ended = bench("watch", "--batches", "8", "--json", "found.json", *words)
     assert ended.returncode == 0
-    assert content(scripts)["ended"]
     left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
     assert not [line for line in left if "9999" in line]
 
 
-def test_the_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> None:
+def test_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> None:
     found = bench("watch", "--for", "2s", "torchrun", "--standalone", "--nproc-per-node", "2", "ranks.py")
     assert found.returncode == 0
     assert "Training waits in rank 1, the slowest of 2," in found.stdout
 
 
-def test_an_iterator_that_is_named_is_timed_and_the_exit_code_is_the_scripts(
-    scripts: Path, bench: Bench
-) -> None:
-    found = bench("watch", "--loader", "mydata:batches", "--json", "found.json", "named.py")
-    assert found.returncode == 5
-    assert found.stdout.startswith("x" * 2_000_000)
-    assert content(scripts)["streams"][0]["batches"] == 47
+@pytest.mark.parametrize("kind", ["long", "short", "bad"])
+def test_held_batches_are_served_once_and_in_order(scripts: Path, bench: Bench, kind: str) -> None:
+    alone = subprocess.run(
+        [sys.executable, "held.py", kind], cwd=scripts, capture_output=True, text=True, check=True
+    )
+    found = bench("watch", "--batches", "8", "--whole", "--json", "found.json", "held.py", kind)
+    assert found.stdout.startswith(alone.stdout)
+    if kind == "long":
+        assert streams(scripts)[0]["numbers"]["alone_s"] == pytest.approx(0.005, abs=0.02)
+
+
+def test_batches_have_the_samples_of_their_sampler(scripts: Path, bench: Bench) -> None:
+    assert bench("watch", "--whole", "--json", "found.json", "kinds.py").returncode == 0
+    libraries = sum(find_spec(name) is not None for name in ("torchdata", "accelerate"))
+    found = streams(scripts)
+    assert len(found) == 7 + libraries
+    assert {stream["of"]["role"] for stream in found} == {"training"}
+    assert {stream["numbers"]["images"] for stream in found} == {8}
+
+
+def test_exit_code_is_the_scripts_and_a_crash_is_no_finding(scripts: Path, bench: Bench) -> None:
     (scripts / "other.py").write_text("import os; os.kill(os.getpid(), 9)")
     found = bench("watch", "-m", "other")
     assert found.returncode == 137
-    assert "No batch was asked for" in found.stdout
-    check_bad_input(bench("watch", "--loader", "mydata:other", "named.py"), "--loader", "no such function")
-    check_bad_input(bench("watch", "--cure", "shards", "--dst", ".", "named.py"), "is not empty")
+    assert found.stdout.startswith("\nThe script ended with exit code 137 before it asked for a batch.\n")
 
 
-def test_idle_time_of_a_device_is_read_when_it_is_known_and_never_waited_for(
+def test_options_behind_a_module_are_its_own(scripts: Path, bench: Bench) -> None:
+    (scripts / "mine.py").write_text("import sys; print(sys.argv[1:])")
+    for words in (["--batches", "5"], ["-m", "x", "--", "--help"], ["--json", "-"]):
+        assert str(words) in bench("watch", "--for", "5s", "-m", "mine", *words).stdout
+    check_bad_input(bench("watch", "--bathces", "9", "-m", "mine"), "--bathces")
+
+
+def test_interrupted_watch_says_what_was_seen(scripts: Path) -> None:
+    words = [sys.executable, "-m", "bench", "watch", "endless.py"]
+    process = subprocess.Popen(words, cwd=scripts, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "seen\n"
+    (child,) = psutil.Process(process.pid).children()
+    process.send_signal(signal.SIGINT)
+    text = process.communicate(timeout=60)[0]
+    assert process.returncode == 130
+    assert "Training waits" in text
+    assert "was interrupted" in text
+    assert not child.is_running()
+
+
+def test_idle_time_of_a_device_is_read_and_never_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     event = mock.Mock(spec=["record", "query", "elapsed_time"])  # it cannot be waited for
@@ -166,10 +271,12 @@ def test_idle_time_of_a_device_is_read_when_it_is_known_and_never_waited_for(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: event)
     monkeypatch.setattr(hook, "_FOLDER", str(tmp_path))
-    stream = hook._Stream({"kind": "named"})
+    stream = hook._Stream({"kind": "DataLoader", "key": "a"})
+    iterator = mock.Mock()
     for event.query.return_value in (False, False, True):
-        stream.ask()
-        stream.got(0.0, [torch.zeros(2, 3)])
+        served = stream.prepare(iterator, next)
+        stream.got(hook._Moment(), served, [torch.zeros(2, 3)], None)
     (path,) = tmp_path.iterdir()
     events = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [event for event in events if event[0] == "idle"] == [["idle", 0, n, 0.25] for n in range(3)]
+    idle = [(event["batch"], event["seconds"]) for event in events if event["event"] == "idle"]
+    assert idle == [(0, 0.25), (1, 0.25), (2, 0.25)]

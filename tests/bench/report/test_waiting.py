@@ -10,63 +10,104 @@ from hypothesis import strategies as st
 
 from bench.report.stats import Estimate
 from bench.report.waiting import (
+    FEWEST,
     TRAINING,
     VALIDATION,
     Event,
+    Machine,
     Replaced,
     Stream,
-    compared,
-    find_cures,
+    find_changes,
     find_streams,
-    sentences,
     stage,
 )
 
 PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
 IMAGES = 32
 ANY_TIME = settings(deadline=None, max_examples=60)  # a busy machine is no bug
+QUIET = Machine(cpus=8, ours=0.2, others=0.0)
+Times = Sequence[tuple[float, float]]
 
 
-def process(
-    *streams: tuple[int, Sequence[tuple[float, float]]],
-    rank: int | None = None,
-    epochs: int = 1,
-    start_s: float = 0.0,
-    **info: Any,
-) -> list[Event]:
-    """Events of streams, each (id, (wait, step) of each batch), that are iterated one after the other in each
-    epoch; of the first an optimizer steps. Making an iterator takes `start_s`."""
-    now, done = 100.0, 0
-    told = {"kind": "DataLoader", "where": "train.py:7", "dataset": "ImageFolder", "workers": 0, "side": 64}
-    events: list[Event] = [["process", 1, {"RANK": "" if rank is None else str(rank)}]]
-    for number, _ in streams:
-        events.append(["stream", number, {**told, "key": f"key {number}", **info}])
+class Script:
+    """Events of a process as the hook writes them, on a clock of its own."""
+
+    def __init__(self, rank: str = "", **info: Any) -> None:
+        self.now, self.steps, self.numbers = 100.0, 0, 0
+        self.events: list[Event] = [{"event": "process", "pid": 1, "rank": rank}]
+        self.info = {"kind": "DataLoader", "dataset": "ImageFolder", "workers": 0, "prefetch": 2, **info}
+
+    def loader(self, key: str = "train.py:7") -> int:
+        """Iterate a loader for the first time."""
+        number, self.numbers = self.numbers, self.numbers + 1
+        self.events.append({"event": "stream", "stream": number, "key": key, "where": key, **self.info})
+        described = {"source": {"root": ""}, "side": 64, "bytes": 1, "kinds": []}
+        self.events.append({"event": "described", "stream": number, **described})
+        return number
+
+    def begin(self, number: int, making_s: float = 0.0) -> None:
+        """Make an iterator."""
+        begin_s, self.now = self.now, self.now + making_s
+        times = {"begin_s": begin_s, "begin_cpu_s": begin_s, "end_s": self.now}
+        self.events.append({"event": "epoch", "stream": number, **times})
+
+    def batch(
+        self, number: int, wait_s: float, step_s: float, *, trains: bool = True, served: str = "usual"
+    ) -> None:
+        """Wait for a batch, and compute on it with one CPU."""
+        asked_s, got_s = self.now, self.now + wait_s
+        self.events.append(
+            {
+                "event": "batch",
+                "stream": number,
+                "asked_s": asked_s,
+                "got_s": got_s,
+                "asked_cpu_s": asked_s,
+                "got_cpu_s": got_s,
+                "steps": self.steps,
+                "images": IMAGES,
+                "served": served,
+            }
+        )
+        self.now = got_s + step_s
+        self.steps += trains
+
+    def end(self, number: int) -> None:
+        """Find that there is no further batch."""
+        times = {"asked_s": self.now, "asked_cpu_s": self.now, "got_s": self.now}
+        self.events.append({"event": "end", "stream": number, "steps": self.steps, **times})
+
+    def epoch(self, number: int, times: Times, *, trains: bool = True, making_s: float = 0.0) -> None:
+        """All batches of an epoch."""
+        self.begin(number, making_s)
+        for wait_s, step_s in times:
+            self.batch(number, wait_s, step_s, trains=trains)
+        self.end(number)
+
+    def time_parts(self, number: int) -> None:
+        """Time what a sample takes."""
+        self.events.append({"event": "parts", "stream": number, "parts": PARTS, "quartiles": [5e-3, 7e-3]})
+
+
+def training(times: Times, *, epochs: int = 1, making_s: float = 0.0, rank: str = "", **info: Any) -> Script:
+    script = Script(rank, **info)
+    number = script.loader()
     for _ in range(epochs):
-        for number, batches in streams:
-            events.append(["epoch", number, now, now + start_s])
-            now += start_s
-            for wait_s, step_s in batches:
-                events.append(["batch", number, now, now + wait_s, done, IMAGES])
-                now += wait_s + step_s
-                done += number == 0
-            events.append(["end", number, now, now, done])
-    events.append(["probe", 0, {"parts": PARTS, "quartiles": [5e-3, 7e-3]}])
-    return events
+        script.epoch(number, times, making_s=making_s)
+    script.time_parts(number)
+    return script
 
 
 seconds = st.floats(1e-3, 1.0)
-batches = st.lists(st.tuples(seconds, seconds), min_size=12, max_size=40)
+batches = st.lists(st.tuples(seconds, seconds), min_size=20, max_size=40)
 
 
 @ANY_TIME
 @given(batches, st.integers(0, 8), st.integers(1, 3))
-def test_the_share_is_what_was_waited_of_what_was_counted(
-    times: list[tuple[float, float]], workers: int, epochs: int
-) -> None:
-    found = find_streams([process((0, times), workers=workers, prefetch=2, epochs=epochs)])[0]
-    counted = (times * epochs)[max(3, 2 * workers) :]
-    if len(counted) < 4:
-        counted = (times * epochs)[1:]
+def test_share_is_what_was_waited_of_what_was_counted(times: Times, workers: int, epochs: int) -> None:
+    (found,) = find_streams([training(times, workers=workers, epochs=epochs).events])
+    counted = [*times] * epochs
+    counted = counted[max(3, 2 * workers) :]
     total_s = sum(wait_s + step_s for wait_s, step_s in counted)
     assert found.batches == len(counted)
     assert found.share.median == pytest.approx(sum(wait_s for wait_s, _ in counted) / total_s)
@@ -75,68 +116,159 @@ def test_the_share_is_what_was_waited_of_what_was_counted(
 
 @ANY_TIME
 @given(batches, batches, st.booleans())
-def test_validation_is_told_from_training_and_takes_nothing_from_its_share(
-    train: list[tuple[float, float]], val: list[tuple[float, float]], swapped: bool
-) -> None:
-    alone = find_streams([process((0, train), epochs=2)])[0]
-    both = find_streams([process(*([(1, val), (0, train)] if swapped else [(0, train), (1, val)]), epochs=2)])
+def test_validation_is_no_training_and_takes_nothing_from_it(train: Times, val: Times, first: bool) -> None:
+    (alone,) = find_streams([training(train, epochs=2).events])
+    script = Script()
+    trained = script.loader()
+    for _ in range(2):
+        if not first:
+            script.epoch(trained, train)
+        script.epoch(script.loader("val.py:1"), val, trains=False)  # a loader for each evaluation
+        if first:
+            script.epoch(trained, train)
+    both = find_streams([script.events])
     assert [stream.role for stream in both] == [TRAINING, VALIDATION]
     assert both[0].share.median == pytest.approx(alone.share.median)
     assert both[0].step_s == pytest.approx(alone.step_s)
+    assert both[1].batches == 2 * len(val) - 3
 
 
-def test_the_slowest_rank_is_named_and_comes_first() -> None:
-    shares = (0.3, 0.9, 0.2)
-    ranks = [process((0, [(wait, 1 - wait)] * 20), rank=rank) for rank, wait in enumerate(shares)]
-    found = find_streams(ranks)
-    assert found[0].rank == 1
-    text = " ".join(sentences(found[0], found, gpu_price=1.0))
-    assert "rank 1, the slowest of 3," in text
-    assert "$2.70" in text
+def test_each_batch_of_an_iterator_of_its_own_is_training() -> None:
+    script = Script()
+    number = script.loader()
+    for _ in range(20):
+        script.begin(number)
+        script.batch(number, 0.3, 0.1)
+    (found,) = find_streams([script.events])
+    assert found.role == TRAINING
+    assert found.share.median == pytest.approx(0.75)
 
 
-def test_what_keeps_up_is_left_alone_and_a_device_waits_less_than_its_host() -> None:
-    (keeping,) = find_streams([process((0, [(0.0005, 0.1)] * 30), workers=2, prefetch=2)])
-    assert "Change nothing" in sentences(keeping, [keeping])[-1]
-    assert find_cures(keeping, cpus=8, busy=0.1) == []
-    events = process((0, [(0.09, 0.01)] * 40))  # the host waits for the data, the device still computes
-    (computing,) = find_streams([[*events, *(["idle", 0, number, 0.02] for number in range(40))]])
+def test_loaders_that_a_step_takes_from_are_added_up() -> None:
+    script = Script()
+    labelled, unlabelled = script.loader(), script.loader()
+    script.begin(labelled)
+    script.begin(unlabelled)
+    for _ in range(20):
+        script.batch(labelled, 0.1, 0.0, trains=False)
+        script.batch(unlabelled, 0.3, 0.6)
+    found = find_streams([script.events])
+    assert [stream.role for stream in found] == [TRAINING, TRAINING]
+    for stream in found:
+        assert stream.all_share.median == pytest.approx(0.4)
+        assert stream.images_per_s == pytest.approx(2 * IMAGES)
+    assert found[0].share.median == pytest.approx(0.3)
+
+
+def test_what_keeps_up_is_left_alone() -> None:
+    (keeping,) = find_streams([training([(0.0005, 0.1)] * 30, workers=2).events])
+    assert find_changes(keeping, [keeping], QUIET) == []
+
+
+def test_device_waits_less_than_its_host() -> None:
+    script = training([(0.09, 0.01)] * 40)  # the host waits for the data, the device still computes
+    idle = [{"event": "idle", "stream": 0, "batch": number, "seconds": 0.02} for number in range(40)]
+    (computing,) = find_streams([[*script.events, *idle]])
     assert computing.share.median == pytest.approx(0.2)
 
 
 def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
-    return replace(find_streams([process((0, [(0.3, 0.1)] * 40), workers=workers)])[0], **changes)
+    (found,) = find_streams([training([(0.3, 0.1)] * 40, workers=workers).events])
+    return replace(found, **changes)
 
 
-def test_the_stage_is_the_longest_part_or_the_start_of_epochs() -> None:
+def test_stage_is_the_longest_part() -> None:
     assert stage(waiting_stream()) == "decode"
     assert stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
+
+
+def test_only_persistent_workers_are_credited_with_starts() -> None:
     each = [(0.0, 0.1)] * 20
-    restarting = find_streams([process((0, each), epochs=4, start_s=3.0, workers=2, prefetch=2)])[0]
+    script = training(each, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
+    (restarting,) = find_streams([script.events])
     assert stage(restarting) == "workers"
-    cure = find_cures(restarting, cpus=2, busy=0.5)[0]
-    assert (cure.name, cure.keywords) == ("persistent_workers", {"persistent_workers": True})
+    half = Replaced("ImageDataset", Estimate(0.5, 0.5, 0.5), None)
+    found = find_changes(restarting, [restarting], QUIET, [half])
+    assert [change.arguments for change in found] == [{"persistent_workers": True}]
+
+
+def test_held_steps_and_what_follows_them_are_not_counted() -> None:
+    script = Script(workers=1)
+    number = script.loader()
+    script.begin(number)
+    for _ in range(20):
+        script.batch(number, 0.0, 0.4)
+    for _ in range(4):
+        script.batch(number, 5.0, 0.1, served="held")
+    for _ in range(3):
+        script.batch(number, 2.0, 0.4)
+    for _ in range(5):
+        script.batch(number, 0.0, 0.4)
+    (found,) = find_streams([script.events])
+    assert (found.alone_s, found.step_s) == (pytest.approx(0.1), pytest.approx(0.4))
+    assert found.share.median == 0
+    assert found.batches == 17 + 5 - 1  # the last one has no end
 
 
 @ANY_TIME
-@given(st.integers(0, 8), st.integers(1, 32), st.floats(0.0, 1.0))
-def test_workers_are_asked_for_only_where_cpus_have_time(workers: int, cpus: int, busy: float) -> None:
-    stream = waiting_stream(workers=workers)
-    for cure in find_cures(stream, cpus=cpus, busy=busy):
-        assert stream.images_per_s < cure.images_per_s.median <= IMAGES / stream.step_s * 1.0001
-        if cure.name == "workers":
-            assert cure.keywords is not None
-            assert workers < cure.keywords["num_workers"] <= cpus
-            assert cure.images_per_s.median <= stream.images_per_s / max(busy, 1e-9) * 1.0001
-            assert "train.py:7" in cure.write
-    assert not find_cures(stream, cpus=cpus, busy=1.0)
+@given(
+    st.integers(0, 8),
+    st.integers(1, 32),
+    st.floats(0.0, 1.0),
+    st.floats(0.0, 1.0),
+    st.floats(0.01, 0.3),
+)
+def test_no_change_has_todays_rate_in_its_range(
+    workers: int, cpus: int, ours: float, others: float, alone_s: float
+) -> None:
+    stream = waiting_stream(workers=workers, alone_s=alone_s if workers else 0.1)
+    half = Replaced("ImageDataset", Estimate(0.5, 0.4, 0.9), None)
+    fast = Replaced("build", None, Estimate(500.0, 200.0, 600.0))
+    for change in find_changes(stream, [stream], Machine(cpus, ours, others), [half, fast]):
+        rate = change.images_per_s
+        assert stream.images_per_s < rate.low <= rate.median <= rate.high
+        assert rate.high <= IMAGES / min(alone_s, stream.step_s) * 1.0001  # no more than without waiting
+        if change.name == "workers":
+            assert workers < change.arguments["num_workers"] <= 8 * cpus
 
 
-def test_another_data_set_is_predicted_from_what_its_samples_take() -> None:
-    half = Replaced("shards", Estimate(0.5, 0.45, 0.55), None, "write", "1 GB")
-    whole = Replaced("build", Estimate(1, 1, 1), Estimate(9e9, 9e9, 9e9), "write")
-    alone = waiting_stream()
-    found = {cure.name: cure for cure in find_cures(alone, cpus=1, busy=1.0, replaced=[half, whole])}
-    assert found["shards"].images_per_s.median == pytest.approx(IMAGES / (0.1 + 0.15))
-    assert found["build"].images_per_s.median == pytest.approx(IMAGES / 0.1)
-    assert "2.00 times as many" in compared(found["shards"], alone, waiting_stream(period_s=0.2))
+def test_loading_shares_the_cpus_with_a_step_that_uses_them_all() -> None:
+    stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # of 4 CPUs, for 0.1 s
+    fast = Replaced("build", None, Estimate(320.0, 320.0, 320.0))  # a batch in 0.1 s of all CPUs
+    machine = Machine(4, 0.4, 0.0)
+    (change,) = find_changes(stream, [stream], machine, [fast])[-1:]
+    assert change.images_per_s.median == pytest.approx(IMAGES / 0.2)
+    free = find_changes(replace(stream, step_cpu_s=0.0), [stream], machine, [fast])
+    build = next(change for change in free if change.name == "build")
+    assert build.images_per_s.median == pytest.approx(IMAGES / 0.1)
+
+
+def test_other_load_widens_the_range() -> None:
+    stream = waiting_stream()
+    busy = Machine(8, 0.2, 0.5)
+
+    def width(machine: Machine) -> float:
+        change = next(c for c in find_changes(stream, [stream], machine) if c.name == "workers")
+        return change.images_per_s.high - change.images_per_s.low
+
+    assert width(busy) > width(QUIET)
+
+
+def test_reading_may_have_more_workers_than_cpus() -> None:
+    stream = waiting_stream(process_cpu_s=0.11, step_cpu_s=0.1)  # 0.01 s of 0.3 s are computing
+    change = find_changes(stream, [stream], Machine(1, 0.2, 0.0))[0]
+    assert change.arguments["num_workers"] == 4
+
+
+def test_few_batches_or_a_thread_ahead_lead_to_no_change() -> None:
+    assert find_changes(waiting_stream(), [], QUIET)
+    assert not find_changes(waiting_stream(batches=FEWEST - 1), [], QUIET)
+    assert not find_changes(waiting_stream(ahead=True), [], QUIET)
+
+
+def test_ranks_share_the_cpus() -> None:
+    streams = find_streams([training([(0.3, 0.1)] * 40, rank=str(rank)).events for rank in range(4)])
+    free = replace(streams[0], step_cpu_s=0.0)  # a GPU steps
+    alone = find_changes(free, [free], Machine(4, 0.2, 0.0))
+    together = find_changes(free, streams, Machine(4, 0.2, 0.0))
+    assert [change.arguments["num_workers"] for change in (*alone, *together)] == [4, 1]

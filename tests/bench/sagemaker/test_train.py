@@ -180,6 +180,7 @@ def test_a_job_that_sigterm_ended_goes_on_and_one_that_fails_says_so(shards: Pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
     shards: Path, tmp_path: Path
 ) -> None:
@@ -197,11 +198,11 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
         "SLURM_JOB_NODELIST": "localhost,other",
         "SLURM_NNODES": "2",
     }
-    options = ("--size", "16", "--batch-size", "16", "--epochs")
+    options = ("--model", "resnet10", "--size", "16", "--batch-size", "16", "--epochs")
     command = ["bash", SLURM, shards, tmp_path / "runs of one", *options]
     for epochs in ("1", "2"):
         ended = subprocess.run(
-            [*command, epochs], env=environment, capture_output=True, text=True, timeout=110, check=False
+            [*command, epochs], env=environment, capture_output=True, text=True, timeout=140, check=False
         )
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.splitlines()[-1].startswith(f"epoch {epochs}: loss")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,11 +19,14 @@ from PIL import Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import vision
 
+from bench import watch
 from bench.watch import advice, describe
 from bench.watch.advice import Advice
+from bench.watch.replacements import find_replacements
 from bench.watch.script import apply
 from precache.cli.commandline import run
 from precache.cli.main import main as precache
+from tests.command import ROOT
 
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 HEAD = """\
@@ -337,13 +341,13 @@ def test_a_pasted_replacement_serves_what_the_script_did(
     with described() as records:
         own = execute(script, [])
     (work / "shards").mkdir(exist_ok=True)  # of another data set
-    found = advice.find_replacements(records[0], "shards")
+    found = find_replacements(records[0], "shards")
     assert {one.name for one in found.advices} == kind.expected
     assert kind.reason in " ".join(found.left_out)
     for one in found.advices:
         pasted = execute(paste(one, script, f"{name}_pasted.py"), [])
         if name == "weights":
-            assert {row for epoch in pasted for row in served(epoch, kind)} <= set(served(own[0], kind))
+            assert {row[:2] for row in served(pasted[0], kind)} <= {(0, each) for each in range(6)}
             continue
         assert len(pasted) == 2
         for epoch in pasted:
@@ -396,6 +400,11 @@ def test_advice_names_the_argument_of_a_library(kind: str, tmp_path: Path) -> No
     assert " ".join(said).replace(f"{tmp_path}/", "") == expected
 
 
+def test_pillow_simd_is_for_the_python_of_the_script() -> None:
+    (command,) = advice.put_simd({"python": "/envs/my own/bin/python"}).commands
+    assert command.count("'/envs/my own/bin/python' -m pip") == command.count(" -m pip") == 3
+
+
 def test_advice_is_none_where_a_library_takes_no_such_argument() -> None:
     source = {"libraries": ["ultralytics"], "made": None, "main": "", "guarded": True, "start": "fork"}
     assert advice.set_arguments(source, {"pin_memory": True}) is None
@@ -440,7 +449,10 @@ def test_a_pasted_argument_is_that_of_the_loader(
     found = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
     assert found is not None
     assert " ".join(found.options) == option
-    assert execute(paste(found, script, "pasted.py"), option.split()) == [(1, True, 2)]
+    pasted = paste(found, script, "pasted.py")
+    assert execute(pasted, option.split()) == [(1, True, 2)]
+    if kind == "option":
+        assert execute(pasted, []) == [(0, False, 2)]
 
 
 def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
@@ -449,7 +461,7 @@ def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
     body = "".join(f"    {line}\n" for line in IN_A_LOOP.splitlines())
     script, source = record_of(work, monkeypatch, f'{HEAD}if __name__ == "__main__":\n{body}')
     kept = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
-    (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    (build,) = [one for one in find_replacements(source, "out").advices if one.name == "build"]
     assert kept is not None
     for found in (kept, build):
         first, second = execute(paste(found, script, "pasted.py"), [])
@@ -459,15 +471,68 @@ def test_a_loader_of_each_epoch_moves_before_the_loop_and_draws_anew(
     assert "DataLoader" not in script.with_name("pasted.py").read_text().partition("for epoch")[2]
 
 
+WATCHED = """\
+import json, os, sys
+import torch, torchvision
+from torch.utils.data import DataLoader, random_split
+from torchvision import transforms as T
+
+def main():
+    data = torchvision.datasets.ImageFolder("photos", T.Compose([T.RandomResizedCrop(16), T.ToTensor()]))
+    train, val = random_split(data, [8, 10], torch.Generator().manual_seed(0))
+    labels = []
+    for epoch in range(2):
+        for images, targets in DataLoader(train, 4, shuffle=True):
+            labels += targets.tolist()
+    print(json.dumps([labels, sorted(data.targets[i] for i in train.indices)]))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_advice_from_the_hook_of_a_watched_process_serves_the_same_half(
+    work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work)
+    script = work / "watched.py"
+    script.write_text(WATCHED)
+    hook = {"BENCH_WATCH": str(tmp_path), "PYTHONPATH": str(Path(watch.__file__).parent / "inject")}
+    (tmp_path / "config.json").write_text("{}")
+    assert run_script(script, hook)[0]
+    events = [
+        json.loads(line) for path in tmp_path.glob("events-*") for line in path.read_text().splitlines()
+    ]
+    assert not [event for event in events if event["event"] == "fault"]
+    source = next(event["source"] for event in events if event["event"] == "described")
+    assert (source["guarded"], source["root"]) == (True, str(work / "photos"))
+    found = find_replacements(source, "halves")
+    assert {one.name for one in found.advices} == ALL
+    (build,) = [one for one in found.advices if one.name == "build"]
+    labels, half = run_script(paste(build, script, "watched_pasted.py"), {"PYTHONPATH": str(ROOT)})
+    assert sorted(labels[:8]) == sorted(labels[8:]) == half
+    assert labels[:8] != labels[8:]
+
+
+def run_script(script: Path, environment: dict[str, str]) -> Any:
+    """What a script prints last, as JSON."""
+    command = [sys.executable, str(script)]
+    ran = subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=True
+    )
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
 def test_a_loader_that_needs_what_the_loop_sets_stays_and_build_is_left_out(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = IN_A_LOOP.replace("DataLoader(data, 4", "DataLoader(data, 4 + epoch")
     _, source = record_of(work, monkeypatch, HEAD + text)
-    kept = advice.set_arguments(source, {"persistent_workers": True})
+    kept = advice.set_arguments(source, {"num_workers": 1, "persistent_workers": True})
     assert kept is not None
     assert "made anew" in kept.says[0]
-    assert "made anew in a loop" in advice.find_replacements(source, "out").left_out[0]
+    assert kept.edits[0].new[0].endswith("DataLoader(data, 4 + epoch, shuffle=True, num_workers=1):")
+    assert "made anew in a loop" in find_replacements(source, "out").left_out[0]
 
 
 def test_a_relative_root_is_that_of_the_folder_where_the_dataset_was_made(
@@ -486,7 +551,7 @@ def test_a_relative_root_is_that_of_the_folder_where_the_dataset_was_made(
 def test_build_in_a_script_without_main_takes_threads(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
     script, source = record_of(work, monkeypatch, text)
-    (build,) = [one for one in advice.find_replacements(source, "out").advices if one.name == "build"]
+    (build,) = [one for one in find_replacements(source, "out").advices if one.name == "build"]
     assert "workers=0" in build.edits[-1].new[0]
     pasted = execute(paste(build, script, "pasted.py"), [])
     assert served(pasted[0], KINDS["plain"]) == served(execute(script, [])[0], KINDS["plain"])
@@ -503,13 +568,85 @@ def test_a_subset_is_left_out_where_precache_numbers_pictures_otherwise(
     whole = HEAD + KINDS["plain"].body
     end = "\nseen.append([batch for batch in loader])\n"
     _, source = record_of(tmp_path, monkeypatch, whole + end)
-    for one in advice.find_replacements(source, "out").advices:
+    for one in find_replacements(source, "out").advices:
         assert "8 pictures where ImageFolder finds 7" in " ".join(one.says)
     half = whole.replace("DataLoader(data", "DataLoader(torch.utils.data.Subset(data, [4, 5])")
     _, source = record_of(tmp_path, monkeypatch, half + end)
-    found = advice.find_replacements(source, "out")
+    found = find_replacements(source, "out")
     assert found.advices == []
     assert "a subset would be other pictures" in found.left_out[0]
+
+
+LEFT_OUT = {
+    "samples that were cut": (
+        folder(CROP) + "data.samples = data.samples[:9]\nloader = DataLoader(data, 4)",
+        "the script has changed its samples",
+    ),
+    "a sampler that is not seen": (
+        folder(CROP)
+        + "options = {'sampler': torch.utils.data.SubsetRandomSampler([1, 2, 3])}\n"
+        + "loader = DataLoader(data, batch_size=2, **options)",
+        "does not say its sampler",
+    ),
+    "a Subset that is drawn in the call": (
+        folder(CROP)
+        + "half = torch.utils.data.Subset(data, range(9))\n"
+        + "loader = DataLoader(torch.utils.data.random_split(half, [5, 4])[0], 4)",
+        "the Subset is made in the call",
+    ),
+    "flat pictures": (
+        folder(f"{CROP}, T.ToTensor(), T.Lambda(torch.flatten)").replace(", T.ToTensor()]", "]")
+        + "loader = DataLoader(data, 4)",
+        "the batches are not images and labels",
+    ),
+    "a list of batches": (
+        folder(CROP) + "loader = DataLoader(data, batch_sampler=[[1, 2], [3]])",
+        "the script makes its batches itself",
+    ),
+    "two folders": (
+        folder(CROP) + "loader = DataLoader(data + data, 4)",
+        "the samples are of 2 datasets",
+    ),
+    "splits as classes": (
+        folder(CROP, "parts") + "loader = DataLoader(data, 4)",
+        "which loaders takes for splits",
+    ),
+    "floats in another size": (
+        folder("T.RandomResizedCrop(16, interpolation=T.InterpolationMode.BICUBIC)")
+        + "loader = DataLoader(data, 4)",
+        "it has no RandomResizedCrop",
+    ),
+    "labels that are changed": (
+        folder(CROP).replace("T.ToTensor()])", "T.ToTensor()]), target_transform=float")
+        + "loader = DataLoader(data, 4)",
+        "target_transform",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_build_is_left_out_where_it_would_serve_something_else(
+    name: str, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, reason = LEFT_OUT[name]
+    _, source = record_of(work, monkeypatch, f"{HEAD}{body}\nseen.append([batch for batch in loader])\n")
+    found = find_replacements(source, "out")
+    assert reason in " ".join(found.left_out)
+    assert not [one for one in found.advices if one.name.startswith("build")]
+
+
+def test_pictures_that_exif_turns_are_counted(
+    tmp_path: Path, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "photos" / "ant").mkdir(parents=True)
+    exif = Image.Exif()
+    for place in range(4):
+        exif[0x0112] = 6 if place else 1
+        draw(place, 24, 32).save(tmp_path / "photos" / "ant" / f"{place}.jpg", exif=exif)
+    text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
+    _, source = record_of(tmp_path, monkeypatch, text)
+    for one in find_replacements(source, "out").advices:
+        assert "EXIF turns 3 of 4 pictures" in " ".join(one.says)
 
 
 def test_a_module_of_the_script_called_loaders_is_named(
@@ -519,7 +656,7 @@ def test_a_module_of_the_script_called_loaders_is_named(
     (tmp_path / "loaders.py").touch()
     text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
     _, source = record_of(tmp_path, monkeypatch, text)
-    found = advice.find_replacements(source, "out")
+    found = find_replacements(source, "out")
     assert found.advices == []
     assert str(tmp_path / "loaders.py") in found.left_out[0]
 
@@ -545,5 +682,5 @@ def test_a_loader_that_a_library_makes_anew_is_that_of_the_script(
     assert (source["made"]["line"], source["libraries"]) == (line, [])
     assert source["sampler"]["name"] == "RandomSampler"
     assert source["arguments"]["drop_last"]
-    names = {one.name for one in advice.find_replacements(source, "out").advices}
+    names = {one.name for one in find_replacements(source, "out").advices}
     assert names == ALL

@@ -26,6 +26,25 @@ IN_VAIN = (
 )
 
 
+MISSPELT = (
+    ("bench recomend photos", "'recommend'"),
+    ("bench Loaders photos", "'loaders'"),
+    ("bench hardware --scrtch /tmp", "'--scratch'"),
+    ("bench loaders photos --backend pytorh", "'pytorch'"),
+    ("bench loaders --trainer resnet5", "'resnet50'"),
+    ("precache convrt photos out", "'convert'"),
+    ("precache convert photos out --format Shard", "'shards'"),
+    ("precache verify out --acros", "'--across'"),
+    ("precache fetch caltech10", "'caltech101'"),
+)
+
+
+@pytest.mark.parametrize(("command", "meant"), MISSPELT)
+def test_a_misspelt_word_is_answered_with_the_one_meant(command: str, meant: str, tmp_path: Path) -> None:
+    result = run_here(*command.split(), cwd=tmp_path)
+    check_bad_input(result, "id you mean", meant)
+
+
 @pytest.fixture
 def folder(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
     (tmp_path / "tree").symlink_to(raw_tree)

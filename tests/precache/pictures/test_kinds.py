@@ -9,7 +9,7 @@ from PIL import Image
 
 from precache import Recipe, convert
 from precache.sources.tree import scan_tree
-from tests.command import run
+from tests.command import check_bad_input, run, run_here
 from tests.precache.pictures.drawing import encoded, load
 from tests.precache.pictures.test_bad_pictures import EPS
 
@@ -65,6 +65,25 @@ def test_a_picture_whose_plugin_is_missing_is_a_reject_and_keeps_its_id(
     manifest = convert(folder.parent, tmp_path / "out", recipe, workers=0, max_rejects=1).manifest
     assert [(bad.id, bad.path) for bad in manifest.rejected] == [(0, "a/a.heic"), (1, "a/nameless")]
     assert "pip install --no-deps pillow-heif" in manifest.rejected[0].reason
+
+
+def test_a_missing_decoder_is_said_before_damage(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    (folder / "a.jpg").write_bytes(b"\xff\xd8\xff damaged")
+    for name in ("b.heic", "c.HEIC"):
+        (folder / name).write_bytes(b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(64))
+    words = ["convert", "tree", "out", "--format", "shards", "--size", "8", "--workers", "0"]
+    stopped = run_here("precache", *words, cwd=tmp_path)
+    assert "2 pictures are named as HEIF" in caplog.text
+    check_bad_input(
+        stopped, "no decoder for HEIF", "pip install --no-deps pillow-heif", "3 pictures", "2 of them"
+    )
+    done = run_here("precache", *words, "--max-rejects", 1, "--overwrite", cwd=tmp_path)
+    first, second, *_ = done.stderr.splitlines()
+    assert "2 pictures left out only because this Pillow has no decoder for HEIF" in first
+    assert "rejected a/a.jpg" in second
 
 
 def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

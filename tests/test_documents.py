@@ -48,7 +48,7 @@ def test_every_link_leads_to_a_file_and_a_heading_that_are_there(path: Path) -> 
 
 
 def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
-    number, verdict = r"([+-]\d\.\d+)", "(cannot tell|worse or chance|worse|better)"
+    number, verdict = r"([+-]\d\.\d+)", "(within noise|as good|worse|better)"
     page = (ROOT / "bench/results/README.md").read_text()
     rows = re.findall(rf"\| {number} \({number} to {number}\), {verdict} \|", page)
     found = {(*(f"{float(value):+.1f}" for value in row[:3]), row[3]) for row in rows}
@@ -58,4 +58,4 @@ def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
     assert len(readme) == 3
     for bold, difference, said, low, high in readme:
         assert (difference, low, high, said) in found
-        assert bool(bold) == (said in ("worse", "better")), "in bold: what is not chance"
+        assert bool(bold) == (said in ("worse", "better")), "in bold: what is not within noise"

@@ -268,6 +268,7 @@ class Result:
         conditions: when the figures hold, a sentence each.
         next_step: what a reader would type next; empty where there is nothing to do.
         skipped: what could not be measured, and why.
+        summary: what programs read from the file beside the rows, by name.
     """
 
     command: str
@@ -284,6 +285,7 @@ class Result:
     conditions: tuple[str, ...] = ()
     next_step: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
 
     def is_best(self, row: Row) -> bool:
         """Whether the row is one of those that stand out."""
@@ -298,7 +300,7 @@ class Result:
             "next_step": self.next_step,
         }
         document = make_document(self.command, self.machine, self.settings, self.trials, self.skipped)
-        plain: dict[str, Any] = to_plain(document | made)
+        plain: dict[str, Any] = to_plain(document | made | self.summary)
         return plain
 
 

@@ -184,6 +184,7 @@ def make_result(
         bars="images_per_s",
         conditions=tuple(_conditions(machine, settings, streams)),
         skipped=dict(skipped),
+        summary={"streams": [_summarise(stream) for stream in streams]},
     )
 
 
@@ -312,6 +313,19 @@ def _conditions(
             "bench ended the script once it had seen enough; what it wrote while it ended is no fault."
         )
     return said
+
+
+def _summarise(stream: Stream) -> dict[str, Any]:
+    """What a program wants to know of a stream."""
+    return {
+        "role": stream.role,
+        "rank": stream.rank,
+        "made_at": stream.info.get("where", ""),
+        "dataset": stream.info["dataset"],
+        "images_per_s": stream.images_per_s,
+        "wait_share": stream.share.median,
+        "stage": waiting.stage(stream) if waiting.waits(stream) else "",
+    }
 
 
 def _made_at(stream: Stream) -> str:

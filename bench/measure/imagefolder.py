@@ -148,6 +148,7 @@ class _Indexed(Dataset[Any]):
         seed: what torchvision draws follows it, the epoch and the place; None: chance.
         skip_refused: whether the next picture that can be opened stands in for one that cannot.
         epoch: int64 [], in memory that the workers share.
+        refused: int64 [], in such memory: place of a picture that could not be opened; -1: there was none.
     """
 
     def __init__(
@@ -170,6 +171,8 @@ class _Indexed(Dataset[Any]):
         self.skip_refused = skip_refused
         self.epoch = torch.zeros((), dtype=torch.int64)
         self.epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self.refused = torch.full((), -1, dtype=torch.int64)
+        self.refused.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.tree)
@@ -188,6 +191,7 @@ class _Indexed(Dataset[Any]):
 
     def _next_readable(self, index: int, error: Exception) -> tuple[Any, int, int]:
         """The next picture that can be opened behind the one at `index`, which raised `error`."""
+        self.refused.fill_(index)
         tries = min(_MOST_TRIES, len(self))
         for step in range(1, tries):
             place = (index + step) % len(self)
@@ -271,6 +275,12 @@ class ImageFolderLoader:
     def __len__(self) -> int:
         """Batches of an epoch."""
         return self.samples // self.batch_size
+
+    @property
+    def refused(self) -> str:
+        """Path of a picture that was served so far and that Pillow cannot open; empty where there was none."""
+        place = int(self._found.refused)
+        return "" if place < 0 else str(self._found.tree.samples[place][0])
 
     def set_epoch(self, epoch: int) -> None:
         """Serve this epoch in the next iteration, whatever was served before, where the loader has a seed."""

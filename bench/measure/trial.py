@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -111,7 +112,10 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
             if settings.first_epoch or settings.cache != "none":
                 for _ in range(len(loader) - 1):
                     next(source)
-            return _time_batches(itertools.chain([first], source), trainer, settings, first_batch_s, clock)
+            trial = _time_batches(itertools.chain([first], source), trainer, settings, first_batch_s, clock)
+            if isinstance(loader, imagefolder.ImageFolderLoader) and loader.refused:
+                trial = replace(trial, facts={**trial.facts, "refused": loader.refused})
+            return trial
 
 
 def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial:

@@ -438,6 +438,12 @@ def describe_conditions(
     versions = dict.fromkeys(trial.facts["version"] for trial in trials if "version" in trial.facts)
     if versions:
         sentences.append(f"peers: {', '.join(versions)}")
+    refused = next((trial.facts["refused"] for trial in trials if "refused" in trial.facts), "")
+    if refused:
+        sentences.append(
+            f"a training with ImageFolder stops at a picture that Pillow cannot open, as {refused}; here the "
+            f"next picture stands in for it"
+        )
     sentences += dict.fromkeys(note for data in settings["data"].values() for note in data.get("notes", ()))
     return [f"{sentence}." for sentence in sentences]
 

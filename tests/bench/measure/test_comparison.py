@@ -65,12 +65,14 @@ def test_a_loader_that_fails_is_skipped_with_its_reason(
     bad = sorted(tree.glob("*/*.jpg"))[5]
     bad.write_bytes(b"<html>")
     gone, candidates = Candidate("webdataset", tmp_path / "webdataset"), [Candidate("pytorch", tree)]
-    candidates += [Candidate("imagefolder", tree), gone, Candidate("shards", converted["shards"])]
+    candidates += [gone, Candidate("imagefolder", tree), Candidate("shards", converted["shards"])]
     result = compare(Comparison(candidates=candidates, settings=quick(batches=20)))
-    assert [row.of["backend"] for row in result.rows] == ["shards"]
-    assert result.skipped.keys() == {one.label for one in candidates[:3]}
-    for candidate, reason in zip(candidates, (str(bad), "link.jpg: ", "does not exist"), strict=False):
+    assert [row.of["backend"] for row in result.rows] == ["imagefolder", "shards"]
+    assert result.skipped.keys() == {one.label for one in candidates[:2]}
+    for candidate, reason in zip(candidates, (str(bad), "does not exist"), strict=False):
         assert reason in result.skipped[candidate.label]
+    (refused,) = (line for line in result.conditions if "cannot open" in line)
+    assert str(bad) in refused, "ImageFolder is measured on what it can read, and what it cannot is said"
 
 
 @pytest.mark.usefixtures("trials_here")

@@ -278,7 +278,7 @@ class ImageFolderLoader:
 
     @property
     def refused(self) -> str:
-        """Path of a picture that was served so far and that Pillow cannot open; empty where there was none."""
+        """Path of a picture that Pillow could not open so far; empty where there was none."""
         place = int(self._found.refused)
         return "" if place < 0 else str(self._found.tree.samples[place][0])
 

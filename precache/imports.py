@@ -60,8 +60,12 @@ def hiding_files(path: Sequence[str], names: Sequence[str] = ()) -> list[Path]:
                 modules.append(module.parent if module.name == "__init__.py" else module)
         found = [*modules, *folders] if name in OURS else modules
         has_another = len(modules) > 1 or name in OURS
-        if found and has_another and found[0].resolve().parent not in installed:
-            hiding.append(found[0])
+        if found and has_another:
+            first = found[0].resolve()
+            # Ray puts a psutil of its own, in its package, in front of the installed one
+            is_in_package = any("site-packages" in folder.name for folder in first.parents)
+            if first.parent not in installed and not is_in_package:
+                hiding.append(found[0])
     return hiding
 
 

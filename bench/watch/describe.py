@@ -438,7 +438,7 @@ def _transform(transform: Any) -> _Record:
         "name": type(transform).__name__,
         "known": True,
         "arguments": values,
-        "text": text if len(text) <= 100 else f"{type(transform).__name__}(...)",
+        "text": text if len(text) <= 160 else f"{type(transform).__name__}(...)",
     }
 
 

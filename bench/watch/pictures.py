@@ -79,7 +79,9 @@ def read_steps(steps: Sequence[Step]) -> Pictures:
     found = Pictures()
     for step in steps:
         if not _take(found, step):
-            found.missing.append(step["name"] if step["known"] else step["text"])
+            # one that it has, with arguments that it does not have, is named with them
+            is_named_alone = step["known"] and step["name"] not in _TAKES
+            found.missing.append(step["name"] if is_named_alone else step["text"])
     return found
 
 

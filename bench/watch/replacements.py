@@ -429,7 +429,11 @@ def _as_build(source: Record, chain: _Chain, tree: _Tree, folders: _Folders) -> 
     if views > 1 and not shown.is_random:
         return "the views of a picture are alike"
     kept = ", ".join(step["name"] for step in steps)
-    says = [f"It keeps {kept or 'pictures as they are'}.", *_other_pictures(chain, tree)]
+    says = [
+        f"It keeps {kept or 'pictures as they are'}.",
+        "Its batches are in channels-last memory, in which a step may take less time, or more.",
+        *_other_pictures(chain, tree),
+    ]
     if shown.jitter:
         says.append(
             "It changes brightness, contrast, saturation and hue in this order; torchvision draws one."

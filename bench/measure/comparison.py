@@ -149,8 +149,17 @@ class _Turns:
         too_large: dict[AnyCandidate, set[Point]] = {one: set() for one in running}
         for repeat in range(self.settings.repeats):
             for batch_size in batch_sizes:
-                self._measure_trainers(batch_size, repeat)
-                for point in (point for point in points if point.batch_size == batch_size):
+                same_size = [point for point in points if point.batch_size == batch_size]
+                try:
+                    self._measure_trainers(batch_size, repeat)
+                except DoesNotFit as error:
+                    if len(points) == 1:
+                        raise
+                    self.trials.skipped[f"batch {batch_size:,}"] = str(error)
+                    for points_too_large in too_large.values():
+                        points_too_large.update(same_size)
+                    continue
+                for point in same_size:
                     for one in tuple(running):
                         try:
                             self._measure(one, point, repeat, len(points) > 1, too_large[one])
@@ -178,7 +187,7 @@ class _Turns:
         if label in self.trials.skipped:
             return
         runs = self._plan_runs(one, point, repeat)
-        # a point that was begun gets all its trials: else chance would choose which have few
+        # settings that were begun get all repeats: noise in a later round must not leave them with few
         is_begun = any(self.trials.find(run.of) for run in self._plan_runs(one, point, 0))
         if is_grid and isinstance(one, Candidate) and not is_begun:
             reason = self._find_reason_to_skip(one, point, too_large)
@@ -239,7 +248,7 @@ class _Turns:
         if run.of["what"] in (COLD, PEER_COLD):
             left = page_cache.drop(folder)
             if left > _COLD_SHARE:
-                why = f"{left:.0%} of its bytes stay in memory, as of files in a memory file system or in use"
+                why = f"{left:.0%} of its bytes stay in memory: it is in use, or lies in a memory file system"
                 self.trials.skipped[f"cold cache of {one.label}"] = why
                 return False
             return True
@@ -282,7 +291,7 @@ class _Turns:
                 point_of(row): row
                 for row in rows
                 if row.of["backend"] == one.backend
-                and row.of["data"] == one.described
+                and row.of["data"] == loaders.name_data(str(one.path), self.trials.settings)
                 and row.of["trainer"] == trainer
                 and point_of(row) != point
             }
@@ -371,7 +380,7 @@ def check_served(served: Mapping[Candidate, Trial]) -> None:
     """Raise DatasetError, with the numbers, unless all served as many distinct ids, of one shape and dtype.
 
     Loaders with a recipe of their own deliver a dtype of their own and may know fewer pictures of the tree:
-    their images and shapes are as many and the same.
+    only the number of images and their height and width have to be the same.
     """
     works, sizes = {}, {}
     for one, trial in served.items():

@@ -22,7 +22,8 @@ from precache.cli.commandline import STDOUT
 from precache.errors import SettingError
 from precache.storage import atomic_write
 
-_MAY_CHANGE = ("date", "margin", "baseline")  # the day, and by what trainings are judged
+_MAY_CHANGE = ("date", "margin", "baseline")
+"""Parts that may differ: the day, and what trainings of `bench accuracy` are compared with."""
 _MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "seeds", "data")
 """Settings that may differ: further repeats, folders or numbers of workers add their trials."""
 

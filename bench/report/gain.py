@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.report.result import Row
 from bench.report.stats import Estimate, disturbance, exceeds
-from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, judge, training_rate
+from bench.report.verdict import KEEPS_UP, SYNTHETIC, judge, reads_tree, training_rate
 from bench.report.words import counted, duration, percent
 from precache.cli.commandline import human_bytes
 
@@ -66,10 +66,10 @@ def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
     others = sorted((row for row in ours if row is not today), key=lambda row: -training_rate(row).median)
     line = None
     for row in others:
-        if row.of["data"] == RAW_TREE and exceeds(training_rate(row), training_rate(today)):
+        if reads_tree(row) and exceeds(training_rate(row), training_rate(today)):
             line = row
             break
-    converted = [row for row in others if row.of["data"] != RAW_TREE]
+    converted = [row for row in others if not reads_tree(row)]
     to_beat = training_rate(line or today)
     alike = tuple(
         row
@@ -82,7 +82,7 @@ def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
 def saved_share(row: Row, today: Row) -> float | None:
     """Share, 0 to 1, of today's time of training that `row` saves; None where within noise."""
     now, then = training_rate(today), training_rate(row)
-    return 1 - now.median / then.median if then.low > now.high else None
+    return 1 - now.median / then.median if exceeds(then, now) else None
 
 
 def answer(
@@ -117,7 +117,7 @@ def answer(
     if why_none:
         return [f"{does(today, accelerator)}.", why_none]
     sentences = [f"{does(today, accelerator)}.", *what_to_do(gain, images)]
-    if not gain.converted and any(row.of["data"] != RAW_TREE for row in ours):
+    if not gain.converted and not all(reads_tree(row) for row in ours):
         sentences.append("Converting gains no more.")
     if gpu_price is not None and "busy_share" in today.values:
         speedup = training_rate(gain.best[0]).median / training_rate(today).median
@@ -197,7 +197,7 @@ def way(row: Row) -> str:
     backend, data = row.of["backend"], row.of["data"]
     if backend == TODAY_BACKEND:
         return TODAY
-    if data == RAW_TREE:
+    if reads_tree(row):
         return LINE if backend == "pytorch" else f"{LINE} with backend {backend}"
     return data if data.startswith(backend) else f"{data} for backend {backend}"
 

@@ -6,6 +6,7 @@ A trial says in `of` what it is: {"what": LOADER, "backend", "data", "workers", 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from bench.report import stats
@@ -14,7 +15,7 @@ from bench.report.grid import choose, describe_choice
 from bench.report.result import Result, Row, Trial
 from bench.report.spikes import analyse
 from bench.report.stats import Estimate, disturbance, is_disturbed
-from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, training_rate
+from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, reads_tree, training_rate
 from bench.report.words import counted, machine_line
 
 LOADER, COLD, FED, STAGES, PEER, PEER_COLD = "loader", "cold", "fed", "stages", "peer", "peer cold"
@@ -44,7 +45,9 @@ def make_result(
     """
     rows = make_rows(settings, trials)
     other_cpu = other_cpu_share(trials)
-    if not is_grid(settings) and not is_disturbed(other_cpu):
+    repeats = _fewest_repeats(trials)
+    names_winner = repeats > 1 and not is_disturbed(other_cpu)
+    if not is_grid(settings) and names_winner:
         rows = _compare_with_today(rows, gpu_price)
     chosen = rows
     paragraphs: list[tuple[str, ...]] = []
@@ -52,9 +55,9 @@ def make_result(
         chosen, sentences = _choose_settings(rows)
         paragraphs.append((disturbance(other_cpu),) if is_disturbed(other_cpu) else tuple(sentences))
     if not is_grid(settings) or any(row.of["backend"] == TODAY_BACKEND for row in chosen):
-        paragraphs += _answer_for_trainers(chosen, settings, other_cpu, gpu_price)
+        paragraphs += _answer_for_trainers(chosen, settings, repeats, other_cpu, gpu_price)
     best: list[Row] = []
-    if not is_disturbed(other_cpu):
+    if names_winner:
         best = list(chosen)
         if not is_grid(settings):
             best = [row for group in _by_trainer(rows) for row in find_gain(group).best]
@@ -71,9 +74,19 @@ def make_result(
         best=tuple(at for at, row in enumerate(rows) if any(row is one for one in best)),
         bars="busy_share" if any("busy_share" in row.values for row in rows) else "loader_images_per_s",
         conditions=tuple(describe_conditions(machine, settings, rows, trials)),
-        next_step=_next_step(chosen, settings, other_cpu),
+        next_step=_next_step(chosen, settings) if names_winner else "",
         skipped=dict(skipped),
     )
+
+
+def _fewest_repeats(trials: Sequence[Trial]) -> int:
+    """Runs of the loader that has the fewest: a file may have been gone on with fewer for another folder."""
+    counts: dict[str, int] = {}
+    for trial in trials:
+        if trial.of["what"] in (LOADER, PEER):
+            loader = str({name: value for name, value in trial.of.items() if name != "repeat"})
+            counts[loader] = counts.get(loader, 0) + 1
+    return min(counts.values(), default=0)
 
 
 def is_grid(settings: Mapping[str, Any]) -> bool:
@@ -129,7 +142,7 @@ class _Index:
 
 
 def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]:
-    """Loaders of this project and torchvision's with each trainer, today's first, then other libraries'."""
+    """Loaders with each trainer, torchvision's ImageFolder first; then other libraries' loaders, alone."""
     index = _Index(trials)
     loaders = sorted(index.loaders(LOADER), key=lambda loader: loader["backend"] != TODAY_BACKEND)
     rows: list[Row] = []
@@ -195,7 +208,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         values["limit_ratio"] = ratios.pop(LIMIT)
     of = {
         "backend": loader["backend"],
-        "data": _data_name(loader, settings),
+        "data": name_data(loader["data"], settings),
         "trainer": trainer,
         "workers": loader["workers"],
         "batch_size": loader["batch_size"],
@@ -231,7 +244,7 @@ def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str,
     }
     is_limit = loader["backend"].startswith(LIMIT)
     name = f"{loader['backend']} (the limit)" if is_limit else loader["backend"]
-    return Row(name=name, of=of, values=values, detail=is_limit)
+    return Row(name=name + _name_point(of, settings), of=of, values=values, detail=is_limit)
 
 
 def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
@@ -257,7 +270,7 @@ def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[
     """What the converted data of a loader takes; nothing for a raw tree and for noise."""
     data = settings["data"].get(loader["data"], {})
     if (
-        data.get("name") == RAW_TREE
+        str(data.get("name")).startswith(RAW_TREE)
         or loader["backend"] == SYNTHETIC
         or settings.get("cache", "none") != "none"
     ):
@@ -276,10 +289,11 @@ def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]
     for peer in index.loaders(PEER):
         theirs = index.find(PEER, **peer)
         is_itself = trial.of["what"] == PEER and peer["backend"] == trial.of["backend"]
-        if theirs is None or is_itself or peer["batch_size"] != trial.of["batch_size"]:
+        same_settings = all(peer[name] == trial.of[name] for name in ("batch_size", "workers"))
+        if theirs is None or is_itself or not same_settings:
             continue
         same_work = "work" in trial.facts and trial.facts["work"] == theirs.trials[0].facts.get("work")
-        # of random crops: the limit copies centres
+        # the limit copies centre crops, and is a limit of random crops, too
         limits = peer["backend"] == LIMIT and peer["data"] == trial.of["data"] and "work" in trial.facts
         if same_work or limits:
             count = min(len(alone.rates), len(theirs.rates))
@@ -288,7 +302,7 @@ def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]
 
 
 def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mapping[str, Any]) -> str:
-    """The stage that has the loader's time beyond that of the stages that ran apart."""
+    """The stage to which the loader's time belongs that the stages timed apart do not explain."""
     if "read_images_per_s" in row.values:
         return "collate"
     is_cached = settings.get("cache", "none") != "none"
@@ -303,8 +317,13 @@ def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mappi
     return f"storage or {stage}"
 
 
-def _data_name(loader: dict[str, Any], settings: Mapping[str, Any]) -> str:
-    return str(settings["data"].get(loader["data"], {}).get("name", loader["data"]))
+def name_data(path: str, settings: Mapping[str, Any]) -> str:
+    """What a folder holds, as tables call it: its kind, and its name where several are of that kind."""
+    names = {folder: str(data["name"]) for folder, data in settings["data"].items()}
+    if path not in names:
+        return path
+    name = names[path]
+    return f"{name} {Path(path).name}" if list(names.values()).count(name) > 1 else name
 
 
 def _name_row(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
@@ -318,13 +337,20 @@ def _name_row(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         name = f"{backend} (ours)"
     else:
         name = f"{backend} (ours, {data})"
-    if len(settings["workers"]) > 1:
-        name += f", {counted(of['workers'], 'worker')}"
-    if len(settings["batch_sizes"]) > 1:
-        name += f", batch {of['batch_size']:,}"
+    name += _name_point(of, settings)
     if len(settings["trainers"]) > 1:
         name += f", fed to {of['trainer']}"
     return name
+
+
+def _name_point(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Workers and batch size, where rows differ in them."""
+    text = ""
+    if len(settings["workers"]) > 1:
+        text += f", {counted(of['workers'], 'worker')}"
+    if len(settings["batch_sizes"]) > 1:
+        text += f", batch {of['batch_size']:,}"
+    return text
 
 
 def _by_trainer(rows: Sequence[Row]) -> list[list[Row]]:
@@ -375,7 +401,11 @@ def _describe_saving(row: Row, today: Row, gpu_price: float | None) -> str:
 
 
 def _answer_for_trainers(
-    rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float | None, gpu_price: float | None
+    rows: Sequence[Row],
+    settings: Mapping[str, Any],
+    repeats: int,
+    other_cpu: float | None,
+    gpu_price: float | None,
 ) -> list[tuple[str, ...]]:
     """A paragraph for each trainer."""
     paragraphs = []
@@ -387,7 +417,7 @@ def _answer_for_trainers(
             group,
             accelerator=name_accelerator(ours[0], settings),
             images=next((data["samples"] for data in settings["data"].values() if data.get("samples")), None),
-            repeats=settings["repeats"],
+            repeats=repeats,
             other_cpu=other_cpu,
             gpu_price=gpu_price,
         )
@@ -421,7 +451,7 @@ def describe_conditions(
     sizes = " and ".join(f"{size:,}" for size in settings["batch_sizes"])
     workers = ", ".join(map(str, settings["workers"]))
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
-    repeats = settings["repeats"]
+    repeats = _fewest_repeats(trials)
     work = [
         f"trainer {', '.join(trainers.values())}" if trainers else "no trainer",
         f"batch {sizes} of {settings['size']}x{settings['size']}",
@@ -442,23 +472,26 @@ def describe_conditions(
     if refused:
         sentences.append(
             f"a training with ImageFolder stops at a picture that Pillow cannot open, as {refused}; here the "
-            f"next picture stands in for it"
+            f"next picture was served instead"
         )
     sentences += dict.fromkeys(note for data in settings["data"].values() for note in data.get("notes", ()))
     return [f"{sentence}." for sentence in sentences]
 
 
-def _next_step(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float | None) -> str:
+def _next_step(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     """What a reader would type next; empty where there is nothing to do."""
     ours = [row for row in rows if is_ours(row) and row.of["trainer"] == rows[0].of["trainer"]]
     gain = find_gain(ours)
-    if gain.today is None or is_disturbed(other_cpu):
+    if gain.today is None:
         return ""
     if judge(gain.today.values.get("fed_ratio")) == KEEPS_UP:
         return ""
-    paths = {data["name"]: path for path, data in settings["data"].items()}
+    paths = {name_data(path, settings): path for path in settings["data"]}
     if gain.best and gain.best[0].of["data"] in paths:
-        return f"Next: loaders.build({paths[gain.best[0].of['data']]!r}) in your training code."
-    if all(row.of["data"] == RAW_TREE for row in ours) and RAW_TREE in paths:
-        return f"Next: 'bench recommend {paths[RAW_TREE]}' says what converting would bring."
+        backend, data = gain.best[0].of["backend"], gain.best[0].of["data"]
+        is_usual = backend == "pytorch" or str(data).startswith(backend)
+        chosen = "" if is_usual else f", backend={backend!r}"
+        return f"Next: loaders.build({paths[data]!r}{chosen}) in your training code."
+    if all(reads_tree(row) for row in ours) and gain.today.of["data"] in paths:
+        return f"Next: 'bench recommend {paths[gain.today.of['data']]}' says what converting would bring."
     return ""

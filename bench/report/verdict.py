@@ -54,6 +54,11 @@ def training_rate(row: Row) -> Estimate:
     return row.values.get("fed_images_per_s") or row.values["loader_images_per_s"]
 
 
+def reads_tree(row: Row) -> bool:
+    """Whether it reads a raw tree; where there are several, their names have the folder, too."""
+    return str(row.of["data"]).startswith(RAW_TREE)
+
+
 def reads_slower_cold(row: Row) -> bool:
     """Whether a cold disk makes a difference beyond noise."""
     cold = row.values.get("cold_images_per_s")
@@ -83,8 +88,8 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
         rows: all that were measured beside one another.
         workers: of each loader.
         cpus: of this machine.
-        rest: of the row at each position, the stage that has the loader's time beyond that of the stages
-            that ran apart.
+        rest: of the row at each position, the stage to which the time belongs that the stages timed apart
+            do not explain.
     """
     explained = []
     for at, row in enumerate(rows):
@@ -201,7 +206,7 @@ def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> li
         backend, data = other.of["backend"], other.of["data"]
         if backend == SYNTHETIC:
             continue
-        converts = data not in (RAW_TREE, row.of["data"])
+        converts = not reads_tree(other) and data != row.of["data"]
         what = f"Converting to {data}" if converts else f"Backend {backend} on {data}"
         changes.append(Change(what, reached(other), True))
     cpu_share = row.watched.mean.get("cpu_share") if row.watched is not None else None

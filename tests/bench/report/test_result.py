@@ -15,7 +15,16 @@ from bench.report.result import Result, Trial, format_document, parse_document
 from bench.report.show import Showing, show
 from bench.report.table import COLUMNS, make_table
 from precache.errors import SettingError
-from tests.bench.results import HOSTILE, SPIKES, make_rich_trials, rich_result
+from tests.bench.results import (
+    HOSTILE,
+    MACHINE,
+    SPIKES,
+    make_rich_trials,
+    make_settings,
+    make_shared_trials,
+    make_trials,
+    rich_result,
+)
 
 
 def remake(text: str) -> Result:
@@ -161,3 +170,74 @@ def test_page_holds_the_result_and_fetches_nothing() -> None:
     for _, name, value in content.attributes:
         assert name not in ("src", "srcset")
         assert name != "href" or value.startswith(("data:", "#"))
+
+
+def make(trials: list[Trial], **settings: Any) -> Result:
+    return loaders.make_result(MACHINE, make_settings(cold=False, **settings), trials, {})
+
+
+def test_one_run_names_no_winner_and_recommends_nothing() -> None:
+    once = [trial for trial in make_rich_trials() if trial.of["repeat"] == 0]
+    result = make(once)
+    assert (result.best, result.next_step) == ((), "")
+    assert "One run of each names no winner" in " ".join(result.answer[0])
+    assert "one run each" in " ".join(result.conditions)
+
+
+def test_fewest_repeats_are_those_of_the_result() -> None:
+    """A file that is gone on with fewer repeats for another folder."""
+    shared, tree = make_shared_trials(), make_trials("imagefolder", "photos", 780, 769)
+    shards = [one for one in make_trials("shards", "data/shards", 24_000, 2_455) if one.of["repeat"] == 0]
+    result = make([*shared, *tree, *shards])
+    assert result.best == ()
+    assert "one run each" in " ".join(result.conditions)
+
+
+def test_next_step_names_a_backend_that_is_not_the_usual_one() -> None:
+    trials = make_shared_trials() + make_trials("imagefolder", "photos", 780, 769)
+    assert make(trials + make_trials("dali", "photos", 2_300, 2_250)).next_step.startswith(
+        "Next: loaders.build('photos', backend='dali')"
+    )
+    assert make(trials + make_trials("pytorch", "photos", 2_300, 2_250)).next_step.startswith(
+        "Next: loaders.build('photos') "
+    )
+
+
+def test_two_folders_of_a_kind_have_their_names_and_a_tree_stays_a_tree() -> None:
+    data = {f"data/{name}": {"name": "shards", "samples": 9, "digest": name} for name in "ab"}
+    data |= {name: {"name": "raw tree", "samples": 9, "digest": name} for name in ("photos", "more")}
+    trials = make_shared_trials()
+    for backend, folder, rate in (
+        ("imagefolder", "photos", 700),
+        ("pytorch", "more", 1_500),
+        ("shards", "data/a", 2_400),
+        ("shards", "data/b", 1_000),
+    ):
+        trials += make_trials(backend, folder, rate * 2, rate)
+    result = make(trials, data=data)
+    assert [row.of["data"] for row in result.rows] == [
+        "raw tree photos",
+        "raw tree more",
+        "shards a",
+        "shards b",
+    ]
+    assert result.next_step.startswith("Next: loaders.build('data/a')")
+    assert "Change that line to `loaders.build`" in " ".join(result.answer[0])
+
+
+def test_a_ratio_is_beside_a_peer_with_as_many_workers() -> None:
+    trials = make_shared_trials()
+    for workers, rate in ((1, 100), (4, 400)):
+        trials += make_trials("shards", "data/shards", rate, rate, workers=workers)
+        for trial in make_trials("gather", "data/shards", rate * 2, workers=workers):
+            trial.of["what"] = "peer"
+            trials.append(trial)
+    for trial in trials:
+        trial.facts["work"] = "pixels 256"
+    result = make(trials, workers=[1, 4])
+    ours = [row for row in result.rows if not row.of.get("peer")]
+    assert [row.values["limit_ratio"].median for row in ours] == pytest.approx([0.5, 0.5])
+    assert {row.name for row in result.rows if row.of.get("peer")} == {
+        "gather (the limit), 1 worker",
+        "gather (the limit), 4 workers",
+    }

@@ -98,6 +98,7 @@ def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
             name=f"{writer}, start-up included",
             of={"writer": writer, "peer": writer != OURS},
             values={"converted_images_per_s": stats.estimate(values)},
+            texts={"time_share": ""},  # it is the whole
         )
         if writer != OURS:
             repeats = min(len(values), len(rates[OURS]))

@@ -215,7 +215,14 @@ def test_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> None:
     assert "Training waits in rank 1, the slowest of 2," in found.stdout
 
 
-@pytest.mark.parametrize("kind", ["long", "short", "bad"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "long",
+        pytest.param("short", marks=pytest.mark.slow),  # 20 s each
+        pytest.param("bad", marks=pytest.mark.slow),
+    ],
+)
 def test_held_batches_are_served_once_and_in_order(scripts: Path, bench: Bench, kind: str) -> None:
     alone = subprocess.run(
         [sys.executable, "held.py", kind], cwd=scripts, capture_output=True, text=True, check=True

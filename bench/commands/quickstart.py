@@ -30,7 +30,7 @@ QUICKSTART = Path("data/quickstart")
 _LOADERS = ("imagefolder", "pytorch", "shards", "webdataset", "dali")
 _FORMATS = ("shards", "webdataset", "dali")
 _TIMES = "conversions.json"
-"""Beside the data: seconds of each conversion, for a second call finds them done."""
+"""File beside the data with the seconds of each conversion, which a second call finds done."""
 
 
 @click.command(name="quickstart", cls=commandline.Command)

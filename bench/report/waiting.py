@@ -630,7 +630,7 @@ class _Model:
 
 
 def _more_workers(stream: Stream, model: _Model) -> Iterator[Change]:
-    """As many as keep up, if there are CPUs for them: more than CPUs where they wait for files."""
+    """Workers that keep up, as many as there are CPUs for; more where they wait for files."""
     needed = math.ceil(model.load_s / max(model.step_s, 1e-9) * _KEEPING_UP)
     workers = min(needed, max(1, model.most_workers))
     if workers <= stream.workers:

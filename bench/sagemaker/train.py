@@ -81,7 +81,7 @@ def find_hosts(ml: Path) -> list[str]:
 
 
 def use_network(ml: Path) -> None:
-    """Have NCCL and gloo, unless they are told otherwise, talk over the network that joins the hosts."""
+    """Tell NCCL and gloo, unless the user has, which network joins the hosts."""
     interface = read_config(ml / RESOURCES).get("network_interface_name")
     if interface is not None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)

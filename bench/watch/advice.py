@@ -19,7 +19,7 @@ from precache.pictures.sizes import Size
 from precache.recipe import Recipe
 
 Record = Mapping[str, Any]
-"""Of a loader, see `bench.watch.describe`."""
+"""Record of a loader, see `bench.watch.describe`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +106,7 @@ def put_simd(source: Record) -> Advice:
 
 
 def set_arguments(source: Record, values: Mapping[str, Any], *, remade: bool = False) -> Advice | None:
-    """Have the loader made with these arguments of torch's DataLoader; None: its library takes none.
+    """Advise to make the loader with these arguments of torch's DataLoader; None: its library takes none.
 
     Args:
         remade: whether the script makes the loader anew in each epoch.

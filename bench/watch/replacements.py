@@ -41,7 +41,7 @@ _READERS = ("torchvision.datasets.folder:default_loader", "torchvision.datasets.
 _USUAL_SIDE = 224  # pixels, of pictures whose batches do not say it
 _INSTALLED = ("site-packages", "dist-packages")
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""Of files that torchvision's ImageFolder takes."""
+"""Endings of files that torchvision's ImageFolder takes."""
 _THREADS = "Threads decode, and no processes, which need what runs below `if __name__ == '__main__':`."
 _LOOKED_AT = 200  # pictures of a tree, for EXIF
 _ORIENTATION = 0x0112  # in EXIF

@@ -230,7 +230,7 @@ class Changes:
         self._parts.append((start, start, f"{indent}{line}\n"))
 
     def import_loaders(self) -> str:
-        """Have the script import `loaders`; the name that it has there."""
+        """Import `loaders` in the script, and return the name that it has there."""
         name, is_missing = self._script.module_name()
         if is_missing:
             line = "import loaders" if name == "loaders" else f"import loaders as {name}"

@@ -77,7 +77,7 @@ def stop(epoch: int) -> None:
 
 
 def weights(task: Task) -> dict[str, torch.Tensor]:
-    """Those of the training that is kept."""
+    """Numbers of the training that is kept."""
     assert task.unfinished is not None
     state: dict[str, torch.Tensor] = torch.load(task.unfinished, weights_only=True)["learner"]["model"]
     return state

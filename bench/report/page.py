@@ -246,7 +246,7 @@ def _draw_details(result: Result) -> Iterator[str]:
             parts.append(f"<pre>{escape(printable_lines(row))}</pre>")
         if figures:
             parts.append(charts(figures, f"row{number}"))
-        yield page.folded(f"In detail: {row.name}", "".join(parts))
+        yield page.folded(f"In detail: {row.name}", "".join(parts), shown=bool(row.paste))
 
 
 def _draw_facts(result: Result) -> str:

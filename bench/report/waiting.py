@@ -490,7 +490,7 @@ def can_change(stream: Stream) -> bool:
 
 
 def stage(stream: Stream) -> str:
-    """What it waits for most, of STAGES; empty where that cannot be told."""
+    """What it waits for most, of STAGES; empty where that is not known."""
     if stream.start_share > stream.share.median / 2:
         if stream.workers > 0 and not stream.info.get("persistent"):
             return "workers"

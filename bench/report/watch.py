@@ -267,7 +267,7 @@ def _why_no_change(stream: Stream, machine: Machine) -> str:
     if not waiting.can_change(stream):
         return ""
     if disturbance(machine.others):
-        return "No change is advised: what each would bring cannot be told beside so much other work."
+        return "No change is advised: what each would bring is not known beside so much other work."
     if machine.ours is not None and machine.ours >= _BUSY:
         return (
             f"No change is advised: more workers would not help, for this script keeps the "

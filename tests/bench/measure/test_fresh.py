@@ -27,7 +27,7 @@ def leave() -> None:
 
 
 class FromMissingModule:
-    """Is unpickled by a function that raises, as one does whose module cannot be imported."""
+    """Object whose unpickling raises, as where its module cannot be imported."""
 
     def __reduce__(self) -> tuple[object, tuple[str]]:
         return importlib.import_module, ("no_such_module",)

@@ -14,8 +14,6 @@ from precache.errors import DatasetError, PrecacheError, SettingError
 from precache.recipe import Recipe
 from precache.sources.base import Scan, check_apart
 
-_PICTURES = 100  # that tell the size of all
-
 
 def choose(
     scan: Scan, size: int, formats: Sequence[str], limit_bytes: float, limit: str
@@ -34,7 +32,7 @@ def choose(
     least: list[tuple[float, Recipe]] = []
     for stored, quality in ways_to_store(size):
         recipes = [Recipe(format=name, size=stored, quality=quality) for name in formats]
-        needed = {recipe.format: SLACK * predict_bytes(scan, recipe, _PICTURES) for recipe in recipes}
+        needed = {recipe.format: SLACK * predict_bytes(scan, recipe) for recipe in recipes}
         if fitting := tuple(name for name in formats if needed[name] <= limit_bytes):
             return recipes[0], fitting
         least += [(needed[recipe.format], recipe) for recipe in recipes]

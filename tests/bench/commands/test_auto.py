@@ -376,7 +376,7 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     room, every = 1e9, []
     for _ in range(5):
         recipe, fitting = choose(scan, 96, names, room, "the disk")
-        needs = [SLACK * predict_bytes(scan, replace(recipe, format=name), 100) for name in fitting]
+        needs = [SLACK * predict_bytes(scan, replace(recipe, format=name)) for name in fitting]
         assert max(needs) <= room
         every.append((recipe.size, recipe.quality, fitting))
         room = max(needs) - 1

@@ -1,7 +1,17 @@
-"""From a source of pictures to a converted dataset: scan, plan, write shards, commit the manifest.
+"""Convert a source of pictures: scan, plan, write shards, commit the manifest.
 
-Killed at any moment, a conversion loses the shards in work and nothing else: finished ones are in
-the journal, and the manifest is written last. The same command continues it.
+What a kill leaves behind, and what the same command then does:
+
+    killed while                          there is                          the next run
+    it scans and plans                    nothing                           begins
+    shards are written, or renamed        the journal, finished shards,     writes the shards that the journal
+                                          files under temporary names       does not have; removes the others'
+    index and rejected.csv are written    all shards, no manifest           writes both again
+    the manifest is renamed               the old state, or a dataset       goes on, or is done
+    the journal is removed                a dataset and a journal           removes the journal
+
+So the shards in work are lost and nothing else: a shard is in the journal once its files have their names,
+and the manifest is written last.
 """
 
 import math

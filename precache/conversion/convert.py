@@ -284,30 +284,38 @@ class _Job:
 def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> Conversion:
     """Convert into the locked destination, unless the dataset is there."""
     finish_swap(destination)
-    folder, plan, names = destination, None, frozenset[str]()
-    finished = is_converted(destination)
-    if finished:
-        remove_rest(destination)
-    if finished and overwrite:
+    if not is_converted(destination):
+        warn_of_build(destination)
+        return _carry_out(job, FilesInFolder(destination), overwrite)
+    remove_rest(destination)
+    if overwrite:
         check_may_be_replaced(destination)
         folder = build_folder(destination)
-    else:
-        warn_of_build(destination)
-    if finished and update:
-        dataset = open_dataset(destination)
-        check_files(dataset)
-        plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
-        if plan is None:
-            return Conversion(dataset.manifest, 0, published=False)
-        scan, rejected, names = plan.difference.scan, plan.rejected, dataset.manifest.own_names
-        job = replace(job, scan=scan, plan=plan.plan, target=plan.target, rejected=rejected)
-    elif finished and not overwrite:
-        manifest = check_finished(destination, job.scan, job.target, job.options, job.limit)
-        return Conversion(manifest, 0, published=False)
-    done = _carry_out(job, FilesInFolder(folder, names), overwrite, plan)
-    if folder != destination:
+        done = _carry_out(job, FilesInFolder(folder), overwrite)
         swap_in(destination, folder)
-    return done
+        return done
+    warn_of_build(destination)
+    if update:
+        return _update(job, destination)
+    manifest = check_finished(destination, job.scan, job.target, job.options, job.limit)
+    return Conversion(manifest, 0, published=False)
+
+
+def _update(job: _Job, destination: Path) -> Conversion:
+    """Add to the dataset in `destination` what is new in the source, and mark what is gone."""
+    dataset = open_dataset(destination)
+    check_files(dataset)
+    update = plan_update(dataset, job.scan, job.target.recipe, job.options)
+    if update is None:
+        return Conversion(dataset.manifest, 0, published=False)
+    job = replace(
+        job,
+        scan=update.difference.scan,
+        plan=update.plan,
+        target=update.target,
+        rejected=update.rejected,
+    )
+    return _carry_out(job, FilesInFolder(destination, dataset.manifest.own_names), update=update)
 
 
 def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversion:
@@ -322,7 +330,7 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversio
 
 
 def _carry_out(
-    job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool, update: UpdatePlan | None = None
+    job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool = False, update: UpdatePlan | None = None
 ) -> Conversion:
     """Write what is missing of a conversion, or an update, and commit it."""
     with (

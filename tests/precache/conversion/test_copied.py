@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from precache import convert, open_dataset, verify_deep
 from precache.conversion.shard_writer import predict_bytes, store
@@ -31,7 +31,7 @@ def jpeg(mode: str = "RGB", size: tuple[int, int] = SIZE, **options: Any) -> byt
 
 def exif(orientation: int) -> Image.Exif:
     tags = Image.Exif()
-    tags[0x0112] = orientation
+    tags[ExifTags.Base.Orientation] = orientation
     return tags
 
 
@@ -62,7 +62,7 @@ def test_what_decoders_may_see_otherwise_is_encoded(kind: str) -> None:
     assert stored != ENCODED[kind]
     with Image.open(io.BytesIO(stored)) as image:
         assert image.size == pixels.shape[1::-1]
-        assert image.getexif().get(0x0112, 1) == 1
+        assert image.getexif().get(ExifTags.Base.Orientation, 1) == 1
 
 
 def test_a_damaged_jpeg_is_never_copied() -> None:

@@ -436,7 +436,9 @@ class _Contents:
             target_path = os.path.normpath(os.path.join(os.path.dirname(path), target))
             if target_path in self._links:
                 names = f"{_shown(path)} is a link to {_shown(target_path)}"
-                raise self._archive.damaged(f"its member {names}, which is a link", _STORE_FILES)
+                raise self._archive.damaged(
+                    f"its member {names}, which is a link", f"{_STORE_FILES}, or leave this link out"
+                )
             node = self.top.find(path.split("/"))
             assert node is not None
             leads_out = target.startswith("/") or len(target) > _MOST_LINKED

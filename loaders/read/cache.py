@@ -37,7 +37,7 @@ from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec, count_local_ranks
 from precache.dataset.columns import Column
-from precache.errors import ImageError, SettingError, printable
+from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
 from precache.pictures.sizes import sides
@@ -241,7 +241,7 @@ def _in_main_memory(
     except OSError as error:
         _LOGGER.warning(
             "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
-            *(printable(str(data.path)), error.strerror or error),
+            *(printable(str(data.path)), os_reason(error)),
         )
         size = size_of(0, count_local_ranks())
         memory = mmap.mmap(-1, size) if size else None

@@ -273,14 +273,14 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     place = locate(path)
     if isinstance(place, Path):
         manifest_file = _manifest_file(place)  # before it is read: if it is replaced meanwhile, that is seen
-        raw = _read_manifest(place)
+        raw = read_manifest(place)
         manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, in_folder(place))
         folder = OpenedFolder(place, manifest_file, manifest.shards)
         return ConvertedDataset(place, manifest, digest, folder=folder)
     url = place
 
     def fetch() -> ConvertedDataset:
-        return dataset_at(url, _read_manifest(url), cache)
+        return dataset_at(url, read_manifest(url), cache)
 
     came_damaged = (ManifestError, IndexFileError)
     return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, came_damaged))
@@ -304,7 +304,8 @@ def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedD
     return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
-def _read_manifest(place: Location) -> bytes:
+def read_manifest(place: Location) -> bytes:
+    """The bytes of the manifest of the dataset in a folder or at a URL; see `open_dataset`."""
     if isinstance(place, Path):
         try:
             return read_regular(place / MANIFEST_NAME)

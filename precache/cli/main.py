@@ -81,8 +81,8 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     check_choice("dataset", name, datasets.DATASETS)
     dataset = datasets.DATASETS[name]
     with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
-        images = datasets.fetch(dataset, dst, url=url, on_progress=bar)
-    note(f"{dst}: {images:,} pictures; checksum and count match the published ones")
+        datasets.fetch(dataset, dst, url=url, on_progress=bar)
+    note(f"{dst}: {dataset.images:,} pictures; the archive has the published checksum")
 
 
 @main.command(name="push")

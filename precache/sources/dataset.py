@@ -24,7 +24,7 @@ import numpy as np
 from precache.errors import ImageError, SourceError
 from precache.pictures.reading import steadily
 from precache.reporting import warn
-from precache.sources.labelled import IMAGE_NAMES
+from precache.sources.labelled_list import IMAGE_NAMES
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import is_tensor, reason_of
 from precache.sources.rows import PicturesInFiles, PicturesInRows, Row
@@ -37,7 +37,7 @@ _PAIR = ("image", "label")
 
 @dataclass(frozen=True, slots=True)
 class FolderReader:
-    """The files of a torchvision dataset of folders, of which none is changed; or of a Subset of it.
+    """The files of a torchvision dataset of folders that gives them as they are.
 
     Attributes:
         samples: path and label of each.
@@ -120,6 +120,8 @@ class DatasetReader:
             )
             values = [self._values(row, names) for row in range(len(self.dataset))]
             readable = [found for found in values if found is not None]
+            if not readable:
+                raise SourceError(f"{self.name}: none of its {len(values):,} samples can be read; repair it")
             for number, found in enumerate(values):
                 if found is None:
                     yield Row(number, readable[0], unread=True)

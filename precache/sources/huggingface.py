@@ -14,7 +14,7 @@ from precache.errors import MissingDependencyError, SourceError
 from precache.packages import install_extra
 from precache.reporting import warn
 from precache.sources.dataset import read_picture_of
-from precache.sources.labelled import IMAGE_NAMES
+from precache.sources.labelled_list import IMAGE_NAMES
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import reason_of
 from precache.sources.rows import PicturesInRows, Row

@@ -26,15 +26,15 @@ from typing import Any
 import numpy as np
 
 from precache.dataset.columns import Ints
-from precache.errors import MissingDependencyError, SourceError
+from precache.errors import ImageError, MissingDependencyError, SourceError
 from precache.packages import install_extra
 from precache.pictures.reading import read_part, read_picture, status_of
 from precache.reporting import warn
 from precache.sources.base import ANY_SIZE
-from precache.sources.labelled import IMAGE_NAMES
+from precache.sources.labelled_list import IMAGE_NAMES
 from precache.sources.labels import unique_names
 from precache.sources.rows import PicturesInFiles, PicturesInRows, Row
-from precache.sources.table import PATHS_REMEDY, opened
+from precache.sources.table import PATHS_REMEDY, open_table
 from precache.storage import staging
 from precache.storage.urls import Location
 
@@ -174,7 +174,7 @@ class ParquetReader:
             raise MissingDependencyError(
                 f"{self.table}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
             ) from error
-        with opened(self.table, self.file) as file:
+        with open_table(self.table, self.file) as file:
             try:
                 yield parquet.ParquetFile(
                     file, pre_buffer=False, page_checksum_verification=True, buffer_size=_PAGES_BYTES
@@ -216,11 +216,11 @@ class _Copy:
     sizes: Ints
     ends: Ints
 
-    def read(self, row: int) -> bytes | None:
-        """The picture of a row; None where it has none."""
+    def read(self, row: int) -> bytes:
+        """The picture of a row; raises as `PicturesInRows.read`."""
         size, where = int(self.sizes[row]), f"{self.table}: row {row}"
         if size < 0:
-            return None
+            raise ImageError(where, "has no picture, neither bytes nor a file")
         data = read_part(self.path, where, self.as_scanned, int(self.ends[row]) - size, size)
         if len(data) != size:
             raise SourceError(f"{where}: could not be read as a whole; run the same command again")
@@ -248,8 +248,8 @@ def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: in
                 raise
     except OSError as error:
         raise SourceError(
-            f"{reader.source}: its pictures cannot be copied into {folder} ({error.strerror}); set TMPDIR to "
-            f"a folder on a larger disk"
+            f"{reader.source}: its pictures cannot be copied into {folder.parent} ({error.strerror}); set "
+            f"TMPDIR to a folder on a larger disk"
         ) from error
     status = os.stat(copy.name)
     found = np.array(sizes, np.int64)
@@ -262,6 +262,6 @@ def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: in
 def _warn_of_copies(source: Location, folder: Path) -> None:
     """Say it once, not for each of the files of a source."""
     warn(
-        f"{source}: its pictures are copied into {folder} first: they are read in shuffled order, and of "
-        f"Parquet only many rows at once"
+        f"{source}: its pictures are copied into {folder.parent} first: they are read in shuffled order, and "
+        f"of Parquet only many rows at once"
     )

@@ -38,7 +38,7 @@ from precache.sources.base import (
     Scan,
     picture_checksum,
 )
-from precache.sources.labelled import Columns, LabelledList
+from precache.sources.labelled_list import Columns, LabelledList
 from precache.sources.options import SourceOptions
 from precache.sources.picture_values import picture_of
 from precache.sources.tree import ObjectTree, read_object
@@ -132,7 +132,7 @@ class RowReader(Protocol):
         """
 
     def picture_names(self) -> Sequence[str]:
-        """The columns that hold pictures, where that is known; empty: names of columns say it."""
+        """The columns that hold pictures, where that is known; none where only their names may say it."""
 
     def class_names(self, label: str) -> tuple[str, ...] | None:
         """The names that whole numbers in the column of the labels are indices of; None: there are none."""
@@ -207,9 +207,10 @@ class RowSource:
     @property
     def reads_at_a_time(self) -> int:
         """How many pictures are asked for at a time, once it is scanned."""
-        files = self.scanned[0].pictures
-        is_far = isinstance(files, PicturesInFiles) and files.url is not None
-        return ObjectTree.reads_at_a_time if is_far else 0
+        for part in self.scanned:
+            if isinstance(part.pictures, PicturesInFiles) and part.pictures.url is not None:
+                return ObjectTree.reads_at_a_time
+        return 0
 
     def scan(self) -> Scan:
         columns = [_columns_of(part.reader, self.options) for part in self.parts]
@@ -241,8 +242,10 @@ class RowSource:
             raise SourceError(f"{self.root}: has no rows; expected one for each picture")
         source = replace(self, parts=(), scanned=tuple(scanned))
         scan = rows.scan(source, self.options, (), warnings)
-        probed = f"{scan.digest}{source._probe(scan.samples)}"
-        return replace(scan, digest=hashlib.sha256(probed.encode()).hexdigest())
+        probes = source._probe(scan.samples)
+        if not probes:
+            return scan
+        return replace(scan, digest=hashlib.sha256(f"{scan.digest}{probes}".encode()).hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         part, where = _part_at(self.scanned, ref.place), self.where(ref)
@@ -313,23 +316,16 @@ def _difference(columns: Columns, first: Columns) -> str:
 def _list_pictures(
     rows: LabelledList, part: RowPart, listed: ScannedPart, pictures: PicturesInRows, columns: Columns
 ) -> None:
-    """Add the rows of a part that hold their pictures.
-
-    Raises:
-        SourceError: none of them can be read.
-    """
-    names, unread = columns.names, 0
+    """Add the rows of a part that hold their pictures."""
+    names = columns.names
     for row in part.reader.rows(names):
         place, size = listed.first + row.number, 0
         if pictures.sizes is not None:
             size = int(pictures.sizes[row.number])
         if row.unread:
             size = -1
-            unread += 1
         path = f"{part.prefix}{row.number:08d}" if part.prefix else f"{place:08d}"
         rows.add_row(dict(zip(names, row.values, strict=True)), part.split, path, size, 0, place)
-    if unread and unread == len(rows) - listed.first:
-        raise SourceError(f"{listed.name}: none of its {unread:,} samples can be read; repair it")
 
 
 def _list_files(

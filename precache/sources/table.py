@@ -62,7 +62,7 @@ class CsvReader:
         return str(self.table)
 
     def names(self) -> list[str]:
-        with opened(self.table, self.file) as file:
+        with open_table(self.table, self.file) as file:
             _, names = next(self._records(file), (0, []))
         if not names:
             raise SourceError(f"{self.table}: is empty; expected a first line with the names of its columns")
@@ -80,7 +80,7 @@ class CsvReader:
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         header = self.names()
         wanted = [header.index(name) for name in names]
-        with opened(self.table, self.file) as file:
+        with open_table(self.table, self.file) as file:
             for row, (line, cells) in enumerate(self._records(file)):
                 if row == 0:
                     continue  # the header
@@ -158,7 +158,7 @@ class JsonLinesReader:
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The object of each line that is not blank, and the line's number."""
-        with opened(self.table, self.file) as file:
+        with open_table(self.table, self.file) as file:
             for line, text in enumerate(_lines(self.table, file), 1):
                 if text.isspace():
                     continue
@@ -177,7 +177,7 @@ class JsonLinesReader:
 
 
 @contextmanager
-def opened(table: Location, path: Path) -> Iterator[BinaryIO]:
+def open_table(table: Location, path: Path) -> Iterator[BinaryIO]:
     """The file of a table, open; SourceError where it cannot be opened or read in the block."""
     try:
         with BufferedReader(open_regular(path)) as file:

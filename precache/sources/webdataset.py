@@ -40,7 +40,7 @@ from precache.sources.archive import (
     parts_of,
 )
 from precache.sources.base import IgnoredPath, SampleRef, Scan
-from precache.sources.labelled import Columns, LabelledList
+from precache.sources.labelled_list import Columns, LabelledList
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.shard_files import shards_in, splits_of
 from precache.sources.tree import Node

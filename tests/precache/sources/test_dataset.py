@@ -96,7 +96,10 @@ BAD: list[tuple[Any, list[str]]] = [
     (Items([(picture(0), 1), (picture(1),)]), ["row 1: has no 'label'"]),
     (Items([(picture(0),), (picture(1), 1)]), ["row 0: has no 'label'"]),
     (Items([{"image": picture(0)}, {"image": picture(1), "label": 1}]), ["row 0: has no 'label'"]),
-    ({"train": numbered([0], classes=TWO), "val": numbered([0], classes=["b", "a"])}, ["split val", "'b'", "'a'"]),
+    (
+        {"train": numbered([0], classes=TWO), "val": numbered([0], classes=["b", "a"])},
+        ["split val", "'b'", "'a'"],
+    ),
 ]
 
 

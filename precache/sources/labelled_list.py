@@ -20,7 +20,6 @@ IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
 """What the column of the labels is called more often than not."""
 
-
 _NAMED = 20  # columns that a message names
 
 

@@ -97,7 +97,10 @@ class DatasetReader:
         usual = _usual_sample(self.dataset, self.name, len(self.dataset))
         if _has_names(usual):
             return list(usual)
-        return list(_PAIR[: len(_parts_of(usual))])
+        names = list(_PAIR[: len(_parts_of(usual))])
+        if not names:
+            raise SourceError(f"{self.name}: its samples are empty; expected (picture, label)")
+        return names
 
     def picture_names(self) -> list[str]:
         return [name for name in self.names() if name in IMAGE_NAMES]

@@ -81,7 +81,7 @@ def _listed(names: Sequence[str]) -> str:
     """The names of columns for a message, and a hint where a wrong separator made them one."""
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     hint = ""
-    if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in names[0]), None)):
+    if len(names) == 1 and (other := next((sign for sign in ";\t|" if sign in str(names[0])), None)):
         hint = f" (are its columns separated by {other!r}? expected as the name of the file says: , or tab)"
     return ", ".join(f"{name!r:.60}" for name in names[:_NAMED]) + more + hint
 

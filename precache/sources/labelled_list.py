@@ -179,7 +179,7 @@ class LabelledList(SampleList):
         Raises:
             SourceError: a value does not fit the others; names its row.
         """
-        label, warnings, ignored = self._columns.label, list(warnings), list(ignored)
+        label, ignored = self._columns.label, list(ignored)
         labelled = Labelled.with_nothing(len(self))
         if label is not None:
             try:
@@ -188,11 +188,16 @@ class LabelledList(SampleList):
                 )
             except ValueOfRowError as error:
                 raise self.error(error.row, label, error.reason) from error
-        fields = self._fields(source, warnings)
-        warnings += [f"{source.root}: the labels in {label!r} {note}" for note in labelled.notes]
+        fields, problems = self._fields()
+        notes = [f"a field is left out, {problem}" for problem in problems]
+        notes += [f"the labels in {label!r} {note}" for note in labelled.notes]
         samples = self.samples(np.full(len(self), -1), None, fields)
         if labelled.rows is not None:
-            samples = _leave_out(samples, labelled.rows, source, ignored, warnings)
+            without = np.setdiff1d(np.arange(len(samples)), labelled.rows)
+            ignored += [IgnoredPath(samples[row].path, "has no label") for row in without]
+            labelled_samples = _select(samples, labelled.rows)
+            notes.append(_left_out(samples, labelled_samples))
+            samples = labelled_samples
         samples.labels, samples.targets = labelled.labels, labelled.targets
         return Scan(
             source=source,
@@ -201,13 +206,13 @@ class LabelledList(SampleList):
             ignored=tuple(ignored),
             scanned=len(samples) + len(ignored),
             digest=digest_of(samples, labelled.classes),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *(f"{source.root}: {note}" for note in notes)),
             target=labelled.target,
         )
 
-    def _fields(self, source: Source, warnings: list[str]) -> dict[str, Column]:
-        """The columns of the fields; their values are let go."""
-        fields = {}
+    def _fields(self) -> tuple[dict[str, Column], list[SourceError]]:
+        """The columns of the fields, and what is wrong with those that are left out; values are let go."""
+        fields, problems = {}, []
         for name in list(self.values):
             values = self.values.pop(name)
             try:
@@ -216,8 +221,8 @@ class LabelledList(SampleList):
                 problem = self.error(error.row, name, error.reason)
                 if not self.optional_fields:
                     raise problem from error
-                warnings.append(f"{source.root}: a field is left out, {problem}")
-        return fields
+                problems.append(problem)
+        return fields, problems
 
 
 def _split_name(column: str, value: Any) -> str:
@@ -234,18 +239,17 @@ def _column_of(values: Sequence[Any], *, is_text: bool) -> Column:
     return Column.of(typed(values) if is_text else values)
 
 
-def _leave_out(
-    samples: Samples, rows: Ints, source: Source, ignored: list[IgnoredPath], warnings: list[str]
-) -> Samples:
-    """The samples at `rows`, those with a label; the others are ignored, with a warning."""
-    without = np.setdiff1d(np.arange(len(samples)), rows)
-    ignored += [IgnoredPath(samples[row].path, "has no label") for row in without]
+def _select(samples: Samples, rows: Ints) -> Samples:
+    """The samples at `rows`; what is no split of any of them is no split any more."""
     numbers, splits = np.unique(samples.splits[rows], return_inverse=True)
     names = [samples.split_names[number] for number in numbers]
-    empty = [name for name in samples.split_names if name not in names]
-    whole = f", with the whole of split {', '.join(empty)}" if empty else ""
-    count = f"{counted(len(without), 'sample')} of {len(samples):,} without a label (-1)"
-    warnings.append(
-        f"{source.root}: left out: {count}{whole}; --target none takes all samples, without labels"
-    )
     return samples.select(rows, splits.astype(np.int64), names)
+
+
+def _left_out(samples: Samples, labelled: Samples) -> str:
+    """A note on the samples that are not among the labelled ones."""
+    count = counted(len(samples) - len(labelled), "sample")
+    empty = [name for name in samples.split_names if name not in labelled.split_names]
+    whole = f", with the whole of split {', '.join(empty)}" if empty else ""
+    remedy = "--target none takes all samples, without labels"
+    return f"left out: {count} of {len(samples):,} without a label (-1){whole}; {remedy}"

@@ -119,6 +119,9 @@ class ParquetReader:
             return PicturesInFiles(self.folder, f"{PATHS_REMEDY}{held}")
         status = os.stat(self.file)
         copy = _copied(self, name, status.st_size, status.st_mtime_ns)
+        if not os.path.exists(copy.path):  # somebody has cleaned up
+            _copied.cache_clear()
+            copy = _copied(self, name, status.st_size, status.st_mtime_ns)
         return PicturesInRows(copy.read, copy.sizes)
 
     def holds_pictures(self, name: str | None) -> bool:

@@ -449,7 +449,7 @@ def _commit(
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
-        index=write_index(folder, index, table.samples, others, len(updates)),
+        index=write_index(folder, index, others, len(updates)),
         scanned=scan.scanned,
         rejected=tuple(rejected),
         ignored=ignored,

@@ -80,7 +80,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
     size that is stored. Samples of no one class each have the tensor that `loaders.transfer` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
-    stays open between two samples, so it may be pickled, forked and used by several threads. Of a URL each
+    but the mapped index stays open between two samples, so it may be pickled, forked and used by several
+    threads; another process maps the index itself. Of a URL each
     shard is fetched, whole, when a sample of it is first asked for; worker processes that fetch must not be
     forked: `DataLoader(..., multiprocessing_context="forkserver")`.
 

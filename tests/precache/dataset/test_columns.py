@@ -65,4 +65,3 @@ def test_values_are_the_same_row_by_row_also_of_no_rows(name: str) -> None:
     assert column.same(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
     none = column.select(np.empty(0, np.int64))
     assert none.same(none).tolist() == []
-

@@ -11,8 +11,8 @@ They are daemons, or a read from a disk that hangs would keep the program for ev
 for so long and no longer. ThreadPoolExecutor's are waited for without end.
 
 On CUDA a loader has one stream of its own, a lane. All that its reading thread does on the device is queued
-there, ahead of the training: copies, gathers, augmentation, normalising. What was made on another stream is
-waited for there, by an event, and what is served is waited for by the training's stream; no thread waits:
+there, ahead of the training: copies, gathers, augmentation, normalising. The training's stream waits for what
+is served, by an event; no thread waits:
 https://pytorch.org/docs/stable/notes/cuda.html#cuda-streams
 """
 
@@ -341,23 +341,6 @@ class Lane:
     def mark(self) -> torch.cuda.Event | None:
         """An event behind all that is queued."""
         return None if self.stream is None else self.stream.record_event()
-
-    def drain(self) -> None:
-        """Wait until all that is queued is done."""
-        if self.stream is not None:
-            self.stream.synchronize()
-
-    def drain_device(self) -> None:
-        """Wait for all streams of the device."""
-        if self.stream is not None:
-            torch.cuda.synchronize(self.device)
-
-    def take(self, tensor: torch.Tensor, ready: torch.cuda.Event | None) -> torch.Tensor:
-        """`tensor`, for work here: behind `ready`, recorded where it was made."""
-        if self.stream is not None and ready is not None:
-            self.stream.wait_event(ready)
-            tensor.record_stream(self.stream)  # its memory is reused only after what is queued here
-        return tensor
 
 
 class Borrowed:

@@ -22,7 +22,7 @@ from precache.pictures.sizes import Size, check_size
 from precache.sources.splits import is_list_file
 
 # What a setting may be called is said here alone, for type checkers and at runtime.
-Backend: TypeAlias = Literal["auto", "dali", "nvjpeg", "pytorch", "shards", "synthetic", "webdataset"]
+Backend: TypeAlias = Literal["auto", "dali", "pytorch", "shards", "synthetic", "webdataset"]
 AugmentName: TypeAlias = Literal["crop", "eval", "train"]
 DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint16", "uint8"]
 NormalizeName: TypeAlias = Literal["dataset", "imagenet"]

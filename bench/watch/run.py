@@ -1,7 +1,6 @@
 """Starts somebody's script with the hook in it, reads what that writes down, and ends the script in time."""
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -20,6 +19,7 @@ from bench.report.waiting import FEWEST, Event, Machine, warm_up
 from precache.cli import terminal
 from precache.engines import available_cpus
 from precache.errors import SettingError, did_you_mean, os_errors_as
+from precache.storage.records import read_json_lines
 from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
@@ -182,11 +182,11 @@ class _Reader:
             offset, events = self._read.get(path.name, (0, []))
             with open(path, "rb") as file:
                 file.seek(offset)
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            new = [json.loads(line) for line in whole.splitlines()]
-            self._read[path.name] = offset + len(whole), [*events, *new] if new else events
-            found += [(int(path.name.split("-")[1]), event) for event in new]
+                for line in read_json_lines(file):
+                    offset = line.end
+                    events.append(line.content)
+                    found.append((int(path.name.split("-")[1]), line.content))
+            self._read[path.name] = offset, events
         return found
 
 

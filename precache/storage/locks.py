@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from precache.errors import DatasetError, os_errors_as
-from precache.storage import open_append
+from precache.storage import is_leftover, open_append
 from precache.storage.records import PROBED_BYTES, may_be_records
 from precache.storage.urls import Location
 
@@ -80,6 +80,13 @@ def is_mount_point(folder: Path) -> bool:
     real = os.fsencode(os.path.realpath(folder))
     points = (line.split(b" ")[4] for line in mounts if line.count(b" ") > 4)
     return any(re.sub(rb"\\([0-7]{3})", _octal, point) == real for point in points)
+
+
+def others_in(folder: Path, names: frozenset[str]) -> list[str]:
+    """What the folder holds that is neither of `names`, nor left of writing one of them, nor its lock."""
+    allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
+    found = (path for path in folder.iterdir() if path.name not in names | allowed)
+    return sorted(path.name for path in found if not is_leftover(path, names))
 
 
 @contextmanager

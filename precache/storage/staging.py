@@ -4,8 +4,7 @@
         .precache-staging                locked (flock) by the process whose folder it is
 
 Each process has its own, and one for each `temporary_folder`. What one that was killed has left is known by
-the lock that nobody holds, and is removed by the next that makes such a folder, by the end of a conversion,
-and by `precache clean`.
+the lock that nobody holds, and is removed by the next that makes such a folder.
 """
 
 import atexit

@@ -81,8 +81,8 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     check_choice("dataset", name, datasets.DATASETS)
     dataset = datasets.DATASETS[name]
     with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
-        images = datasets.fetch(dataset, dst, url=url, on_progress=bar)
-    note(f"{dst}: {images:,} pictures; checksum and count match the published ones")
+        datasets.fetch(dataset, dst, url=url, on_progress=bar)
+    note(f"{dst}: {dataset.images:,} pictures; the archive has the published checksum")
 
 
 @main.command(name="push")
@@ -126,22 +126,16 @@ def _moved(done: "Transfer", verb: str) -> str:
 @main.command(name="export")
 @click.argument("dst", type=PathOrUrl())
 @click.argument("tree", type=LocalPath())
-@click.option(
-    "--format", "file_format", help="Format of the files, jpeg or png.  [default: as stored; pixels as png]"
-)
-@click.option("--quality", type=int, help="JPEG quality, for a dataset that stores pixels.  [default: 95]")
 @click.option("--workers", type=int, help="Worker processes; 0 writes in this one.  [default: one per CPU]")
-def export_command(
-    dst: Location, tree: Path, file_format: str | None, quality: int | None, workers: int | None
-) -> None:
-    """Write the pictures of the converted dataset in DST as files, into the new folder TREE.
+def export_command(dst: Location, tree: Path, workers: int | None) -> None:
+    """Write the pictures of the converted dataset in DST as files, and labels.csv, into the new folder TREE.
 
-    They have the stored size and quality, so keep the originals.
+    They have the stored size and quality, so keep the originals. JPEGs keep their bytes; pixels become PNG.
     """
     from precache.conversion.export import export
 
     with ProgressBar("export", "image") as bar:
-        done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
+        done = export(dst, tree, workers=workers, on_progress=bar)
     again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
     note(
         f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"

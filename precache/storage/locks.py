@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from precache.errors import DatasetError
+from precache.errors import DatasetError, os_errors_as
 from precache.storage import is_leftover, open_append
 from precache.storage.records import PROBED_BYTES, may_be_records
 from precache.storage.urls import Location
@@ -126,20 +126,20 @@ def _open_locked(path: Path, destination: Location) -> int:
     while True:
         descriptor = _open(path)
         try:
-            locked = lock(descriptor)
-            if locked and is_at(descriptor, path):
-                return descriptor
+            with os_errors_as(
+                DatasetError,
+                f"{path}: cannot be locked",
+                "choose a DST on a file system with locks, or mount this one with them",
+            ):
+                locked = lock(descriptor)
+                if locked and is_at(descriptor, path):
+                    return descriptor
             if not locked and time.monotonic() >= deadline_s:
                 raise DatasetError(
                     f"{destination}: is being converted by {_holder(descriptor)}; wait for it, or stop it"
                 )
-        except BaseException as error:
+        except BaseException:
             os.close(descriptor)
-            if isinstance(error, OSError):
-                raise DatasetError(
-                    f"{path}: cannot be locked ({error.strerror}); choose a DST on a file system with locks, "
-                    f"or mount this one with them"
-                ) from error
             raise
         os.close(descriptor)
         if not locked:  # else its holder has removed it: the next one is locked instead

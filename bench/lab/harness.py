@@ -18,7 +18,7 @@ from bench.report.stats import Estimate, estimate, ratio
 from bench.report.table import Table
 from bench.report.words import counted, machine_line
 from precache.cli import commandline
-from precache.cli.commandline import ProgressBar
+from precache.cli.terminal import ProgressBar
 from precache.errors import check_range
 
 Run: TypeAlias = Callable[[], Mapping[str, float]]

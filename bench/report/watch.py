@@ -26,7 +26,7 @@ from bench.report.waiting import (
     warm_up,
 )
 from bench.report.words import counted, duration, machine_line, number, percent
-from precache.cli.commandline import human_bytes
+from precache.reporting import human_bytes
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """What a trial is of."""

@@ -20,10 +20,11 @@ from bench.report.regression import (
 )
 from bench.report.result import Document, Result
 from bench.report.stats import disturbance
-from bench.report.words import counted, say
+from bench.report.words import say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT
 from precache.errors import SettingError, check_share
+from precache.reporting import counted
 
 
 def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:

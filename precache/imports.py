@@ -15,7 +15,7 @@ from pathlib import Path
 
 OURS = ("bench", "loaders", "precache")
 _NEEDED = (
-    "PIL", "boto3", "click", "cv2", "datasets", "google_crc32c", "huggingface_hub", "numpy", "obstore",
+    "PIL", "boto3", "click", "cv2", "datasets", "google_crc32c", "numpy", "obstore",
     "plotly", "psutil", "pyarrow", "ray", "rich", "simplejpeg", "tensorboard", "torch", "torchvision",
     "tqdm", "webdataset", "xxhash",
 )  # fmt: skip

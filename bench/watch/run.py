@@ -18,7 +18,7 @@ from bench.machine.monitor import OtherProcesses
 from bench.report.waiting import FEWEST, Event, Machine, warm_up
 from precache.cli import terminal
 from precache.engines import available_cpus
-from precache.errors import SettingError, did_you_mean
+from precache.errors import SettingError, did_you_mean, os_errors_as
 from precache.storage.records import read_json_lines
 from precache.storage.staging import temporary_folder
 
@@ -96,10 +96,8 @@ def watch(
     with temporary_folder() as folder:
         path = [str(_INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         told = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
-        try:
+        with os_errors_as(SettingError, f"{command[0]}: cannot be started", "check it"):
             process = subprocess.Popen(command, env={**os.environ, **told}, stdout=output)
-        except OSError as error:
-            raise SettingError(f"{command[0]}: cannot be started ({error.strerror}); check it") from error
         reader = _Reader(folder)
         steady = _Steady(seconds, batches)
         usage = _Usage()

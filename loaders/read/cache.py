@@ -37,7 +37,7 @@ from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec, count_local_ranks
 from precache.dataset.columns import Column
-from precache.errors import ImageError, SettingError, printable
+from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
 from precache.pictures.sizes import sides
@@ -184,7 +184,8 @@ def open_cached(
         return open_reader(crops)
     if crops.random and data.kind == RAW:  # each file is read once for that
         shapes = _look_at_files(data, lambda path: decoding.read(path).shape, spec.threads)
-        data = replace(data, shapes=Column(np.array(shapes, np.int32).reshape(-1, 2)))
+        known = {"shapes": Column(np.array(shapes, np.int32).reshape(-1, 2))}
+        data = replace(data, index=data.index.with_columns(known))
     served = crops if crops.random else Crops(crops.size, crops.size)
     kept: HostPictures | DevicePictures | None
     if cache == "device" and spec.device.type == "cuda":
@@ -241,7 +242,7 @@ def _in_main_memory(
     except OSError as error:
         _LOGGER.warning(
             "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
-            *(printable(str(data.path)), error.strerror or error),
+            *(printable(str(data.path)), os_reason(error)),
         )
         size = size_of(0, count_local_ranks())
         memory = mmap.mmap(-1, size) if size else None
@@ -271,8 +272,7 @@ def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]
     """Of the memory of all who would keep the same pixels, to the last bit."""
     tree: tuple[object, ...] = ()
     if data.kind == RAW:  # its digest goes by names and sizes: another picture may lie there meanwhile
-        assert data.modified_ns is not None
-        tree = (os.path.realpath(str(data.path)), data.modified_ns.tobytes())
+        tree = (os.path.realpath(str(data.path)), data.index["modified_ns"][:].tobytes())
     identity = (
         *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),

@@ -19,7 +19,7 @@ from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
 from precache.errors import SettingError, check_choice, printable, shell_command
 from precache.reporting import counted, human_bytes
-from precache.storage.urls import Location
+from precache.storage.urls import Location, Url
 
 if TYPE_CHECKING:
     from precache.sharing.push_pull import Transfer
@@ -90,16 +90,15 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
 @click.argument("dst", type=LocalPath())
 @click.argument("url")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
-@click.option("--public", is_flag=True, help="Make a repository that is new on Hugging Face public.")
-def push_command(dst: Path, url: str, overwrite: bool, public: bool) -> None:
-    """Copy the converted dataset in DST to URL: s3://, gs://, az://, or hf://datasets/OWNER/NAME.
+def push_command(dst: Path, url: str, overwrite: bool) -> None:
+    """Copy the converted dataset in DST to URL: s3://, gs:// or az://.
 
     Only what differs is sent; if it stops, the same command sends the rest.
     """
     from precache.sharing.push_pull import push
 
     with ProgressBar("push", "B", unit_scale=True, unit_divisor=1024) as bar:
-        done = push(dst, url, overwrite=overwrite, public=public, on_progress=bar)
+        done = push(dst, url, overwrite=overwrite, on_progress=bar)
     note(f"{url}: {_moved(done, 'sent')}")
 
 
@@ -145,37 +144,42 @@ def export_command(dst: Location, tree: Path, workers: int | None) -> None:
 
 
 @main.command(name="clean")
-@click.argument("place", metavar="DST", type=PathOrUrl())
+@click.argument("url", type=PathOrUrl())
 @click.option("--yes", is_flag=True, help="Remove without asking.")
-def clean_command(place: Location, yes: bool) -> None:
-    """List what killed conversions have left in DST, a folder or a URL, and remove it.
+def clean_command(url: Location, yes: bool) -> None:
+    """Give up an unfinished conversion into URL: list what it has left there and here, and remove it.
 
-    Only files that precache's own journals name are removed; a finished dataset stays. An
-    unfinished conversion is dropped: to continue it, run the same 'precache convert' instead.
+    Only what its journal on this machine names is removed; a finished dataset stays. To continue the
+    conversion, run the same 'precache convert' instead.
     """
-    from precache.conversion.clean import leftovers
+    from precache.conversion.url import leftovers
 
-    with leftovers(place) as found:
-        if not found:
-            note(f"{place}: no leftovers of killed conversions")
+    if not isinstance(url, Url):
+        raise SettingError(
+            f"{url}: is a path, where the same 'precache convert' goes on, and another one with --overwrite "
+            f"replaces what is unfinished; to give it up, remove the folder"
+        )
+    with leftovers(url) as found:
+        lines = [*found.objects, *map(str, found.files)]
+        if not lines:
+            note(f"{url}: no leftovers of killed conversions")
             return
-        lines = [*found.shards, *map(str, (*found.others, *found.folders))]
         for line in lines[:_SHOWN]:
             click.echo(printable(f"  {line}"))
         if len(lines) > _SHOWN:
             click.echo(f"  and {len(lines) - _SHOWN:,} more")
         what = "nothing uses them"
-        if found.shards:
+        if found.objects:
             what = "an unfinished conversion, which the same 'precache convert' would continue"
         size = human_bytes(found.bytes)
-        click.echo(printable(f"{place}: {counted(len(lines), 'leftover')}, {size}: {what}"))
+        click.echo(printable(f"{url}: {counted(len(lines), 'leftover')}, {size}: {what}"))
         if not yes and not sys.stdin.isatty():
-            raise SettingError(f"{place}: nothing was removed: no terminal to confirm; pass --yes")
+            raise SettingError(f"{url}: nothing was removed: no terminal to confirm; pass --yes")
         if not yes and not click.confirm("Remove them?"):
             note("nothing was removed")
             return
         found.remove()
-    note(f"{place}: {counted(len(lines), 'leftover')} removed")
+    note(f"{url}: {counted(len(lines), 'leftover')} removed")
 
 
 for _command in (convert, verify_command, inspect_command, check_command, doctor_command):

@@ -61,10 +61,8 @@ from precache.conversion.update import plan as plan_update
 from precache.conversion.url import (
     FilesAtUrl,
     locked_working_folder,
-    publish,
     refuse_change,
     remove_if_same,
-    remove_working_folder,
 )
 from precache.dataset import boxes
 from precache.dataset.columns import Column
@@ -346,9 +344,8 @@ def _carry_out(
             if update.dataset.manifest.rejected and not contents.rejected:
                 (files.folder / REJECTED_NAME).unlink(missing_ok=True)
         manifest, duplicates = _write_dataset(job, contents, files.folder)
-        if isinstance(files.place, Url):
-            publish(files.place, files.folder)
-            remove_working_folder(files.folder)
+        if isinstance(files, FilesAtUrl):
+            files.publish(manifest)
         else:
             journal.remove()
     return Conversion(manifest, converted, published=True, duplicates=duplicates)
@@ -396,7 +393,8 @@ def _write_shards(job: _Job, journal: Journal) -> int:
             rejected += shard.rejected
             _check_rejects(journal.files.place, rejected, job.limit)
     job.nodes.update(nodes.units_per_s)
-    journal.files.check_whole(journal.finished.values())
+    if isinstance(journal.files, FilesInFolder):  # at a URL they are compared when the manifest is put
+        journal.files.check_whole(journal.finished.values())
     return converted
 
 
@@ -521,7 +519,7 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
-        index=write_index(folder, index, table.samples, others, len(contents.updates)),
+        index=write_index(folder, index, others, len(contents.updates)),
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,

@@ -9,7 +9,7 @@ import math
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +141,8 @@ def finish_shard(shard: _Unfinished) -> WrittenShard:
         shard.sums,
     )
     if isinstance(task.destination, Url):
-        return replace(written, etags=push_shard(task.destination, shard.files, files))
+        push_shard(task.destination, shard.files, files)
+        return written
     publish(shard.files)
     for file in shard.files[len(published) :]:
         file.path.unlink()

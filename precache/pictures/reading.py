@@ -139,7 +139,7 @@ def _source_error(path: str | os.PathLike[str], error: OSError) -> SourceError:
     if error.errno == errno.ENOENT:
         return SourceError(f"{path}: disappeared after the tree was scanned; run the same command again")
     reason = error.strerror or type(error).__name__
-    if error.errno in (errno.EINVAL, errno.ENXIO) and not _is_file(path):
+    if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO) and not _is_file(path):
         return SourceError(
             f"{path}: is not a regular file any more (a pipe, a socket or a device?); remove it and run the "
             f"same command again"

@@ -79,8 +79,12 @@ class ObjectStore:
         self._store = _open_store(url, self._patience)
         self._process = os.getpid()
 
-    def find(self, name: str) -> ObjectInfo | None:
-        """What is known of an object; None if there is none."""
+    def find(self, name: str, check: Check = unchecked) -> ObjectInfo | None:
+        """What is known of an object; None if there is none.
+
+        Args:
+            check: called now and then; what it raises ends the request.
+        """
 
         def once() -> ObjectInfo:
             answer = self._obstore().get(self._store, name, options={"head": True})
@@ -88,7 +92,7 @@ class ObjectStore:
             return replace(_info(name, answer.meta), crc32c=None if crc32c is None else str(crc32c))
 
         try:
-            return self._request(name, once)
+            return self._request(name, once, check)
         except ObjectNotFoundError:
             return None
 

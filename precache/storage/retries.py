@@ -10,6 +10,7 @@ import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from typing import TypeAlias, TypeVar
 from precache.errors import SettingError, StorageError
 from precache.storage.urls import Url
 
+Item = TypeVar("Item")
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
 """Raises if the request is no longer needed."""
@@ -27,6 +29,7 @@ IS_IT_WHOLE = "check the URL, and that the upload was finished"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _CHECK_S = 0.25
+_END_S = 2.0  # for threads whose work is no longer needed, and has no effect
 _GRACE_S = 1.0  # for a request left behind: one that is answered while the program ends can abort it
 _KIND = re.compile(r"^Generic \w+ error: ")
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -185,6 +188,54 @@ def _answered(request: Callable[[], T], check: Check) -> T:
         wait((future,), _GRACE_S)
         raise
     return future.result()
+
+
+class _UnneededError(Exception):
+    """Ctrl-C came, and nobody waits for this work any more."""
+
+
+def call_for_each(function: Callable[[Item, Check], T], items: Iterable[Item], threads: int) -> list[T]:
+    """Call `function` for each of the items, several at a time; what it returns, in their order.
+
+    After the first error no more are started. Ctrl-C is waited for by no request: the threads are daemons.
+
+    Args:
+        function: gets an item, and a `Check` that raises after Ctrl-C.
+    """
+    waiting, end = deque(enumerate(items)), threading.Event()
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def check() -> None:
+        if end.is_set():
+            raise _UnneededError
+
+    def work() -> None:
+        try:
+            while not errors and not end.is_set():
+                try:
+                    number, item = waiting.popleft()
+                except IndexError:  # none is left
+                    return
+                results[number] = function(item, check)
+        except BaseException as error:
+            errors.append(error)
+
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(waiting)))]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    finally:
+        end.set()
+        until_s = time.monotonic() + _END_S
+        for worker in workers:
+            if worker.is_alive():
+                worker.join(max(0.0, until_s - time.monotonic()))
+    if errors:
+        raise errors[0]
+    return [results[number] for number in sorted(results)]
 
 
 def is_of_storage(error: Exception) -> bool:

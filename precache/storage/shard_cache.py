@@ -31,7 +31,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from precache.errors import SettingError, StorageError, check_range
+from precache.errors import SettingError, StorageError, check_range, os_errors_as
 from precache.storage import atomic_write, open_regular, open_single
 from precache.storage.locks import is_at, lock, unlock
 from precache.storage.objects import ObjectStore
@@ -138,7 +138,11 @@ class CachedFiles:
         path = self.folder / (file.name if part is None else f"{part.prefix}{file.name}")
         temporary = path.with_name(f".{path.name}{_FETCHING}")
         begin_s = time.monotonic()
-        try:
+        with os_errors_as(
+            StorageError,
+            f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder}",
+            f"make room on that disk, or give another cache_dir or {CACHE_DIR}",
+        ):
             while (opened := _open_to_use(path, file.bytes)) is None:
                 alone = _open_alone(temporary)
                 if alone is None:
@@ -148,11 +152,6 @@ class CachedFiles:
                     self._fetch(file, part, alone, temporary, path, check)
                 finally:
                     unlock(alone)
-        except OSError as error:
-            raise StorageError(
-                f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
-                f"({error.strerror}); make room on that disk, or give another cache_dir or {CACHE_DIR}"
-            ) from error
         return opened
 
     def forget(self, name: str) -> None:
@@ -166,7 +165,9 @@ class CachedFiles:
     def _mark_folder(self) -> None:
         """Make the folder one of the cache; SettingError if it cannot be one."""
         mark = self.folder / _MARK
-        try:
+        with os_errors_as(
+            SettingError, f"{self.folder}: cannot be made", f"give another cache_dir, or another {CACHE_DIR}"
+        ):
             self.folder.mkdir(parents=True, exist_ok=True)
             if mark.exists():
                 return
@@ -178,11 +179,6 @@ class CachedFiles:
                 )
             with atomic_write(mark) as file:
                 file.write(json.dumps({"url": str(self.url)}).encode())
-        except OSError as error:
-            raise SettingError(
-                f"{self.folder}: cannot be made ({error.strerror}); give another cache_dir, or another "
-                f"{CACHE_DIR}"
-            ) from error
 
     def _store(self) -> ObjectStore:
         if self._opened is None or self._opened[0] != os.getpid():

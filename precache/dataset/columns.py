@@ -294,11 +294,6 @@ def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
     return {name: columns[name].value(row) for name in sorted(columns)}
 
 
-def labelled(targets: Column | None, fields: Mapping[str, Column], row: int) -> tuple[Any, dict[str, Any]]:
-    """What one sample is labelled with beside its class, and its fields, as `Column.value`."""
-    return (None if targets is None else targets.value(row)), values_of(fields, row)
-
-
 def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:
     """The rows at these positions of `rows`, default all of them; IndexError where there is no such."""
     if rows is None:

@@ -153,13 +153,14 @@ class RowPart:
             SourceError: there are no pictures.
         """
         reader, columns = self.reader, self.reader.columns()
+        by_name = {column.name: column for column in columns}
+        # what is called a picture and is one; or else is called so and may be a path; or else is one
         usual = [column for column in columns if column.name in IMAGE_NAMES]
         images = [column for column in usual if column.pictures is not None]
         if not images and self.folder is not None:
             images = usual
         if not images:
             images = [column for column in columns if column.pictures is not None]
-        by_name = {column.name: column for column in columns}
         if options.image in by_name:
             images = [by_name[options.image]]
         if self.folder is None and all(column.pictures is None for column in images):

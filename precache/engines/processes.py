@@ -308,6 +308,9 @@ class _Worker:
                 # parent's.
                 with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
                     self._process.start()
+            except BaseException:
+                self.connection.close()
+                raise
             finally:
                 theirs.close()  # so that reading fails once the worker is gone
         except OSError as error:
@@ -327,8 +330,12 @@ class _Worker:
         self.attempt = attempt
         self._reported = 0
         self._shared.unit, self._shared.done = _NO_UNIT, 0
-        with suppress(OSError):  # it is dead: `receive` finds that out
+        try:
             self.connection.send((attempt.task, attempt.fatal))
+        except OSError:
+            pass  # it is dead: `receive` finds that out
+        except Exception as error:  # packing runs other people's code
+            raise cannot_be_sent(error, "worker processes", _REMEDY) from error
 
     def receive(self) -> _Answer | None:
         """The answer, if there is one."""
@@ -471,12 +478,7 @@ def _end_after(parent: Any) -> None:
 
 
 class _SharedTicks(Ticks):
-    """Progress of a worker's task.
-
-    Args:
-        shared: is read by the parent.
-        fatal: units to leave out.
-    """
+    """Progress of a worker's task; the parent reads it in `shared`."""
 
     def __init__(self, shared: _Shared, fatal: frozenset[int]) -> None:
         self._shared, self.fatal = shared, fatal

@@ -49,7 +49,10 @@ def damage_shards(source: Path, path: Path, ids: list[int]) -> None:
             assert isinstance(sample.data, bytes)
             data = spoil[sample.id](sample.data) if sample.id in spoil else sample.data
             samples.append(Sample(sample.id, sample.label, data, "", (48, 48)))
-        publish(form.write_shard(path / shard.name, samples, len(samples), dataset.manifest.recipe.size))
+        writer = form.writer(path / shard.name, len(samples), dataset.manifest.recipe.size)
+        for sample in samples:
+            writer.add(sample)
+        publish(writer.finish())
 
 
 def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, int]:

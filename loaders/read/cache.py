@@ -32,12 +32,12 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Lane, Pool, upload
+from loaders.deliver import Pool, upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec, count_local_ranks
 from precache.dataset.columns import Column
-from precache.errors import ImageError, SettingError, printable
+from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
 from precache.pictures.sizes import sides
@@ -172,9 +172,9 @@ class DevicePictures:
 
 
 def open_cached(
-    open_reader: OpenReader, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane
+    open_reader: OpenReader, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops
 ) -> Reader:
-    """What serves `crops`, behind the cache that the settings ask for; where `lane` is active.
+    """What serves `crops`, behind the cache that the settings ask for; on CUDA by the current stream.
 
     Raises:
         SettingError: the device cannot keep the pictures.
@@ -203,7 +203,7 @@ def open_cached(
     except BaseException:
         kept.close()
         raise
-    return CachedReader(reader, kept, data, lane)
+    return CachedReader(reader, kept, data)
 
 
 def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
@@ -241,7 +241,7 @@ def _in_main_memory(
     except OSError as error:
         _LOGGER.warning(
             "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
-            *(printable(str(data.path)), error.strerror or error),
+            *(printable(str(data.path)), os_reason(error)),
         )
         size = size_of(0, count_local_ranks())
         memory = mmap.mmap(-1, size) if size else None
@@ -290,14 +290,11 @@ def _look_at_files(data: SplitData, look: Callable[[str], Any], threads: int) ->
 class CachedReader:
     """What `reader` decodes, kept and served as `kept` does."""
 
-    def __init__(
-        self, reader: Reader, kept: HostPictures | DevicePictures, data: SplitData, lane: Lane
-    ) -> None:
+    def __init__(self, reader: Reader, kept: HostPictures | DevicePictures, data: SplitData) -> None:
         self.random_access = reader.random_access
         self._reader = reader
         self._kept = kept
         self._samples = len(data)
-        self._lane = lane
         self._refused: dict[int, ImageError] = {}  # what could not be decoded: position -> why
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -356,7 +353,7 @@ class CachedReader:
         for number, error in batch.refused.items():
             self._refused[int(request.positions[slots[number]])] = error
         slots = np.delete(slots, [*batch.refused])  # left: also one refused meanwhile, `images` has it
-        images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
+        images = upload(batch.images, self._kept.device)
         return self._serve(request, slots, images)
 
     def _serve(

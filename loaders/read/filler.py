@@ -24,37 +24,13 @@ from precache.pictures.sizes import Size, sides
 _KEPT = 8  # free buffers: more than are ever on their way at a time
 
 
-class _Loan(weakref.ref["_Borrower"]):
-    """What is given back when a borrower goes.
-
-    Attributes:
-        memory: that it showed.
-        number: of the buffer.
-    """
-
-    __slots__ = ("memory", "number")
-
-    memory: npt.NDArray[np.uint8]
-    number: int
-
-
-class _Borrower:
-    """Shows memory to torch, which keeps this until no tensor needs it, and then gives the memory back.
-
-    `give_back`, called with the loan, is to be written in C, as is all that leads to it. A Python function,
-    such as that of `weakref.finalize`, would take the KeyboardInterrupt of Ctrl-C, and lose it: what is
-    raised while an object goes reaches nobody.
-    """
-
-    __slots__ = ("__array_interface__", "__weakref__", "_loan")
-
-    def __init__(
-        self, memory: npt.NDArray[np.uint8], give_back: Callable[[Any], object], number: int = 0
-    ) -> None:
-        self.__array_interface__ = memory.__array_interface__
-        self._loan = _Loan(self, give_back)
-        self._loan.memory = memory
-        self._loan.number = number
+def _lend(
+    memory: npt.NDArray[np.uint8], samples: int, give_back: Callable[[Any], object], what: Any
+) -> torch.Tensor:
+    """The first `samples` of `memory`; `give_back(what)` is called when no tensor or array shows them."""
+    shown = memory[:samples]  # an array of its own, which torch keeps as long as it needs the memory
+    weakref.finalize(shown, give_back, what).atexit = False
+    return torch.from_numpy(shown)
 
 
 class BufferPool:
@@ -70,7 +46,7 @@ class BufferPool:
         # torch's own allocator of pinned memory keeps a buffer until the copies out of it are done:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
-        self._free: deque[_Loan] = deque(maxlen=_KEPT)
+        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_KEPT)
 
     def holds(self, samples: int, shape: Sequence[int]) -> bool:
         """Whether buffers have as many samples, of this shape."""
@@ -81,10 +57,10 @@ class BufferPool:
         if self._pinned:
             return torch.empty((samples, *self._shape[1:]), dtype=torch.uint8, pin_memory=True)
         try:
-            memory = self._free.pop().memory
+            memory = self._free.pop()
         except IndexError:
             memory = np.empty(self._shape, np.uint8)
-        return _lend(_Borrower(memory, self._free.append), samples)
+        return _lend(memory, samples, self._free.append, memory)
 
 
 class SharedBuffers:
@@ -103,13 +79,10 @@ class SharedBuffers:
             shape, memory = (0, *shape[1:]), mmap.mmap(-1, 1)
         self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
         self._free = deque(range(len(self.memory)))
-        self._returned: deque[_Loan] = deque()
         self._filling: set[int] = set()
 
     def take(self) -> int | None:
         """The number of a free buffer, to be filled; None: all are in use."""
-        while self._returned:
-            self._free.append(self._returned.pop().number)
         if not self._free:
             return None
         number = self._free.pop()
@@ -119,16 +92,12 @@ class SharedBuffers:
     def serve(self, number: int, samples: int) -> torch.Tensor:
         """The first `samples` of a filled buffer, which comes back when the last tensor of it is gone."""
         self._filling.discard(number)
-        return _lend(_Borrower(self.memory[number], self._returned.append, number), samples)
+        return _lend(self.memory[number], samples, self._free.append, number)
 
     def reclaim(self) -> None:
         """Take back what was to be filled; nobody may be filling it."""
         self._free.extend(self._filling)
         self._filling.clear()
-
-
-def _lend(borrower: _Borrower, samples: int) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(borrower))[:samples]
 
 
 _COPIED = 32  # pictures that a thread takes at most where they are only copied

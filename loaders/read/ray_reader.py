@@ -26,7 +26,7 @@ import torch
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import end_first, stop_check
+from loaders.deliver import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
 from precache.dataset.converted import open_dataset
@@ -129,7 +129,6 @@ class RayReader:
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
         connector.connect()
-        end_first()  # our threads wait for what Ray's own exit takes away
         self._ray = connector.imported()
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"

@@ -320,7 +320,8 @@ class _Comparison:
         Those of the index are the source's, see `_same_pictures`.
         """
         width, height = task.index.source_sizes[row].tolist()
-        target, fields = columns.labelled(task.index.targets, task.index.fields, row)
+        target = None if task.index.targets is None else task.index.targets.value(row)
+        fields = columns.values_of(task.index.fields, row)
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):
             return "has a path, target or fields that differ from its source's"

@@ -365,11 +365,6 @@ def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
     return {name: columns[name].value(row) for name in sorted(columns)}
 
 
-def labelled(targets: Column | None, fields: Mapping[str, Column], row: int) -> tuple[Any, dict[str, Any]]:
-    """What one sample is labelled with beside its class, and its fields, as `Column.value`."""
-    return (None if targets is None else targets.value(row)), values_of(fields, row)
-
-
 def by_piece(starts: Ints, places: Ints) -> Iterator[tuple[int, Ints, Ints]]:
     """Of each piece that some of `places` lie in: its number, which these are, and their rows there.
 

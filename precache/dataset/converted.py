@@ -22,13 +22,13 @@ from precache.dataset.index import (
     damaged,
     read_source_state,
 )
-from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.errors import DatasetError, PrecacheError, did_you_mean, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import ObjectNotFoundError
+from precache.storage.retries import FETCHES, ObjectNotFoundError, with_retries
 from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 WHOLE_SAMPLES = 1_000_000
 """An index of more is not read as a whole by who serves samples: see `precache.dataset.index`."""
-_TRIES = 3  # of what comes damaged from a storage
 T = TypeVar("T")
 
 
@@ -274,29 +273,39 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     place = locate(path)
     if isinstance(place, Path):
         manifest_file = _manifest_file(place)  # before it is read: if it is replaced meanwhile, that is seen
-        raw = _read_manifest(place)
+        raw = read_manifest(place)
         manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, in_folder(place))
         folder = OpenedFolder(place, manifest_file, manifest.shards)
         return ConvertedDataset(place, manifest, digest, folder=folder)
+    url = place
+
+    def fetch() -> ConvertedDataset:
+        return dataset_at(url, read_manifest(url), cache)
+
+    came_damaged = (ManifestError, IndexFileError)
+    return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, came_damaged))
+
+
+def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedDataset:
+    """The dataset at `url` whose manifest has these bytes; see `open_dataset`.
+
+    Raises:
+        DatasetError: the manifest, or the index that it names, is damaged.
+        StorageError: the storage refuses, or does not answer.
+    """
     from precache.storage.shard_cache import Cache, CachedFiles
 
-    tries = _TRIES
-    while True:
-        raw = _read_manifest(place)
-        mirror = CachedFiles(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
-        try:
-            return ConvertedDataset(
-                mirror.folder, *parse_manifest(raw, place / MANIFEST_NAME, mirror.held), mirror
-            )
-        except DatasetError as error:
-            tries -= 1
-            if not tries:
-                raise
-            if isinstance(error, IndexFileError):
-                mirror.forget(error.file_name)
+    mirror = CachedFiles(url, hashlib.sha256(raw).hexdigest(), cache or Cache())
+    try:
+        manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, mirror.held)
+    except IndexFileError as error:
+        mirror.forget(error.file_name)
+        raise
+    return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
-def _read_manifest(place: Location) -> bytes:
+def read_manifest(place: Location) -> bytes:
+    """The bytes of the manifest of the dataset in a folder or at a URL; see `open_dataset`."""
     if isinstance(place, Path):
         try:
             return read_regular(place / MANIFEST_NAME)

@@ -1,4 +1,7 @@
-"""Where samples come from: one file each, one protocol, see `precache.sources.base`.
+"""Where samples come from, by one protocol, see `precache.sources.base`; what opens each of them is here.
+
+Tables and datasets are rows, for which there is one source, see `precache.sources.rows`: a new kind of them
+is a reader, and a line here.
 
 A source at a URL:
 
@@ -15,29 +18,40 @@ What is fetched lies in the staging folder (TMPDIR) until the process ends.
 import os
 import shutil
 import tempfile
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
+from precache.recipe import SPLIT_NAME
 from precache.reporting import counted, warn
-from precache.sources import parquet, table, webdataset
+from precache.sources import huggingface, parquet, webdataset
 from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
-from precache.sources.dataset import PREFIX, open_object, open_saved
+from precache.sources.dataset import FolderReader, reader_of
 from precache.sources.masks import MaskedSource
-from precache.sources.options import ARCHIVE, TABLE, TABLE_SUFFIXES, TARS, TREE, SourceOptions, is_table
-from precache.sources.parquet import ParquetSource
-from precache.sources.shard_files import shards_among, shards_in
-from precache.sources.table import TableSource
+from precache.sources.options import (
+    ARCHIVE,
+    DATASET,
+    TABLE,
+    TABLE_SUFFIXES,
+    TARS,
+    TREE,
+    SourceOptions,
+    is_table,
+)
+from precache.sources.parquet import ParquetReader
+from precache.sources.rows import RowPart, RowReader, RowSource
+from precache.sources.shard_files import shards_among, shards_in, splits_of
+from precache.sources.table import CsvReader, JsonLinesReader
 from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
 from precache.storage import staging
 from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.retries import Check, call_for_each
 from precache.storage.urls import Location, Url, is_url, local_path, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
@@ -47,6 +61,13 @@ _OTHER_TABLES = (*_PACKED, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feathe
 _OTHER_ARCHIVES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
 _PROBED = 1000  # objects that say whether a prefix holds tars alone
 _AT_A_TIME = 4  # tars that are fetched
+_TABLES: dict[str, Callable[[Location, Path, str], RowReader]] = {
+    ".csv": CsvReader,
+    ".tsv": CsvReader,
+    ".jsonl": JsonLinesReader,
+    ".parquet": lambda place, file, folder: ParquetReader(place, file, folder, place),
+}
+"""What reads the table of a suffix: its name in messages, its file, and where its pictures are."""
 
 
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
@@ -70,9 +91,10 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
     options = replace(options, boxes=None)  # a field like others, for a source
     if not isinstance(source, str | os.PathLike | Url):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
-        return source if is_source else open_object(source, options)
-    if not isinstance(source, Url) and str(source).startswith(PREFIX):
-        return open_saved(str(Path(source)).removeprefix(PREFIX), options)
+        return source if is_source else _open_dataset(source, options)
+    if not isinstance(source, Url) and str(source).startswith(huggingface.PREFIX):
+        folder = str(Path(source)).removeprefix(huggingface.PREFIX)
+        return _open_dataset(huggingface.load_saved(folder), options, Path(folder))
     path = locate(source)
     if isinstance(path, Url):
         return _open_url(path, options)
@@ -85,16 +107,22 @@ def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
     if is_url(mask):
         raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
     path = local_path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
-    if not (is_table(path) and path.is_file() and mask in table.columns_of(path)):
+    if not (is_table(path) and path.is_file()):
         return MaskedSource(open_source(source, options), local_path(mask))
-    pictures = open_source(path, replace(options, fields=tuple(dict.fromkeys((*options.fields, mask)))))
-    if not isinstance(pictures, TableSource):
+    reader = _table_reader(path, path, options)
+    if mask not in reader.names():
+        return MaskedSource(open_source(path, options), local_path(mask))
+    if isinstance(reader, ParquetReader) and reader.holds_pictures(options.image):
         raise SettingError(f"--mask {mask}: masks of pictures in Parquet are read from a folder; name that")
-    if pictures.url:
+    folder = locate(options.root or path.parent)
+    if isinstance(folder, Url):
         raise SettingError(
             f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
         )
-    return MaskedSource(pictures, Path(pictures.folder), mask, mask in options.fields)
+    fields = tuple(dict.fromkeys((*options.fields, mask)))
+    return MaskedSource(
+        open_source(path, replace(options, fields=fields)), folder, mask, mask in options.fields
+    )
 
 
 def _open_named(place: Location, options: SourceOptions) -> Source | None:
@@ -102,15 +130,97 @@ def _open_named(place: Location, options: SourceOptions) -> Source | None:
     name = Path(place.name)
     if is_table(name):
         options.only(TABLE)
-        file = _on_disk(place)
-        is_parquet = parquet.is_parquet(name.name) and file.is_file()
-        if is_parquet and parquet.holds_pictures(place, file, options):
-            return ParquetSource(place, file, ("",), options)
-        return TableSource(place, file, options)
+        return _open_table(place, _on_disk(place), options)
     if is_archive(name):
         options.only(ARCHIVE)
         return ArchiveSource(place, _on_disk(place), options)
     return None
+
+
+def _open_table(place: Location, file: Path, options: SourceOptions) -> RowSource:
+    """The source of a table; where it is Parquet with pictures, its name says their split."""
+    reader, split = _table_reader(place, file, options), ""
+    if isinstance(reader, ParquetReader) and file.is_file() and reader.holds_pictures(options.image):
+        (split,) = splits_of(place, [place.name])
+    return RowSource(place, _paths_of(place, options), (RowPart(reader, split),), options)
+
+
+def _table_reader(place: Location, file: Path, options: SourceOptions) -> RowReader:
+    folder = str(place.parent) if options.root is None else options.root
+    return _TABLES[file.suffix.lower()](place, file, folder)
+
+
+def _open_parquets(place: Location, folder: Path, names: Sequence[str], options: SourceOptions) -> RowSource:
+    """The source of Parquet files with pictures, of which each says its split by its name."""
+    options.only(TABLE)
+    splits = splits_of(place, names)
+    pictures = str(folder) if options.root is None else options.root
+    parts = [
+        RowPart(ParquetReader(place / name, folder / name, pictures, place), split, f"{name}/")
+        for name, split in zip(names, splits, strict=True)
+    ]
+    return RowSource(place, _paths_of(place, options), tuple(parts), options)
+
+
+def _paths_of(place: Location, options: SourceOptions) -> tuple[Location, ...]:
+    """What a table at `place` reads: it, and the folder of the pictures where that is named.
+
+    Not the folder of the table: a dataset may well be put beside it.
+
+    Raises:
+        SettingError: there is no such folder.
+    """
+    if options.root is None:
+        return (place,)
+    root = locate(options.root)
+    if isinstance(root, Path) and not os.path.isdir(options.root):
+        raise SettingError(f"--root {options.root}: no such folder; name that of the pictures")
+    return (place, root)
+
+
+def _open_dataset(dataset: Any, options: SourceOptions, folder: Path | None = None) -> RowSource:
+    """The source that reads `dataset`, or a mapping of splits to datasets.
+
+    Args:
+        folder: where it was loaded from.
+
+    Raises:
+        SettingError: it is not a dataset, or has splits that cannot be.
+        SourceError: it has no samples.
+    """
+    options.only(DATASET)
+    is_split = isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
+    datasets = dict(dataset) if is_split else {"": dataset}
+    if not datasets:
+        raise SettingError(
+            "a mapping without splits is not a source; expected one such as {'train': dataset}"
+        )
+    for one in datasets.values():
+        if isinstance(one, type) or not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
+            expected = "expected a path, or a dataset with __len__ and __getitem__"
+            raise SettingError(f"{type(one).__name__} is not a source; {expected}")
+    kind = type(next(iter(datasets.values())))
+    root = folder or Path(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
+    parts, paths = [], [] if folder is None else [folder]
+    for split, one in datasets.items():
+        if split and not SPLIT_NAME.fullmatch(split):
+            raise SettingError(
+                f"{root}: {split!r} is not a valid split name; write letters and digits, as in train"
+            )
+        if split and options.split is not None:
+            raise SettingError(f"{root}: has splits already; leave out split={options.split!r}")
+        name = f"{root}, split {split}" if split else str(root)
+        if not len(one):
+            raise SourceError(f"{name}: has no samples; expected one for each picture")
+        if huggingface.is_dataset(one):
+            parts.append(RowPart(huggingface.HuggingFaceReader(one, name), split))
+            continue
+        reader = reader_of(one, name)
+        if isinstance(reader, FolderReader):
+            paths.append(Path(reader.folder))
+        prefix = f"{split}/" if split and isinstance(reader, FolderReader) else ""
+        parts.append(RowPart(reader, split, prefix))
+    return RowSource(root, tuple(paths), tuple(parts), options)
 
 
 def _open_file(path: Path, options: SourceOptions) -> Source:
@@ -133,8 +243,7 @@ def _open_folder(path: Path, options: SourceOptions) -> Source:
         options.only(TARS)
         return WebDatasetSource(path, path, options)
     if names := shards_in(path, parquet.is_parquet):
-        options.only(TABLE)
-        return ParquetSource(path, path, tuple(names), options)
+        return _open_parquets(path, path, names, options)
     return _open_tree(path, options)
 
 
@@ -171,11 +280,11 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
     names = shards_among(infos, is_shard)
     if not names:
         return _open_tree(url, options)
-    options.only(TARS if is_shard is webdataset.is_tar else TABLE)
+    options.only(TARS if is_shard is webdataset.is_tar else TABLE)  # before they are fetched
     folder = _fetched(url, [infos[name] for name in names])
     if is_shard is webdataset.is_tar:
         return WebDatasetSource(url, folder, options)
-    return ParquetSource(url, folder, tuple(names), options)
+    return _open_parquets(url, folder, names, options)
 
 
 def _on_disk(place: Location) -> Path:
@@ -205,13 +314,11 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
     warn(f"{url}: fetching {counted(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
     store = ObjectStore(url)
 
-    def fetch(info: ObjectInfo) -> None:
+    def fetch(info: ObjectInfo, check: Check) -> None:
         (folder / info.name).parent.mkdir(exist_ok=True)
         with open(folder / info.name, "xb") as file:
-            store.download(info.name, file.fileno(), info.bytes)
+            store.download(info.name, file.fileno(), info.bytes, check)
         os.utime(folder / info.name, ns=(info.modified_ns, info.modified_ns))
 
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        for _ in pool.map(fetch, infos):
-            pass
+    call_for_each(fetch, infos, _AT_A_TIME)
     return folder

@@ -1,402 +1,171 @@
-"""A user's dataset, anything with `__len__` and `__getitem__`, or several as splits, as a source.
+"""A user's dataset, anything with `__len__` and `__getitem__`, as rows; torchvision's folders are files.
 
-A sample's id is its row; with splits, the rows of the second continue those of the first. Its path is that
-of its file, if it has one, else its row in 8 digits. A sample is a tuple (picture, label), a mapping, or a
-picture alone, and a picture may be
-
-    str, path                     the file of that name
-    bytes                         an encoded picture
-    {"bytes": ..., "path": ...}   either, as Hugging Face has it undecoded
-    Pillow image                  itself
-    array                         uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
-    tensor                        the same, or [1, h, w], [3, h, w] or [4, h, w]
-
-A tensor is known by its methods: torch is not imported. Samples are listed without decoding pictures where
-that is possible; `targets` are not believed: a sample may say something else.
+A sample is a tuple (picture, label), a mapping, or a picture alone; see `precache.sources.picture_values` for
+what a picture may be. Samples are listed without decoding pictures where that is possible; `targets` are not
+believed: a sample may say something else.
 
     torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; without a transform, the
                                                  files are read in place of the samples
     a torch Subset of one of these               labels are in its `samples`
-    datasets of Hugging Face's library           columns say all but the pictures, which stay undecoded
     all others                                   every sample is read once, for its label and its fields
 
-Hugging Face's library (extra `hf`) is imported for `hf:FOLDER` alone, where `save_to_disk` has put a dataset;
-one that is passed brings what is needed.
+A sample's path is that of its file, if it has one, else its row in 8 digits.
 """
 
-import hashlib
 import os
-from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from PIL import Image
 
-from precache.errors import ImageError, MissingDependencyError, SettingError, SourceError
-from precache.packages import install_extra
-from precache.pictures.pillow import TooLargeError, check_pixels
-from precache.pictures.reading import check_bytes, read_picture, status_of, steadily
-from precache.recipe import SPLIT_NAME
-from precache.sources.base import ANY_SIZE, SampleRef, Samples, Scan, picture_checksum
-from precache.sources.labels import Columns, Rows, unique_names
-from precache.sources.options import DATASET, FOLDER_DATASET, SourceOptions
+from precache.errors import ImageError, SourceError
+from precache.pictures.reading import steadily
+from precache.reporting import warn
+from precache.sources.labelled_list import IMAGE_NAMES
+from precache.sources.labels import unique_names
+from precache.sources.picture_values import is_tensor, reason_of
+from precache.sources.rows import PicturesInFiles, PicturesInRows, Row
 
-PREFIX = "hf:"
 _TRIED = 16  # samples, until one can be read
-_PROBED = 8  # samples that are looked at to tell two datasets apart
-_CHANNELS = (1, 3, 4)
-_EXPECTED = "expected a path, encoded bytes, a Pillow image, or a uint8 array or tensor"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
-    """Where the samples of a split come from; all that a worker needs.
-
-    Attributes:
-        name: in messages.
-        first: row of its first sample.
-        read: picture of a row; None: the pictures are files in `folder`.
-        folder: see `read`.
-        prefix: of the paths of its samples.
-    """
-
-    name: str
-    first: int = 0
-    read: Callable[[int], Any] | None = None
-    folder: str = ""
-    prefix: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Listing:
-    """The samples of a split, in its order.
-
-    Attributes:
-        part: where they are read.
-        count: of samples.
-        columns: what else is known of them.
-        values: of these columns, one value for each sample.
-        classes: names that integer labels index; None: labels speak for themselves.
-        files: the files of the pictures, relative to the folder of `part`; else None.
-        unread: rows of which nothing but their number is known, for they could not be read.
-        warnings: see `Scan`.
-    """
-
-    part: _Part
-    count: int
-    columns: Columns
-    values: Mapping[Any, Sequence[Any]] = field(default_factory=dict)
-    classes: tuple[str, ...] | None = None
-    files: Sequence[str] | None = None
-    unread: frozenset[int] = frozenset()
-    warnings: tuple[str, ...] = ()
-
-    def add_to(self, rows: Rows, split: str) -> None:
-        """Add its samples, of which those without a split of their own belong to `split`."""
-        part, columns = self.part, self.columns
-        for row in range(self.count):
-            place, path = part.first + row, f"{part.first + row:08d}"
-            size, modified_ns = -1 if row in self.unread else 0, 0
-            if self.files is not None:
-                path = self.files[row]
-                size, modified_ns = status_of(os.path.join(part.folder, path)) or (-1, 0)
-            own = split if columns.split is None else self.values[columns.split][row]
-            rows.add(f"{part.prefix}{path}", size, modified_ns, place, own)
-        for label in () if columns.label is None else self.values[columns.label]:
-            rows.labels.add(label)
-        for name in columns.fields:
-            rows.values[name] += self.values[name]
+_PROBED = 8  # samples that are looked at for the names of their parts
+_PAIR = ("image", "label")
+"""What the parts of a sample that have no names are called."""
 
 
 @dataclass(frozen=True, slots=True)
-class DatasetSource:
-    """A dataset, or a mapping of splits to datasets, as a `Source`.
+class FolderReader:
+    """The files of a torchvision dataset of folders that gives them as they are.
 
     Attributes:
-        dataset: what is read; None once it was scanned: `parts` then hold what reads it.
-        root: its name in messages.
-        paths: see `Source`.
+        samples: path and label of each.
     """
 
     dataset: Any
-    options: SourceOptions
-    root: Path
-    paths: tuple[Path, ...] = ()
-    parts: tuple[_Part, ...] = ()
+    name: str
+    samples: Sequence[tuple[str, Any]]
 
-    def scan(self) -> Scan:
-        by_split = self._listings()
-        every = list(by_split.values())
-        first, scanned = every[0], replace(self, dataset=None, parts=tuple(listing.part for listing in every))
-        rows = Rows(scanned._row, first.columns)
-        for split, listing in by_split.items():
-            if listing.classes != first.classes:
-                raise SourceError(f"{self.root}: split {split!r} has other classes than the others")
-            if listing.columns.names != first.columns.names:
-                raise SourceError(f"{self.root}: split {split!r} has other columns than the others")
-            listing.add_to(rows, split)
-        unread = sum(len(listing.unread) for listing in every)
-        if unread == len(rows):
-            raise SourceError(f"{self.root}: none of its {unread:,} samples can be read; repair it")
-        warnings = [warning for listing in every for warning in listing.warnings]
-        scan = rows.scan(scanned, self.options, (), warnings, first.classes)
-        probed = f"{scan.digest}{scanned.probe(scan.samples)}"
-        return replace(scan, digest=hashlib.sha256(probed.encode()).hexdigest())
+    counts_lines = False
+    is_text = False
 
-    def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        part, where = self._part(ref.place), self.where(ref)
-        if part.read is None and ref.bytes >= 0:
-            return read_picture(where, max_pixels, (ref.bytes, ref.modified_ns))
-        picture = picture_of(
-            where if part.read is None else part.read(ref.place - part.first), where, max_pixels
-        )
-        if ref.bytes < 0:
-            raise ImageError(where, "could not be read when the dataset was listed")
-        return picture
+    def names(self) -> tuple[str, ...]:
+        return _PAIR
 
-    def where(self, ref: SampleRef) -> str:
-        """The name for messages: the path of its file, or its row."""
-        part = self._part(ref.place)
-        if part.read is None:
-            return os.path.join(part.folder, ref.path.removeprefix(part.prefix))
-        return self._row(ref.place)
+    def picture_names(self) -> tuple[str, ...]:
+        return _PAIR[:1]
 
-    def probe(self, samples: Samples) -> str:
-        """What a few of its pictures are: labels alone do not tell two datasets apart.
+    def class_names(self, label: str) -> tuple[str, ...] | None:
+        return _class_names(self.dataset)
 
-        Raises:
-            SourceError: one is another picture each time that it is read.
-        """
-        found = []
-        for row in sorted({round(at) for at in np.linspace(0, len(samples) - 1, _PROBED)}):
-            ref = samples[row]
-            if self._part(ref.place).read is None:
-                continue  # their sizes are in the digest
-            try:
-                once, again = (picture_checksum(self.read(ref, ANY_SIZE)) for _ in range(2))
-            except ImageError:
-                continue  # the conversion says what is wrong with it
-            if once != again:
-                raise SourceError(
-                    f"{self.where(ref)}: changes each time it is read; leave out the random transform: "
-                    f"loaders augment anew in each epoch"
-                )
-            found.append(f"{row}:{once}")
-        return " ".join(found)
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        for number, (path, label) in enumerate(self.samples):
+            values = {"image": _within(self.folder, path), "label": label}
+            yield Row(number, [values[name] for name in names])
 
-    def _listings(self) -> dict[str, _Listing]:
-        listings: dict[str, _Listing] = {}
-        first = 0
-        for split, one in (self.dataset if _is_splits(self.dataset) else {"": self.dataset}).items():
-            if split and not SPLIT_NAME.fullmatch(split):
-                raise SettingError(
-                    f"{self.root}: {split!r} is not a valid split name; write letters and digits, as in train"
-                )
-            if split and self.options.split is not None:
-                raise SettingError(f"{self.root}: has splits already; leave out split={self.options.split!r}")
-            listing = _listed(one, f"{self.root}, split {split}" if split else str(self.root), self.options)
-            prefix = f"{split}/" if split and listing.files is not None else ""
-            listings[split] = replace(listing, part=replace(listing.part, first=first, prefix=prefix))
-            first += listing.count
-        return listings
+    def pictures(self, name: str) -> PicturesInFiles:
+        return PicturesInFiles(self.folder, "check the folder of the dataset", may_repeat=True)
 
-    def _part(self, place: int) -> _Part:
-        return self.parts[bisect_right(self.parts, place, key=lambda part: part.first) - 1]
-
-    def _row(self, place: int) -> str:
-        part = self._part(place)
-        return f"{part.name}: row {place - part.first}"
+    @property
+    def folder(self) -> str:
+        """The folder that it reads."""
+        folder: str = os.fspath(self.dataset.root)
+        return folder
 
 
-def open_object(dataset: Any, options: SourceOptions) -> DatasetSource:
-    """The source that reads `dataset`, or a mapping of splits to datasets.
+@dataclass(frozen=True)
+class DatasetReader:
+    """The samples of any dataset.
 
-    Raises:
-        SettingError: it is not a dataset.
+    Attributes:
+        labels: the label of each sample, where that is known; else every sample is read for it.
     """
-    every = list(dataset.values()) if _is_splits(dataset) else [dataset]
-    for one in every:
-        if isinstance(one, type) or not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
-            expected = "expected a path, or a dataset with __len__ and __getitem__"
-            raise SettingError(f"{type(one).__name__} is not a source; {expected}")
-    if not every:
-        raise SettingError(
-            "a mapping without splits is not a source; expected one such as {'train': dataset}"
-        )
-    folders = [getattr(one, "root", None) for one in every if hasattr(one, "samples")]
-    paths = tuple(Path(folder) for folder in folders if isinstance(folder, str | os.PathLike))
-    return DatasetSource(dataset, options, Path(_name_of(every[0])), paths)
+
+    dataset: Any
+    name: str
+    labels: Sequence[Any] | None = None
+
+    counts_lines = False
+    is_text = False
+
+    def names(self) -> list[str]:
+        return self._names
+
+    @cached_property
+    def _names(self) -> list[str]:
+        usual = _usual_sample(self.dataset, self.name, len(self.dataset))
+        if _has_names(usual):
+            return list(usual)
+        names = list(_PAIR[: len(_parts_of(usual))])
+        if not names:
+            raise SourceError(f"{self.name}: its samples are empty; expected (picture, label)")
+        return names
+
+    def picture_names(self) -> list[str]:
+        return [name for name in self.names() if name in IMAGE_NAMES]
+
+    def class_names(self, label: str) -> tuple[str, ...] | None:
+        return _class_names(self.dataset)
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        """The rows; one that cannot be read gets the values of another one."""
+        if not names:
+            for number in range(len(self.dataset)):
+                yield Row(number, ())
+        elif self.labels is not None and list(names) == ["label"]:
+            for number, label in enumerate(self.labels):
+                yield Row(number, [label])
+        else:
+            warn(
+                f"{self.name}: every sample is read for its label; ImageFolder and Hugging Face datasets "
+                f"need not be"
+            )
+            values = [self._values(row, names) for row in range(len(self.dataset))]
+            readable = [found for found in values if found is not None]
+            if not readable:
+                raise SourceError(f"{self.name}: none of its {len(values):,} samples can be read; repair it")
+            for number, found in enumerate(values):
+                if found is None:
+                    yield Row(number, readable[0], unread=True)
+                else:
+                    yield Row(number, found)
+
+    def pictures(self, name: str) -> PicturesInRows:
+        return PicturesInRows(partial(read_picture_of, self.dataset, self.name, name))
+
+    def _values(self, row: int, names: Sequence[str]) -> list[Any] | None:
+        """The values of one sample; None where it cannot be read."""
+        try:
+            sample = _read_sample(self.dataset, self.name, row)
+            return [_python_value(_value_of(sample, name)) for name in names]
+        except ImageError:
+            return None
+        except ValueError as error:
+            raise SourceError(f"{self.name}: row {row}: {error}, as other samples have") from error
 
 
-def open_saved(folder: str, options: SourceOptions) -> DatasetSource:
-    """The source that reads what Hugging Face's library has saved to `folder`; raises as `_load_saved`."""
-    return DatasetSource(_load_saved(folder), options, Path(folder), (Path(folder),))
-
-
-def _is_splits(dataset: Any) -> bool:
-    return isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
-
-
-def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
-    """The picture that `value` is, see the module; as `Source.read` gives it.
-
-    Raises:
-        ImageError: it is not a picture; names `where`.
-        SourceError: it is a file that cannot be read now.
-    """
-    if isinstance(value, Mapping):
-        content = value.get("bytes")
-        value = value.get("path") if content is None else content
-    if isinstance(value, str | os.PathLike):
-        return _file(value, where, max_pixels)
-    if isinstance(value, bytes | bytearray | memoryview):
-        check_bytes(where, len(value), max_pixels)
-        return bytes(value)
-    if isinstance(value, Image.Image):
-        return _loaded(value, where, max_pixels)
-    if _is_tensor(value):
-        return _image(_channels_last(value.detach().cpu().numpy()), where)
-    if isinstance(value, np.ndarray):
-        return _image(value, where)
-    what = "has no picture" if value is None else f"has {type(value).__name__} {value!r:.60}, not a picture"
-    raise ImageError(where, f"{what}; {_EXPECTED}")
-
-
-def _file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
-    name = os.fsdecode(path)
-    if status_of(name) is None:
-        raise ImageError(where, f"its picture {name!r:.200} is not a file")
-    return read_picture(name, max_pixels)
-
-
-def _loaded(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
-    """`image` once its pixels are there: one that is opened only decodes them when it is asked to."""
-    try:
-        check_pixels(*image.size, max_pixels)
-        image.load()
-    except TooLargeError as error:
-        raise ImageError(where, str(error)) from error
-    except Exception as error:  # decoders raise nearly anything on damaged bytes
-        raise ImageError(where, f"cannot be decoded ({_reason_of(error)})") from error
-    return image
-
-
-def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A tensor's [channels, h, w] as [h, w, channels]; where either is possible, torch means the first."""
-    return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
-
-
-def _image(array: npt.NDArray[Any], where: str) -> Image.Image:
-    fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS)
-    if array.dtype != np.uint8 or not fits or not array.size:
-        raise ImageError(
-            where,
-            f"is {array.dtype} {[*array.shape]}; expected uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4], "
-            f"or a tensor with the channels first; leave out the transform that changes it",
-        )
-    return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
-
-
-def _name_of(dataset: Any) -> str:
-    """The name of a dataset for messages: its class."""
-    kind = type(dataset)
-    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-
-
-def _listed(dataset: Any, name: str, options: SourceOptions) -> _Listing:
-    """The samples of a dataset whose name in messages is `name`.
-
-    Raises:
-        SettingError: an option names what its samples do not have.
-        SourceError: it has no samples, or none can be read.
-    """
-    count = len(dataset)
-    if not count:
-        raise SourceError(f"{name}: has no samples; expected one for each picture")
-    if _is_hf(dataset):
-        return _list_columns(dataset, name, options)
+def reader_of(dataset: Any, name: str) -> FolderReader | DatasetReader:
+    """The reader of a dataset that messages call `name`."""
     samples = _folder_samples(dataset)
-    if samples is not None and _gives_files(dataset):
-        options.only(FOLDER_DATASET)
-        root = os.fspath(dataset.root)
-        files = [_within(root, path) for path, _ in samples]
-        return _Listing(
-            part=_Part(name=name, folder=root),
-            count=count,
-            columns=Columns(label=None if options.target == "none" else "label"),
-            values={"label": [label for _, label in samples]},
-            classes=_class_names(dataset),
-            files=files,
-        )
-    columns = _columns_of(_usual_sample(dataset, name, count), name, options)
-    part = _Part(name=name, read=partial(_read_picture, dataset, name, columns.image))
-    notes = (f"{name}: {columns.note}",) if columns.note else ()
-    classes = _class_names(dataset)
-    listing = _Listing(part=part, count=count, columns=columns, classes=classes, warnings=notes)
-    if samples is not None and columns.names:
-        return replace(listing, values={columns.label: [label for _, label in samples]})
-    return _read_all(dataset, listing) if columns.names else listing
+    if samples is None:
+        return DatasetReader(dataset, name)
+    if _gives_files(dataset):
+        return FolderReader(dataset, name, samples)
+    return DatasetReader(dataset, name, [label for _, label in samples])
 
 
-def _list_columns(dataset: Any, name: str, options: SourceOptions) -> _Listing:
-    """The samples of a dataset of Hugging Face's library, by its columns; no picture is decoded."""
-    features = dict(dataset.features or {})
-    columns = _columns_of(features, name, options)
-    notes = [f"{name}: {columns.note}"] if columns.note else []
-    if (dataset.format or {}).get("type") == "custom":
-        notes.append(f"{name}: its transform is left out: pictures are converted as they are stored")
-    plain, image = dataset.with_format(None), columns.image
-    try:
-        values: dict[str, list[Any]] = plain.select_columns(columns.names)[:] if columns.names else {}
-    except Exception as error:  # of many libraries
-        raise SourceError(f"{name}: columns {columns.names} cannot be read ({_reason_of(error)})") from error
-    pictures = plain.select_columns([image])
-    if _is_image(features[image]):
-        pictures = pictures.cast_column(image, type(features[image])(decode=False))
-    return _Listing(
-        part=_Part(name=name, read=partial(_read_picture, pictures, name, image)),
-        count=len(plain),
-        columns=columns,
-        values=values,
-        classes=None if columns.label is None else _feature_names(features[columns.label]),
-        warnings=tuple(notes),
-    )
-
-
-def _columns_of(sample: Any, name: str, options: SourceOptions) -> Columns:
-    """Where in a sample each value is: a key of a mapping, an index of a tuple, or None: itself."""
-    options.only(DATASET)
+def _value_of(sample: Any, name: str) -> Any:
+    """The part of a sample that is called so; ValueError, a phrase, where it has none."""
     sample = _plain(sample)
-    if isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample):
-        pictures = [key for key, feature in sample.items() if _is_image(feature)]
-        return Columns.of(name, list(sample), options, pictures, usual="label")
-    asked = (options.image, options.label, options.split, *options.fields)
-    if named := [key for key in asked if key is not None]:
-        are = "tuples (picture, label)" if isinstance(sample, tuple) else "pictures alone"
-        raise SettingError(
-            f"{name}: its samples are {are}, which have no names, got {named[0]!r}; leave it out"
-        )
-    if not isinstance(sample, tuple):
-        return Columns()
-    if not sample:
-        raise SourceError(f"{name}: its samples are empty; expected (picture, label)")
-    return Columns(0, 1 if len(sample) > 1 and options.target != "none" else None)
-
-
-def _get(sample: Any, key: Any) -> Any:
-    sample = _plain(sample)
-    if key is None:
-        return sample
-    try:
-        return sample[key]
-    except (KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"has no {key!r}" if isinstance(key, str) else "is not a pair") from error
+    if _has_names(sample):
+        with suppress(KeyError, IndexError, TypeError):
+            return sample[name]
+    elif name in _PAIR:
+        parts, place = _parts_of(sample), _PAIR.index(name)
+        if place < len(parts):
+            return parts[place]
+    raise ValueError(f"has no {name!r}")
 
 
 def _plain(sample: Any) -> Any:
@@ -404,6 +173,16 @@ def _plain(sample: Any) -> Any:
     if hasattr(sample, "_asdict"):
         return sample._asdict()
     return tuple(sample) if isinstance(sample, list) else sample
+
+
+def _has_names(sample: Any) -> bool:
+    """Whether it is a mapping of names to parts, and not a picture that Hugging Face has undecoded."""
+    return isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample)
+
+
+def _parts_of(sample: Any) -> tuple[Any, ...]:
+    """The parts of a sample without names: those of a tuple; anything else is the picture alone."""
+    return sample if isinstance(sample, tuple) else (sample,)
 
 
 def _usual_sample(dataset: Any, name: str, count: int) -> Any:
@@ -447,45 +226,24 @@ def _read_sample(dataset: Any, name: str, row: int) -> Any:
         except OSError as error:
             if error.errno is not None and not isinstance(error, FileNotFoundError | IsADirectoryError):
                 raise
-            raise ImageError(where, f"cannot be read ({_reason_of(error)})") from error
+            raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
         except Exception as error:  # other people's code may raise anything
-            raise ImageError(where, f"cannot be read ({_reason_of(error)})") from error
+            raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
 
     return steadily(act, where)
 
 
-def _read_picture(dataset: Any, name: str, key: Any, row: int) -> Any:
+def read_picture_of(dataset: Any, name: str, column: str, row: int) -> Any:
+    """What a sample has for its picture; raises as `PicturesInRows.read`."""
     try:
-        return _get(_read_sample(dataset, name, row), key)
+        return _value_of(_read_sample(dataset, name, row), column)
     except ValueError as error:
         raise ImageError(f"{name}: row {row}", str(error)) from error
 
 
-def _read_all(dataset: Any, listing: _Listing) -> _Listing:
-    """Read every sample for its label and fields; one that cannot be read gets those of another."""
-    name, columns, rows = listing.part.name, listing.columns, list[list[Any] | None]()
-    for row in range(listing.count):
-        try:
-            sample = _read_sample(dataset, name, row)
-            rows.append([_python_value(_get(sample, key)) for key in columns.names])
-        except ImageError:
-            rows.append(None)
-        except ValueError as error:
-            raise SourceError(f"{name}: row {row}: {error}, as other samples have") from error
-    filler = next(values for values in rows if values is not None)
-    values = zip(*(filler if row is None else row for row in rows), strict=True)
-    others = "ImageFolder and Hugging Face datasets need not be"
-    return replace(
-        listing,
-        values=dict(zip(columns.names, map(list, values), strict=True)),
-        unread=frozenset(row for row, found in enumerate(rows) if found is None),
-        warnings=(*listing.warnings, f"{name}: every sample was read for its label; {others}"),
-    )
-
-
 def _python_value(value: Any) -> Any:
     """Arrays and tensors as Python's numbers and lists."""
-    if _is_tensor(value):
+    if is_tensor(value):
         value = value.detach().cpu()
     return value.tolist() if hasattr(value, "tolist") else value
 
@@ -533,56 +291,3 @@ def _gives_files(dataset: Any) -> bool:
 def _within(root: str, path: str) -> str:
     relative = os.path.relpath(path, root)
     return os.path.abspath(path) if relative.startswith("..") else relative.replace(os.sep, "/")
-
-
-def _is_tensor(value: Any) -> bool:
-    """Whether `value` is what torch calls a tensor."""
-    return all(hasattr(value, name) for name in ("detach", "cpu", "numpy", "shape"))
-
-
-def _reason_of(error: Exception) -> str:
-    """The text of an error of other people's code, on one line."""
-    text = " ".join(str(error).split())
-    name = type(error).__name__
-    return f"{name}: {text[:200]}" if text else name
-
-
-def _is_hf(dataset: Any) -> bool:
-    """Whether it is a dataset of that library, with columns; a streamed one is none."""
-    return all(hasattr(dataset, name) for name in ("features", "select_columns", "with_format", "__len__"))
-
-
-def _load_saved(folder: str) -> Any:
-    """What `save_to_disk` wrote to `folder`: a dataset, or a mapping of splits to datasets.
-
-    Raises:
-        MissingDependencyError: the library is not installed.
-        SourceError: there is no such dataset, or it is damaged.
-    """
-    if not os.path.isdir(folder):
-        raise SourceError(f"{folder}: no such folder; expected one that datasets' save_to_disk wrote")
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{PREFIX}{folder}: needs the extra 'hf'; install it with: {install_extra('hf')}"
-        ) from error
-    try:
-        loaded = datasets.load_from_disk(folder)
-        for one in loaded.values() if isinstance(loaded, Mapping) else [loaded]:
-            one.data.validate(full=True)  # offsets that point elsewhere would end the process
-    except Exception as error:  # of many libraries
-        raise SourceError(
-            f"{folder}: not what save_to_disk wrote, or damaged ({_reason_of(error)}); save it again"
-        ) from error
-    return loaded
-
-
-def _is_image(feature: Any) -> bool:
-    return type(feature).__name__ == "Image" and hasattr(feature, "decode")
-
-
-def _feature_names(feature: Any) -> tuple[str, ...] | None:
-    """The class names of a ClassLabel, or of a list of them."""
-    names = getattr(getattr(feature, "feature", feature), "names", None)
-    return unique_names(list(map(str, names))) if names else None

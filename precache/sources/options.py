@@ -16,7 +16,7 @@ TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 TREE, CLASS_FOLDERS = "a tree of class folders", "class folders in an archive"
 ARCHIVE, TARS = "an archive", "WebDataset tars"
 TABLE, CONVERTED = "a table", "a converted dataset"
-DATASET, FOLDER_DATASET = "a dataset", "a folder dataset, whose samples are files and classes"
+DATASET = "a dataset"
 _COLUMNS = (TABLE, DATASET)
 _PARTS = (TABLE, DATASET, TARS, ARCHIVE)
 
@@ -70,9 +70,7 @@ class SourceOptions:
         "Column of the labels, in a table or dataset; in tars their part of a sample, or a key of its .json.",
         *_PARTS,
     )
-    target: str | None = _option(
-        f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_PARTS, FOLDER_DATASET
-    )
+    target: str | None = _option(f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_PARTS)
     separator: str | None = _option(
         "Separator between the classes of a label that names several, as ';'.", *_PARTS
     )

@@ -40,7 +40,7 @@ from precache.sources.archive import (
     parts_of,
 )
 from precache.sources.base import IgnoredPath, SampleRef, Scan
-from precache.sources.labels import Columns, Rows
+from precache.sources.labelled_list import Columns, LabelledList
 from precache.sources.options import TARS, SourceOptions
 from precache.sources.shard_files import shards_in, splits_of
 from precache.sources.tree import Node
@@ -160,8 +160,8 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
         raise SourceError(f"{root}: has no pictures; expected samples as 0001.jpg and 0001.cls in its tars")
     named = len({ref.path for ref in found.refs}) < len(found.refs)
     labels, classes, warnings = found.labels_and_classes()
-    columns = Columns(label=None if labels is None else options.label or LABEL)
-    rows = Rows(found.where, columns)
+    columns = Columns(label=None if labels is None else options.label or LABEL, class_names=classes)
+    rows = LabelledList(found.where, columns)
     rows.values, rows.optional_fields = found.fields, not options.fields
     rows.text_labels = found.labels_are_parts and classes is None
     for ref in found.refs:
@@ -174,9 +174,7 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
         left_out = some([repr(name) for name in found.left_out])
         warnings.append(f"fields that only some samples have are left out: {left_out}")
     source = replace(source, archives=tuple(archives), starts=starts, named=named)
-    return rows.scan(
-        source, options, found.ignored, [f"{root}: {warning}" for warning in warnings], classes=classes
-    )
+    return rows.scan(source, options, found.ignored, [f"{root}: {warning}" for warning in warnings])
 
 
 class _TarSamples:

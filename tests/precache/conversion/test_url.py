@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.conversion.clean import leftovers
 from precache.conversion.journal import JOURNAL_NAME
-from precache.conversion.url import working_folder
+from precache.conversion.url import leftovers, working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
 from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
+from tests.command import check_bad_input, run_here
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents, interrupt
 from tests.stopping import WAYS, KilledError, Stop, stopping
@@ -133,9 +133,19 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
         if done == total and shards_there(bucket):
             replace_one(bucket)
 
-    with pytest.raises(DatasetError, match="was replaced after it was pushed"):
+    with pytest.raises(DatasetError, match=r"train-00000.*was replaced after it was sent"):
         convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=replace)
     assert ObjectStore(bucket).find("dataset.json") is None
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    interrupt(raw_tree, bucket)
+    before = objects(bucket)
+    check_bad_input(run_here("precache", "clean", bucket, cwd=tmp_path), str(bucket), "pass --yes")
+    assert objects(bucket) == before
+    assert run_here("precache", "clean", bucket, "--yes", cwd=tmp_path).returncode == 0
+    assert objects(bucket) == {}
+    check_bad_input(run_here("precache", "clean", "out", cwd=tmp_path), "out", "precache convert")
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.faults)])

@@ -15,7 +15,7 @@ from PIL import Image
 from precache import convert
 from precache.errors import ImageError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
-from precache.sources.dataset import picture_of
+from precache.sources.picture_values import picture_of
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import Items, Tensor, numbered, picture
@@ -93,10 +93,13 @@ BAD: list[tuple[Any, list[str]]] = [
     (Items([{"image": picture(0), "class": 0, "target": 1}]), ["'class', 'target'", "--label"]),
     (numbered([0, 7, 1], classes=TWO), ["row 1: 'label': 7 is not a class"]),
     (numbered(["a", None]), ["row 1: 'label': is empty"]),
-    (Items([(picture(0), 1), (picture(1),)]), ["row 1: is not a pair"]),
-    (Items([(picture(0),), (picture(1), 1)]), ["row 0: is not a pair"]),
+    (Items([(picture(0), 1), (picture(1),)]), ["row 1: has no 'label'"]),
+    (Items([(picture(0),), (picture(1), 1)]), ["row 0: has no 'label'"]),
     (Items([{"image": picture(0)}, {"image": picture(1), "label": 1}]), ["row 0: has no 'label'"]),
-    ({"train": numbered([0], classes=TWO), "val": numbered([0], classes=["b", "a"])}, ["split 'val'"]),
+    (
+        {"train": numbered([0], classes=TWO), "val": numbered([0], classes=["b", "a"])},
+        ["split val", "'b'", "'a'"],
+    ),
 ]
 
 

@@ -1,0 +1,69 @@
+"""What a new kind of rows takes: a reader, and nothing else."""
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from precache import SourceOptions, convert, open_dataset, verify_deep
+from precache.sources.rows import PicturesInRows, Row, RowPart, RowSource
+from tests.conftest import small_recipe
+from tests.precache.sources.archives import files_of
+from tests.precache.sources.test_dataset import shards
+
+
+@dataclass(frozen=True)
+class SqliteReader:
+    """The rows of the table `pictures` of a database of SQLite."""
+
+    file: Path
+    counts_lines = False
+    is_text = False
+
+    @property
+    def name(self) -> str:
+        return str(self.file)
+
+    def names(self) -> list[str]:
+        with sqlite3.connect(self.file) as database:
+            return [name for _, name, *_ in database.execute("PRAGMA table_info(pictures)")]
+
+    def picture_names(self) -> list[str]:
+        return ["image"]
+
+    def class_names(self, label: str) -> None:
+        return None
+
+    def rows(self, names: Sequence[str]) -> Iterator[Row]:
+        with sqlite3.connect(self.file) as database:
+            for number, row in enumerate(database.execute(f"SELECT {','.join(names)} FROM pictures")):
+                yield Row(number, row)
+
+    def pictures(self, name: str) -> PicturesInRows:
+        return PicturesInRows(partial(self.read, name))
+
+    def read(self, name: str, row: int) -> bytes:
+        with sqlite3.connect(self.file) as database:
+            (picture,) = database.execute(
+                f"SELECT {name} FROM pictures WHERE rowid = ?", (row + 1,)
+            ).fetchone()
+        return bytes(picture)
+
+
+def test_a_reader_of_rows_makes_a_source(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> None:
+    """Its shards are those of the tree of the same pictures."""
+    files = files_of(raw_tree)
+    with sqlite3.connect(tmp_path / "pictures.db") as database:
+        database.execute("CREATE TABLE pictures (image BLOB, label TEXT, caption TEXT)")
+        rows = [(files[name], name.split("/")[0], f"of {name}") for name in sorted(files)]
+        database.executemany("INSERT INTO pictures VALUES (?, ?, ?)", rows)
+    options = SourceOptions(fields=("caption",))
+    reader = SqliteReader(tmp_path / "pictures.db")
+    source = RowSource(reader.file, (reader.file,), (RowPart(reader),), options)
+    convert(source, tmp_path / "out", small_recipe("shards"), workers=2)
+    assert shards(tmp_path / "out") == shards(converted["shards"]) != []
+    index = open_dataset(tmp_path / "out").read_index()
+    captions = {index.fields["caption"].value(row) for row in range(len(index.ids))}
+    assert captions == {f"of {name}" for name in files}
+    assert verify_deep(tmp_path / "out", source, workers=0).problems == ()

@@ -121,7 +121,7 @@ def _check_answers(address: str) -> None:
 
 def _no_cluster(address: str, reason: str) -> SettingError:
     return SettingError(
-        f"address {address!r}: no Ray cluster ({reason}); start one, or run the command on a node of it: "
+        f"address {address!r}: no Ray cluster ({reason}); start one, run this on a node of it, or name it in RAY_ADDRESS: "
         f"precache/cluster/README.md says how"
     )
 

@@ -121,8 +121,8 @@ def _check_answers(address: str) -> None:
 
 def _no_cluster(address: str, reason: str) -> SettingError:
     return SettingError(
-        f"address {address!r}: no Ray cluster ({reason}); start one, run this on a node of it, or name it in RAY_ADDRESS: "
-        f"precache/cluster/README.md says how"
+        f"address {address!r}: no Ray cluster ({reason}); start one, run this on a node of it, or "
+        f"name it in RAY_ADDRESS: precache/cluster/README.md says how"
     )
 
 

@@ -186,7 +186,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     weights = find_weights(sampling, parts[0])
     if mixed:
         parts = unite_classes(parts)
-        counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
+        counts = samples_of(sampling.shares, [len(part) for part in parts])
     else:
         parts = [with_parts(parts[0], None if weights is None else weights > 0)]
 

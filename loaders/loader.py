@@ -257,8 +257,7 @@ class Loader(IterableDataset[Batch]):
         self._order = order
         self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
         self._next = _Start(0)
-        self._iterations: weakref.WeakSet[Iteration] = weakref.WeakSet()  # that have begun
-        self._latest: weakref.ref[Iteration] | None = None
+        self._iterations: list[weakref.ref[Iteration]] = []  # that have begun; the latest is last
         self._resized = False
         self._ahead: Prefetch[Batch] | None = None
         self._ahead_place: Place = (0, 0)  # of the next batch that it gives
@@ -316,7 +315,7 @@ class Loader(IterableDataset[Batch]):
             SettingError: an iteration is under way, or this size cannot be served; then nothing changes.
         """
         self._check_usable()
-        if not all(iteration.ended for iteration in self._iterations):
+        if self._midway():
             raise SettingError(
                 f"set_size({size!r}) in the middle of an epoch, after {self._place[1]:,} of {len(self):,} "
                 f"batches; call it between epochs: end the iteration, or drop its iterator"
@@ -359,7 +358,7 @@ class Loader(IterableDataset[Batch]):
         that take turns, what was served last.
         """
         epoch, served = self._place
-        latest = None if self._latest is None else self._latest()
+        latest = self._iterations[-1]() if self._iterations else None
         if self._next.said_by:
             runs = latest is not None and not latest.ended and latest.epoch == self._next.epoch == epoch
             if self._next.said_by == "state" or not runs:  # else it is said of the iteration after this one
@@ -439,8 +438,7 @@ class Loader(IterableDataset[Batch]):
         """Epoch and first batch of an iteration that begins."""
         epoch, served, _ = self._next
         self._place, self._next = (epoch, served), _Start(epoch + 1)
-        self._iterations.add(iteration)
-        self._latest = weakref.ref(iteration)
+        self._iterations = [*self._midway(), weakref.ref(iteration)]
         return self._place
 
     def take(self, place: Place) -> Batch:
@@ -522,6 +520,11 @@ class Loader(IterableDataset[Batch]):
             if part.kind == RAW and error.path.startswith(f"{part.path}/"):
                 return ImageError(error.path, reason_with_remedy(error, part.path, part.class_depth, what))
         return error
+
+    def _midway(self) -> list["weakref.ref[Iteration]"]:
+        """The iterations that have begun and neither ended nor been thrown away."""
+        begun = [(known, known()) for known in self._iterations]
+        return [known for known, iteration in begun if iteration is not None and not iteration.ended]
 
     def _check_usable(self) -> None:
         """SettingError where it is closed, or in a forked process: the threads did not come along."""

@@ -184,7 +184,8 @@ def open_cached(
         return open_reader(crops)
     if crops.random and data.kind == RAW:  # each file is read once for that
         shapes = _look_at_files(data, lambda path: decoding.read(path).shape, spec.threads)
-        data = replace(data, shapes=Column(np.array(shapes, np.int32).reshape(-1, 2)))
+        known = {"shapes": Column(np.array(shapes, np.int32).reshape(-1, 2))}
+        data = replace(data, index=data.index.with_columns(known))
     served = crops if crops.random else Crops(crops.size, crops.size)
     kept: HostPictures | DevicePictures | None
     if cache == "device" and spec.device.type == "cuda":
@@ -271,8 +272,7 @@ def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]
     """Of the memory of all who would keep the same pixels, to the last bit."""
     tree: tuple[object, ...] = ()
     if data.kind == RAW:  # its digest goes by names and sizes: another picture may lie there meanwhile
-        assert data.modified_ns is not None
-        tree = (os.path.realpath(str(data.path)), data.modified_ns.tobytes())
+        tree = (os.path.realpath(str(data.path)), data.index["modified_ns"][:].tobytes())
     identity = (
         *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),

@@ -24,21 +24,20 @@ from precache.pictures.sizes import Size, sides
 _KEPT = 8  # free buffers: more than are ever on their way at a time
 
 
-def _lend(
-    memory: npt.NDArray[np.uint8], samples: int, give_back: Callable[[Any], object], what: Any
-) -> torch.Tensor:
-    """The first `samples` of `memory`; `give_back(what)` is called when no tensor or array shows them."""
-    shown = memory[:samples]  # an array of its own, which torch keeps as long as it needs the memory
-    weakref.finalize(shown, give_back, what).atexit = False
-    return torch.from_numpy(shown)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Lent:
+    """Memory of a batch, and the array that torch keeps as long as anything shows a part of it."""
+
+    memory: npt.NDArray[np.uint8]
+    shown: "weakref.ref[npt.NDArray[np.uint8]]"
 
 
 class BufferPool:
     """Batch buffers, uint8 [samples, height, width, bytes].
 
-    Fresh memory costs as much as filling it: the system clears each page first. A buffer comes back by
-    itself when the last tensor or array that shows a part of it is gone, so that what is served stays
-    the caller's as long as he keeps it.
+    Fresh memory costs as much as filling it: the system clears each page first. A buffer is used again when
+    the last tensor or array that shows a part of it is gone, so that what is served stays the caller's as
+    long as he keeps it.
     """
 
     def __init__(self, samples: int, size: Size, device: torch.device, pixel_bytes: int = 3) -> None:
@@ -46,7 +45,7 @@ class BufferPool:
         # torch's own allocator of pinned memory keeps a buffer until the copies out of it are done:
         # https://pytorch.org/docs/stable/notes/cuda.html#use-pinned-memory-buffers
         self._pinned = device.type == "cuda"
-        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_KEPT)
+        self._lent: deque[_Lent] = deque(maxlen=_KEPT)  # the latest; of others the memory goes with its users
 
     def holds(self, samples: int, shape: Sequence[int]) -> bool:
         """Whether buffers have as many samples, of this shape."""
@@ -56,11 +55,16 @@ class BufferPool:
         """uint8 [samples, height, width, bytes] of any content; at most as many as the pool has."""
         if self._pinned:
             return torch.empty((samples, *self._shape[1:]), dtype=torch.uint8, pin_memory=True)
-        try:
-            memory = self._free.pop()
-        except IndexError:
+        for lent in self._lent:
+            if lent.shown() is None:
+                memory = lent.memory
+                self._lent.remove(lent)
+                break
+        else:
             memory = np.empty(self._shape, np.uint8)
-        return _lend(memory, samples, self._free.append, memory)
+        shown = memory[:samples]
+        self._lent.append(_Lent(memory, weakref.ref(shown)))
+        return torch.from_numpy(shown)
 
 
 class SharedBuffers:
@@ -78,25 +82,27 @@ class SharedBuffers:
         except (OSError, OverflowError):  # batches that this machine cannot hold: perhaps none is full
             shape, memory = (0, *shape[1:]), mmap.mmap(-1, 1)
         self.memory = np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
-        self._free = deque(range(len(self.memory)))
         self._filling: set[int] = set()
+        self._shown: dict[int, weakref.ref[npt.NDArray[np.uint8]]] = {}  # of each that was served
 
     def take(self) -> int | None:
         """The number of a free buffer, to be filled; None: all are in use."""
-        if not self._free:
-            return None
-        number = self._free.pop()
-        self._filling.add(number)
-        return number
+        for number in range(len(self.memory)):
+            is_served = number in self._shown and self._shown[number]() is not None
+            if number not in self._filling and not is_served:
+                self._filling.add(number)
+                return number
+        return None
 
     def serve(self, number: int, samples: int) -> torch.Tensor:
-        """The first `samples` of a filled buffer, which comes back when the last tensor of it is gone."""
+        """The first `samples` of a filled buffer, which is free when the last tensor of it is gone."""
         self._filling.discard(number)
-        return _lend(self.memory[number], samples, self._free.append, number)
+        shown = self.memory[number][:samples]
+        self._shown[number] = weakref.ref(shown)
+        return torch.from_numpy(shown)
 
     def reclaim(self) -> None:
         """Take back what was to be filled; nobody may be filling it."""
-        self._free.extend(self._filling)
         self._filling.clear()
 
 

@@ -521,7 +521,7 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
-        index=write_index(folder, index, table.samples, others, len(contents.updates)),
+        index=write_index(folder, index, others, len(contents.updates)),
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,

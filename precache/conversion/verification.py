@@ -101,7 +101,7 @@ def _different(one: SampleIndex, other: SampleIndex) -> int:
     ids, mine, its = np.intersect1d(one.ids, other.ids, assume_unique=True, return_indices=True)
     alike = np.ones(len(ids), np.bool_)
     for name in {"labels", "targets", "mask_checksums"} | {f"{VALUE}{name}" for name in one.fields}:
-        ours, theirs = one.columns.get(name), other.columns.get(name)
+        ours, theirs = one.get(name), other.get(name)
         if ours is None or theirs is None or ours.differs_in_kind(theirs):
             alike &= ours is theirs
         else:

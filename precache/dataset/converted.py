@@ -2,29 +2,29 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precache.dataset.duplicates import COLUMNS, Duplicates, find_duplicates
-from precache.dataset.files import FileEntry, Held, in_folder
+from precache.dataset.duplicates import Duplicates, find_duplicates
+from precache.dataset.files import FileEntry, Held, in_cache, in_folder
 from precache.dataset.index import (
     IndexFile,
     IndexFileError,
+    SampleColumns,
     SampleIndex,
-    ShardRows,
     SourceState,
     damaged,
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
-from precache.errors import DatasetError, PrecacheError, did_you_mean, shell_command
+from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
@@ -33,10 +33,6 @@ from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
     from precache.storage.shard_cache import Cache, CachedFiles
-
-WHOLE_SAMPLES = 1_000_000
-"""An index of more is not read as a whole by who serves samples: see `precache.dataset.index`."""
-T = TypeVar("T")
 
 
 class OpenedFolder:
@@ -175,55 +171,34 @@ class ConvertedDataset:
             removed: with those that are served no more: a row for each that the shards hold.
 
         Raises:
-            DatasetError: the index is damaged.
+            DatasetError: the index is damaged, now or when a column is first asked for.
         """
-        whole = self._read(lambda file: self._rows(file).whole())
-        shards = self.manifest.shards
-        removed_of = np.bincount(
-            np.repeat(shards.splits, shards.samples)[~whole.served], minlength=len(shards.split_names)
-        )
-        if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
-            path = self.path / self.manifest.index.name
-            raise damaged(path, "other samples are removed than the manifest says")
-        chosen = np.ones(len(whole), np.bool_) if removed else whole.served
+        shards, limits = self.manifest.shards, self.manifest.limits
+        file = IndexFile(self._index_held, self.manifest.index)
+        index = SampleIndex(SampleColumns(file, limits))
+        if "removed" in index:
+            splits = np.repeat(shards.splits, shards.samples)[~index.served]
+            removed_of = np.bincount(splits, minlength=len(shards.split_names))
+            if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
+                raise damaged(file.path, "other samples are removed than the manifest says")
         if split is not None:
-            chosen &= np.repeat(shards.of_split(split), shards.samples)
-        return whole if chosen.all() else whole.select(chosen)
+            index = index.at(shards.rows_of(split))
+        if removed or not self.manifest.removed:
+            return index
+        return index.at(np.flatnonzero(index.served))
 
     def find_duplicates(self) -> Duplicates:
-        """The pictures of equal content; of the index the columns that tell them are read, and no others.
+        """The pictures of equal content.
 
         Raises:
             DatasetError: the index is damaged.
         """
         shards = self.manifest.shards
-        index = self._read(lambda file: self._rows(file).whole(COLUMNS))
-        return find_duplicates(index, np.repeat(shards.splits, shards.samples))
-
-    def open_index(self, split: str) -> SampleIndex:
-        """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.
-
-        Then no row costs memory before it is asked for, and what is asked for of a shard is compared with
-        the shard's checksum.
-
-        Raises:
-            DatasetError: as `read_index`, now or when a row is asked for; or no sample of the split is left.
-        """
-        manifest = self.manifest
-        if manifest.split_samples[split] == 0:
-            raise DatasetError(
-                f"{self.place}: updates have removed all of split {split!r}; choose another split"
-            )
-        if manifest.stored_samples <= WHOLE_SAMPLES:
-            found = self.read_index(split, removed=True)
-        else:
-            chosen = manifest.shards.of_split(split)
-            found = self._read(lambda file: self._rows(file).in_pieces(chosen))
-        return found if manifest.removed.get(split) else found.without_removed()
+        return find_duplicates(self.read_index(removed=True), np.repeat(shards.splits, shards.samples))
 
     def read_source_state(self) -> SourceState:
         """Sizes, times and checksums of all pictures of the source, in scan order."""
-        return self._read(read_source_state)
+        return read_source_state(IndexFile(self._index_held, self.manifest.index))
 
     @property
     def _held(self) -> Held:
@@ -232,23 +207,9 @@ class ConvertedDataset:
         assert self.folder is not None
         return self.folder.held
 
-    def _rows(self, file: IndexFile) -> ShardRows:
-        shards = self.manifest.shards
-        assert shards.checksums is not None
-        return ShardRows(file, shards.samples, shards.checksums, shards.file_name, self.manifest.limits)
-
-    def _read(self, read: Callable[[IndexFile], T]) -> T:
-        """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""
-        held, entry = self._held, self.manifest.index
-        try:
-            with held(entry):
-                return read(IndexFile(held, entry))
-        except IndexFileError:
-            if self.mirror is None:
-                raise
-        self.mirror.forget(entry.name)
-        with held(entry):
-            return read(IndexFile(held, entry))
+    @property
+    def _index_held(self) -> Held:
+        return self._held if self.mirror is None else in_cache(self.mirror)
 
 
 def is_converted(path: Location) -> bool:
@@ -296,11 +257,7 @@ def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedD
     from precache.storage.shard_cache import Cache, CachedFiles
 
     mirror = CachedFiles(url, hashlib.sha256(raw).hexdigest(), cache or Cache())
-    try:
-        manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, mirror.held)
-    except IndexFileError as error:
-        mirror.forget(error.file_name)
-        raise
+    manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, in_cache(mirror))
     return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
@@ -330,4 +287,6 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
         return f"{folder}: not a converted dataset (no such folder){near}"
     if isinstance(error, NotADirectoryError):
         return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
-    return f"{folder / MANIFEST_NAME}: cannot be read ({error.strerror}); check its permissions and its disk"
+    return (
+        f"{folder / MANIFEST_NAME}: cannot be read ({os_reason(error)}); check its permissions and its disk"
+    )

@@ -5,14 +5,17 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TypeAlias
 
 import google_crc32c
 
+from precache.errors import os_reason
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
-from precache.storage.retries import Check, ObjectNotFoundError, call_for_each
+from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, unchecked
+from precache.storage.shard_cache import CachedFiles
 
 _AT_A_TIME = 8  # parts of objects that are read; so many are in memory
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,127}")
@@ -64,12 +67,33 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     except FileNotFoundError:
         return f"{path}: missing"
     except OSError as error:
-        return f"{path}: cannot be read ({error.strerror})"
+        return f"{path}: cannot be read ({os_reason(error)})"
     if found_bytes != file.bytes:
         return f"{path}: expected {file.bytes:,} bytes, got {found_bytes:,}"
     if crc32c != file.crc32c:
         return f"{path}: its checksum differs from the manifest's (the bytes changed)"
     return None
+
+
+def hold_whole(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
+    """As `CachedFiles.hold`, of a file all of which is compared; damaged there, it is fetched again."""
+    opened = mirror.hold(file, check)
+    if check_file(mirror.folder, file) is None:
+        return opened
+    opened.close()
+    mirror.forget(file.name)
+    return mirror.hold(file, check)
+
+
+def in_cache(mirror: CachedFiles) -> Held:
+    """A `Held` for files of a URL, see `hold_whole`."""
+    return partial(_in_cache, mirror)
+
+
+@contextmanager
+def _in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
+    with hold_whole(mirror, file):
+        yield mirror.folder / file.name
 
 
 def first_problem(folder: Path, files: Iterable[FileEntry]) -> str | None:

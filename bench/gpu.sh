@@ -137,16 +137,16 @@ loaders_vit=(loaders --trainer "$vit" "${timing[@]}")
 # for JPEGs as `precache convert` stores them?
 step resnet50 240 "${loaders[@]}" "$shards" --backend shards,synthetic
 step resnet50-device 180 "${loaders[@]}" "$squares" --backend shards --cache device
-step photos 300 "${loaders[@]}" "$photos" --backend dali,nvjpeg,pytorch,imagefolder
-step stored 300 "${loaders[@]}" "$webdataset" --backend dali,nvjpeg,webdataset
+step photos 300 "${loaders[@]}" "$photos" --backend dali,pytorch,imagefolder
+step stored 300 "${loaders[@]}" "$webdataset" --backend dali,webdataset
 # Does it, compiled?
 step compiled 360 "${loaders[@]}" "$shards" --backend shards,synthetic "${compile[@]}"
 step compiled-device 240 "${loaders[@]}" "$squares" --backend shards --cache device "${compile[@]}"
-step compiled-photos 300 "${loaders[@]}" "$photos" --backend dali,nvjpeg "${compile[@]}"
+step compiled-photos 300 "${loaders[@]}" "$photos" --backend dali "${compile[@]}"
 # Does ViT-S/16?
 step vit 240 "${loaders_vit[@]}" "$shards" --backend shards,synthetic
 step vit-device 180 "${loaders_vit[@]}" "$squares" --backend shards --cache device
-step vit-photos 300 "${loaders_vit[@]}" "$photos" --backend dali,nvjpeg,pytorch
+step vit-photos 300 "${loaders_vit[@]}" "$photos" --backend dali,pytorch
 # What do memory, disk, bus and GPU give? How many threads or processes must decode?
 step hardware 150 hardware --data "$photos" --scratch "$data" "${hardware[@]}"
 step workers 300 "${loaders[@]}" "$photos" "$shards" --backend pytorch,shards --workers "$workers" --repeats 1

@@ -523,19 +523,17 @@ def crop_and_resize(
     """
     rows, columns = sides(size)
     left, top, width, height = boxes.T
-    down = weights(top, height, images.shape[2], rows)
-    across = weights(left, width, images.shape[3], columns)
+    down = _weights(top, height, images.shape[2], rows)
+    across = _weights(left, width, images.shape[3], columns)
     across = torch.where(mirrored[:, None, None], across.flip(1), across)
     return down[:, None] @ images @ across[:, None].transpose(2, 3)
 
 
-def weights(
-    start: torch.Tensor, length: torch.Tensor, side: int, count: int, *, alone: bool = True
-) -> torch.Tensor:
+def _weights(start: torch.Tensor, length: torch.Tensor, side: int, count: int) -> torch.Tensor:
     """float [n, count, side]: how much of each of `side` pixels goes into each of `count`.
 
     A triangle as wide as two pixels of the coarser side, over `length` pixels from `start` on, floats [n],
-    `alone` or with those around them: Pillow's bilinear filter, see
+    without those around them: Pillow's bilinear filter, see
     https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
     """
     scale = (length / count)[:, None, None]
@@ -543,9 +541,8 @@ def weights(
     places = torch.arange(count, device=start.device, dtype=torch.float32)  # whatever torch's default is
     centres = start[:, None, None] + (places[:, None] + 0.5) * scale
     found = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp_(min=0)
-    if alone:
-        first, last = start[:, None, None], (start + length)[:, None, None]
-        found = found * ((pixels >= first) & (pixels < last))
+    first, last = start[:, None, None], (start + length)[:, None, None]
+    found = found * ((pixels >= first) & (pixels < last))
     # what lies outside of the picture is made of nothing: black
     return found / found.sum(dim=2, keepdim=True).clamp_(min=torch.finfo(found.dtype).tiny)
 

@@ -197,12 +197,10 @@ class DecodedBatch:
             backend crops them, one behind the other: [views * n, ...].
         refused: why pictures could not be decoded, by their numbers in the request; the others are there,
             in the order asked.
-        ready: recorded behind the work on `images`, where that was not queued on the current stream.
     """
 
     images: torch.Tensor
     refused: Mapping[int, ImageError] = field(default_factory=dict)
-    ready: torch.cuda.Event | None = None
 
 
 class Reader(Protocol):

@@ -118,7 +118,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             channels', with alpha left from 0 to 1; `"dataset"`, those of split `train` of the converted
             folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
             pixels from 0 to 1; None serves pixels from 0 to 1.
-        backend: `pytorch`, `shards`, `webdataset`, `dali`, `nvjpeg` (CUDA only) or `synthetic`; `auto`
+        backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto`
             picks the one that the folder is made for.
         serving: how pictures are shown: crop ratio, views; see `loaders.Serving`.
         sampling: which samples are served, and how often: classes, a subset, weights, shares of several
@@ -186,7 +186,7 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     weights = find_weights(sampling, parts[0])
     if mixed:
         parts = unite_classes(parts)
-        counts = samples_of(sampling.shares, [len(part.ids) for part in parts])
+        counts = samples_of(sampling.shares, [len(part) for part in parts])
     else:
         parts = [with_parts(parts[0], None if weights is None else weights > 0)]
 
@@ -238,7 +238,7 @@ def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: La
     on_ray = spec.reading.engine == "ray"
     open_reader = partial(ray_reader.RayReader, backend) if on_ray else BACKENDS[backend]
     with lane.active():
-        reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops, lane)
+        reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops)
     return Pipeline(spec, data, lane, reader, late, scales, followed)
 
 

@@ -191,7 +191,7 @@ class Conversion:
                 f'them, run: {check}, and build with reading=loaders.Reading(on_error="skip")'
             )
             return None
-        self._stored = replace(stored.select(rows), classes=self._data.classes, labels=self._data.labels)
+        self._stored = stored.select(rows).with_labels(self._data.classes, self._data.labels)
         return self._stored
 
     def found(self) -> SplitData | None:
@@ -224,8 +224,7 @@ class Conversion:
         """
         data, state = self._data, dataset.read_source_state()
         ids = data.ids[:]  # of a tree: rows of its scan
-        assert data.modified_ns is not None
-        if np.array_equal(data.modified_ns, state.modified_ns[ids]):
+        if np.array_equal(data.index["modified_ns"][:], state.modified_ns[ids]):
             return ""
         scan = scan_tree(str(data.path), data.class_depth)
         self._check_source(scan.digest)

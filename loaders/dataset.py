@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from io import FileIO
 from operator import le
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,7 +20,7 @@ from loaders.order import WINDOW_SHARDS
 from loaders.settings import count_local_ranks
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
-from precache.dataset.files import FileEntry, check_file
+from precache.dataset.files import hold_whole
 from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
@@ -91,18 +90,10 @@ class RemoteShards:
         part = self.parts.get(number)
         with ExitStack() as held:
             for file in others if with_index or part is not None else ():
-                held.enter_context(self._hold_index(file, check))
+                # it says where samples lie
+                held.enter_context(hold_whole(self.mirror, file, check))
             held.enter_context(self.mirror.hold(shard, check, part))
             return held.pop_all()
-
-    def _hold_index(self, file: FileEntry, check: Callable[[], None]) -> FileIO:
-        """The index of a shard, open; it says where samples lie, so all of it is compared."""
-        opened = self.mirror.hold(file, check)
-        if check_file(self.mirror.folder, file) is None:
-            return opened
-        opened.close()
-        self.mirror.forget(file.name)
-        return self.mirror.hold(file, check)
 
     def damaged(self, number: int) -> str:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
@@ -139,20 +130,18 @@ class RemoteShards:
 class SplitData:
     """The samples of one split, in stored order.
 
-    Of large sets nothing here is as long as the split: ids, labels and what else the index has are read shard
-    by shard, when rows are asked for. Where classes, subset or updates leave samples out, each of the others
-    costs 8 bytes.
+    The index of a converted folder is mapped: what is used of it is in memory once for all processes. Where
+    classes, subset or updates leave samples out, each of the others costs 8 bytes.
 
     Attributes:
         path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
-        ids: int64 [n], ranks in the sorted scan of the source tree; indexed like an array.
-        labels: int64 [n], likewise; -1 where a sample has not just one class.
+        index: of the samples: all that `precache.dataset.index` says; of a raw tree ids, labels and
+            `modified_ns`, int64 [n], when the pictures had last been written.
         shard_samples: int64 [shards], in stored order; a raw tree is one shard.
         files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
         shard_bytes: int64 [shards], sizes of the shards' files; none for a raw tree.
         shards: as the manifest has them; None for a raw tree.
-        index: of the samples of a converted folder, with their checksums and paths; None for a raw tree.
         classes: class names.
         size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
             default to resize to for a raw tree.
@@ -164,8 +153,6 @@ class SplitData:
         rendering: how pictures became what is stored; None for a raw tree.
         boxes: the field of boxes; empty if there is none.
         digest: identity of the dataset, and of what is left out of it, hex.
-        shapes: int32 [n, 2], as `ids`: height and width of each stored picture; None where all are of `size`.
-        modified_ns: int64 [n], when the pictures of a raw tree had last been written; else None.
         class_depth: how deep the class folders of a raw tree lie.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
             otherwise. `shard_samples` counts what is served of each shard.
@@ -176,20 +163,16 @@ class SplitData:
 
     path: Location
     kind: str
-    ids: Column
-    labels: Column
+    index: SampleIndex
     shard_samples: Positions
     files: Sequence[str]
     shard_bytes: Positions
     shards: ShardTable | None
-    index: SampleIndex | None
     classes: tuple[str, ...]
     size: Size
     digest: str
     channels: int = 3
     dtype: np.dtype[Any] = np.dtype(np.uint8)  # noqa: RUF009 (a constant)
-    shapes: Column | None = None
-    modified_ns: Positions | None = None
     class_depth: int = 1
     statistics: tuple[tuple[float, ...], tuple[float, ...]] | None = None
     rendering: Rendering | None = None
@@ -204,7 +187,22 @@ class SplitData:
         object.__setattr__(self, "shard_starts", starts)
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.index)
+
+    @property
+    def ids(self) -> Column:
+        """int64 [n], ranks in the sorted scan of the source tree; indexed like an array."""
+        return self.index["ids"]
+
+    @property
+    def labels(self) -> Column:
+        """int64 [n], likewise; -1 where a sample has not just one class."""
+        return self.index["labels"]
+
+    @property
+    def shapes(self) -> Column | None:
+        """int32 [n, 2], likewise: height and width of each stored picture; None where all are of `size`."""
+        return self.index.get("shapes")
 
     @property
     def pixel_bytes(self) -> int:
@@ -261,7 +259,6 @@ class SplitData:
                 return sample
         except ValueError as error:
             problem = f"not where its index says ({error})"
-        assert self.index is not None
         verify = shell_command("precache verify", self.path)
         raise self.index.error(position, self.file(position), f"{problem}; run: {verify}")
 
@@ -292,26 +289,24 @@ class SplitData:
     def select(self, positions: Positions) -> "SplitData":
         """The samples at `positions` alone, in this order; ascending if readers go shard by shard."""
         raw = self.kind == RAW
-        known = hashlib.sha256(self.digest.encode())
-        for _, block in self.ids.blocks(positions):
-            known.update(block.tobytes())
+        digest = hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest()
         return replace(
             self,
-            ids=self.ids.at(positions),
-            labels=self.labels.at(positions),
+            index=self.index.at(positions),
             shard_samples=np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples)),
             files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
-            index=None if self.index is None else self.index.select(positions),
-            shapes=None if self.shapes is None else self.shapes.at(positions),
-            modified_ns=None if self.modified_ns is None else self.modified_ns[positions],
-            digest=known.hexdigest(),
+            digest=digest,
             part_of=(self.whole, self.in_whole(positions)),
         )
 
     def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
         """The same samples labelled as `classes`: `labels`, int64, has what each label becomes."""
-        part_of = self.part_of or (self, None)
-        return replace(self, classes=classes, labels=self.labels.renamed(labels), part_of=part_of)
+        return self.with_labels(classes, Column(labels[self.labels[:]]))
+
+    def with_labels(self, classes: tuple[str, ...], labels: Column) -> "SplitData":
+        """The same samples with these labels, of `classes`."""
+        index = self.index.with_columns({"labels": labels})
+        return replace(self, classes=classes, index=index, part_of=self.part_of or (self, None))
 
     def file(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""
@@ -321,7 +316,7 @@ class SplitData:
 
     def path_at(self, position: int) -> str:
         """Path of the picture at `position`, relative to the source tree, with forward slashes."""
-        if self.index is None:
+        if self.kind == RAW:
             return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
         return self.index.path(position)
 
@@ -331,14 +326,13 @@ class SplitData:
         Raises:
             SettingError: the split has no such sample.
         """
-        for start, block in self.ids.blocks():
-            if len(rows := np.flatnonzero(block == sample_id)):
-                return self.path_at(start + int(rows[0]))
+        if len(rows := np.flatnonzero(self.ids == sample_id)):
+            return self.path_at(int(rows[0]))
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
 
     def targets(self) -> list[Any]:
         """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
-        if self.index is None or (targets := self.index.targets) is None:
+        if (targets := self.index.targets) is None:
             return list(self.labels.tolist())
         return [targets.value(row) for row in range(len(targets))]
 
@@ -346,7 +340,7 @@ class SplitData:
         """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
         if self.shapes is not None:
             return self.shapes[positions].astype(np.int64)  # type: ignore[no-any-return]
-        return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self.ids), 2))[positions]
+        return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self), 2))[positions]
 
     @property
     def most_sides(self) -> tuple[int, int]:
@@ -508,32 +502,33 @@ def _spelled(split: str, names: Sequence[str]) -> str:
 def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     split = _spelled(split, dataset.manifest.shards.split_names)
     shards = dataset.manifest.split_shards(split)
-    index = dataset.open_index(split)
+    if dataset.manifest.split_samples[split] == 0:
+        raise DatasetError(
+            f"{dataset.place}: updates have removed all of split {split!r}; choose another split"
+        )
+    index = dataset.read_index(split, removed=True)
     all_statistics = dataset.manifest.statistics
     statistics = all_statistics.get("train", all_statistics.get(split))
     data = SplitData(
         path=dataset.place,
         kind=dataset.manifest.recipe.format,
-        ids=index["ids"],
-        labels=index["labels"],
+        index=index,
         shard_samples=shards.samples,
         files=tuple(f"{dataset.path}/{shards.file_name(number)}" for number in range(len(shards))),
         shard_bytes=shards.bytes[:, 0],
         shards=shards,
-        index=index,
         classes=dataset.manifest.classes,
         size=dataset.manifest.recipe.size,
         digest=dataset.digest,
         channels=CHANNELS[dataset.manifest.recipe.channels],
         dtype=np.dtype(dataset.manifest.recipe.dtype),
-        shapes=index.columns.get("shapes"),
         statistics=None if statistics is None else (statistics.mean, statistics.std),
         rendering=dataset.manifest.recipe.rendering,
         boxes=str(dataset.manifest.source_options.get("boxes", "")),
         remote=None if dataset.mirror is None else RemoteShards(dataset.mirror, shards),
         folder=dataset.folder,
     )
-    return data.select(np.flatnonzero(index.served)) if "removed" in index.columns else data
+    return data.select(np.flatnonzero(index.served)) if split in dataset.manifest.removed else data
 
 
 def _raw(
@@ -555,20 +550,18 @@ def _raw(
     split = _spelled(split, list(rows_of))
     check_choice("split", split, rows_of)
     samples, rows = scan.samples, rows_of[split]
+    columns = {"ids": samples.ids, "labels": samples.labels, "modified_ns": samples.modified_ns}
     data = SplitData(
         path=scan.root,
         kind=RAW,
-        ids=Column(samples.ids[rows]),
-        labels=Column(samples.labels[rows]),
+        index=SampleIndex({name: Column(values[rows]) for name, values in columns.items()}),
         shard_samples=np.array([len(rows)]),
         files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
         shard_bytes=np.empty(0, np.int64),
         shards=None,
-        index=None,
         classes=scan.classes,
         size=DEFAULT_SIZE,
         digest=hashlib.sha256(f"raw {scan.digest}".encode()).hexdigest(),
-        modified_ns=samples.modified_ns[rows],
         class_depth=class_depth,
     )
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
@@ -633,10 +626,8 @@ class ShardPart:
             sample = FORMATS[self.whole.kind].read_sample(content)
         except ValueError:
             return False
-        index = self.whole.index
-        assert index is not None
         position = int(self.whole.shard_starts[self.number] + self.rows[number])
-        return not sample.damage and checksum_of(sample.data) == index["checksums"][position]
+        return not sample.damage and checksum_of(sample.data) == self.whole.index["checksums"][position]
 
     def read(self, path: Path) -> dict[int, StoredSample]:
         """Row -> sample, of the part at `path`, of a format that holds JPEGs.
@@ -666,12 +657,12 @@ def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitDa
     Args:
         wanted: bool [n], the samples that an epoch may ask for; None: all of them.
     """
-    remote, index = data.remote, data.whole.index
-    if remote is None or index is None or "mask_checksums" in index.columns:
+    remote = data.remote
+    if remote is None or "mask_checksums" in data.index:
         return data
     if wanted is None and data.part_of is None:  # all of each shard
         return data
-    positions = np.arange(len(data.ids)) if wanted is None else np.flatnonzero(wanted)
+    positions = np.arange(len(data)) if wanted is None else np.flatnonzero(wanted)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
     few = (counts > 0) & (counts * _FEW <= data.whole.shard_samples)

@@ -10,20 +10,14 @@ https://docs.python.org/3/c-api/init.html#c.PyEval_RestoreThread
 They are daemons, or a read from a disk that hangs would keep the program for ever: `atexit` waits for them,
 for so long and no longer. ThreadPoolExecutor's are waited for without end.
 
-What has to be done when an object goes is done by functions written in C, where it can be: Python's would
-take the KeyboardInterrupt of Ctrl-C, and lose it, since what a finaliser raises reaches nobody.
-
 On CUDA a loader has one stream of its own, a lane. All that its reading thread does on the device is queued
-there, ahead of the training: copies, gathers, augmentation, normalising. What was made on another stream is
-waited for there, by an event, and what is served is waited for by the training's stream; no thread waits:
+there, ahead of the training: copies, gathers, augmentation, normalising. The training's stream waits for what
+is served, by an event; no thread waits:
 https://pytorch.org/docs/stable/notes/cuda.html#cuda-streams
 """
 
-import _thread
 import atexit
 import logging
-import os
-import signal
 import threading
 import time
 import weakref
@@ -49,11 +43,7 @@ _LOOK_S = 1.0  # between looks at whether a thread lives
 # After a wait for room the thread that reads ahead sleeps so long, at most this share of the wait: the
 # consumer has just taken an element and goes on with its step, which needs a core and the interpreter's lock.
 _NAP_S, _NAP_SHARE = 0.001, 0.25
-_INTERRUPT_S = 0.002  # behind the end of a finaliser
 _exiting = False
-_first_at_exit: list[Callable[[], None]] = []
-# Kept for the next thread to throw them away: threading's own bookkeeping, in Python, is called by then.
-_ended: "deque[EndingThread]" = deque()
 
 
 class Ending(Exception):
@@ -65,7 +55,7 @@ class EndingThread(threading.Thread):
 
     Attributes:
         inbox: what it waits at; None wakes it.
-        stopping: whether it is to end. Not an Event: Ctrl-C may come while that holds its lock.
+        stopping: whether it is to end.
         helps: others wait for what it does, so that it ends after them.
     """
 
@@ -80,105 +70,50 @@ class EndingThread(threading.Thread):
     ) -> None:
         super().__init__(name=name, daemon=True)
         self._work: tuple[Callable[..., None], tuple[Any, ...]] | None = (function, arguments)
-        self._returned: SimpleQueue[None] = SimpleQueue()
-        self._begun = self._done = self._joined = False
-        self._process = os.getpid()
+        self._done = threading.Event()
         self.inbox = inbox
         self.stopping = False
         self.helps = helps
 
     def start(self) -> None:
-        """As a Thread's, which a thread of the system calls: no handler of a signal runs in that.
-
-        What one raises in the midst of it, as of Ctrl-C or of a dead worker, would leave a lock of
-        `threading` locked, for which the new thread would wait for ever.
-        """
-        started: SimpleQueue[BaseException | None] = SimpleQueue()
-        _thread.start_new_thread(self._start, (started,))
-        if (error := started.get()) is not None:
-            raise error
-
-    def _start(self, started: "SimpleQueue[BaseException | None]") -> None:
-        self._begun = True  # before a look at `stopping`, as who stops it looks here after that is set
-        try:
-            if self.stopping:
-                self._done = True
-                self._returned.put(None)
-            else:
-                super().start()
-        except BaseException as error:
-            self._begun = False
-            started.put(error)
-        else:
-            started.put(None)
+        """Start it; at the program's end it ends before what it may use, as Ray and torch's workers."""
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)  # the last one that asks is called first
+        super().start()
 
     def run(self) -> None:
         """Call `function(self, *arguments)`."""
-        _ended.clear()
         assert self._work is not None
         function, arguments = self._work
         self._work = None  # or this thread would hold until its end what it works on
         try:
-            function(self, *arguments)
+            if not self.stopping:
+                function(self, *arguments)
         finally:
-            self._done = True
-            self._returned.put(None)
+            self._done.set()
 
     def ask_to_stop(self) -> None:
-        """Return at once; `end_threads` waits."""
+        """Return at once; `wait` waits."""
         self.stopping = True
         self.inbox.put(None)
-        if not self._begun:  # was never started, so that `run` does not let go of it
-            self._work = None
 
-    def has_ended(self) -> bool:
-        """Whether it was not started, or somebody has waited for its end, or it runs in another process."""
-        return not self._begun or self._joined or os.getpid() != self._process
-
-    def wait(self, most_s: float) -> None:
-        """Wait until it has ended, or for so long."""
-        if self.has_ended():
-            return
-        # up to Python 3.12 a `join` that Ctrl-C breaks off takes a thread for ended that is not
-        with suppress(Empty):
-            while not self._done:  # not by what is in the queue: Ctrl-C may come when it has been taken out
-                self._returned.put(self._returned.get(timeout=most_s))
-        if self._done:
-            if self.ident is not None:
-                self.join()
-            self._joined = True
+    def wait(self, most_s: float | None = None) -> None:
+        """Wait until it has ended, or for so long; not at all for one that was not started."""
+        # not by `join` alone: up to Python 3.12 one that Ctrl-C breaks off takes the thread for ended
+        if self.is_alive() and self._done.wait(most_s):
+            self.join()
 
 
 def end_threads(threads: Iterable[EndingThread]) -> None:
-    """Stop them and wait until they have ended.
-
-    Ctrl-C is raised as soon as they have: this may run while an iterator is thrown away, where an exception
-    reaches nobody. Pressed twice it ends the waiting, too.
-    """
+    """Stop them and wait until they have ended; Ctrl-C ends the waiting, and they end by themselves."""
     threads = list(threads)
-    interrupts = 0
     for thread in threads:
         thread.ask_to_stop()
     us = threading.current_thread()
     if isinstance(us, EndingThread):  # perhaps collecting garbage: none waits for one that may wait for it
         threads = [thread for thread in threads if thread.helps and not us.helps]
     for thread in threads:
-        while interrupts < 2 and not thread.has_ended():
-            try:
-                thread.wait(_LOOK_S)
-            except KeyboardInterrupt:
-                interrupts += 1
-    _ended.extend(threads)
-    if interrupts:
-        _thread.start_new_thread(_interrupt_soon, ())
-
-
-def _interrupt_soon() -> None:
-    time.sleep(_INTERRUPT_S)
-    if hasattr(signal, "pthread_kill"):  # also ends what the main thread waits for, a `sleep` of its own
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
+        thread.wait()
 
 
 class Pool:
@@ -244,13 +179,12 @@ class _End:
 class Prefetch(Iterator[T]):
     """What `source` yields, computed up to `depth` elements ahead.
 
-    An exception of `source` is raised here. The thread ends when this is closed, or thrown away: then
-    without a line of Python in the thread that does so, in which Ctrl-C would reach nobody.
+    An exception of `source` is raised here. The thread ends when this is closed, or thrown away.
     """
 
     def __init__(self, source: Iterator[T], depth: int) -> None:
-        # SimpleQueue, since it has no lock that Ctrl-C could leave locked: the room is counted by another one
         self._results: SimpleQueue[Any] = SimpleQueue()
+        # a queue, too, since anybody can wake who waits there: when this is closed, or gone
         self._room: SimpleQueue[Any] = SimpleQueue()
         for _ in range(depth):
             self._room.put(True)
@@ -343,24 +277,9 @@ def stop_check() -> Callable[[], None]:
     return check
 
 
-def begin_exit_with(function: Callable[[], None]) -> None:
-    """Have `function` called before the threads are ended; as `end_first`."""
-    if function not in _first_at_exit:
-        _first_at_exit.append(function)
-    end_first()
-
-
-def end_first() -> None:
-    """Have the threads ended before what others have asked `atexit` for so far; it begins with the last."""
-    atexit.unregister(_end_all)
-    atexit.register(_end_all)
-
-
 def _end_all() -> None:
     global _exiting
     _exiting = True
-    for function in _first_at_exit:
-        function()
     running = [thread for thread in threading.enumerate() if isinstance(thread, EndingThread)]
     for helps, most_s in ((False, _READERS_S), (True, _HELPERS_S)):
         ending = [thread for thread in running if thread.helps == helps]
@@ -368,17 +287,14 @@ def _end_all() -> None:
             thread.ask_to_stop()
         deadline = time.monotonic() + most_s
         for thread in ending:
-            while not thread.has_ended() and (left_s := deadline - time.monotonic()) > 0:
+            while thread.is_alive() and (left_s := deadline - time.monotonic()) > 0:
                 with suppress(KeyboardInterrupt):  # the program ends as it is, and soon
                     thread.wait(left_s)
-    if left := [thread.name for thread in running if not thread.has_ended()]:
+    if left := [thread.name for thread in running if thread.is_alive()]:
         _LOGGER.warning(
             "the program ends while %d threads of a loader are still reading: they did not stop within %g s "
             "(%s); check the disk or network of the data", len(left), _READERS_S + _HELPERS_S, ", ".join(left)
         )  # fmt: skip
-
-
-atexit.register(_end_all)
 
 
 def find_device(name: str | torch.device) -> torch.device:
@@ -425,23 +341,6 @@ class Lane:
     def mark(self) -> torch.cuda.Event | None:
         """An event behind all that is queued."""
         return None if self.stream is None else self.stream.record_event()
-
-    def drain(self) -> None:
-        """Wait until all that is queued is done."""
-        if self.stream is not None:
-            self.stream.synchronize()
-
-    def drain_device(self) -> None:
-        """Wait for all streams of the device."""
-        if self.stream is not None:
-            torch.cuda.synchronize(self.device)
-
-    def take(self, tensor: torch.Tensor, ready: torch.cuda.Event | None) -> torch.Tensor:
-        """`tensor`, for work here: behind `ready`, recorded where it was made."""
-        if self.stream is not None and ready is not None:
-            self.stream.wait_event(ready)
-            tensor.record_stream(self.stream)  # its memory is reused only after what is queued here
-        return tensor
 
 
 class Borrowed:

@@ -12,6 +12,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torchvision.datasets import VisionDataset, folder
 
+from loaders.batch import Positions
 from loaders.converting import Conversion, reconcile
 from loaders.dataset import RAW, SplitData, open_split, reason_with_remedy
 from loaders.read.integrity import SampleCheck
@@ -79,7 +80,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
     size that is stored. Samples of no one class each have the tensor that `loaders.transfer` says.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
-    stays open between two samples, so it may be pickled, forked and used by several threads. Of a URL each
+    but the mapped index stays open between two samples, so it may be pickled, forked and used by several
+    threads; another process maps the index itself. Of a URL each
     shard is fetched, whole, when a sample of it is first asked for; worker processes that fetch must not be
     forked: `DataLoader(..., multiprocessing_context="forkserver")`.
 
@@ -180,6 +182,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         if data.kind == RAW:
             self._top, self.samples = _list_files(data, self.root)
             self.imgs, self.targets = self.samples, [label for _, label in self.samples]
+            self.ids = data.ids.values
         else:
             modes = (1, 3, 4) if data.dtype == np.uint8 else (1,)
             if decode == "pil" and data.channels not in modes:
@@ -189,7 +192,6 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
                 )
             self._data = data = data.select(np.argsort(data.ids[:]))
             self.loader = StoredPictures(data, decode)
-        self.ids = data.ids if data.ids.in_pieces else data.ids.values
 
     def _open(self, root: str | os.PathLike[str] | Url, of_tree: dict[str, Any]) -> SplitData:
         """The split; of a converted folder its path may name it, `data/shards/val`, as in the tree."""
@@ -285,6 +287,12 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         return self.samples
 
     @cached_property
+    def ids(self) -> Positions:
+        """See the class."""
+        assert self._data is not None
+        return self._data.ids.values
+
+    @cached_property
     def targets(self) -> list[Any]:
         """See the class."""
         assert self._data is not None
@@ -340,15 +348,13 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
     def _target(self, position: int) -> Any:
         """The label of the sample at `position`, in the form that `targets` has."""
         assert self._data is not None
-        assert self._data.index is not None
-        if self._data.index.targets is None:
+        if (targets := self._data.index.targets) is None:
             return int(self._data.labels[position])
-        return self._data.index.targets.value(position)
+        return targets.value(position)
 
     def _as_tensor(self, label: Any) -> Any:
         """The label as a batch has it, see `loaders.transfer`: a class is as it is."""
         assert self._data is not None
-        assert self._data.index is not None
         if (targets := self._data.index.targets) is None:
             return label
         if targets.kind == "ragged":

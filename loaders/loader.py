@@ -50,9 +50,6 @@ class _Start(NamedTuple):
 class Iteration(Iterator[Batch]):
     """One iteration of a loader, which begins with its first batch; over after an error.
 
-    Not a generator: when one is thrown away midway, Python code of it is run, in which the KeyboardInterrupt
-    of Ctrl-C would reach nobody.
-
     Attributes:
         epoch: that it serves; -1 before it has begun.
         ended: whether it has served its last batch.
@@ -260,8 +257,7 @@ class Loader(IterableDataset[Batch]):
         self._order = order
         self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
         self._next = _Start(0)
-        # the latest is last; no WeakSet: Python code of that is run as one goes
-        self._begun: list[weakref.ref[Iteration]] = []
+        self._iterations: list[weakref.ref[Iteration]] = []  # that have begun; the latest is last
         self._resized = False
         self._ahead: Prefetch[Batch] | None = None
         self._ahead_place: Place = (0, 0)  # of the next batch that it gives
@@ -362,7 +358,7 @@ class Loader(IterableDataset[Batch]):
         that take turns, what was served last.
         """
         epoch, served = self._place
-        latest = self._begun[-1]() if self._begun else None
+        latest = self._iterations[-1]() if self._iterations else None
         if self._next.said_by:
             runs = latest is not None and not latest.ended and latest.epoch == self._next.epoch == epoch
             if self._next.said_by == "state" or not runs:  # else it is said of the iteration after this one
@@ -442,7 +438,7 @@ class Loader(IterableDataset[Batch]):
         """Epoch and first batch of an iteration that begins."""
         epoch, served, _ = self._next
         self._place, self._next = (epoch, served), _Start(epoch + 1)
-        self._begun = [*self._midway(), weakref.ref(iteration)]
+        self._iterations = [*self._midway(), weakref.ref(iteration)]
         return self._place
 
     def take(self, place: Place) -> Batch:
@@ -526,8 +522,9 @@ class Loader(IterableDataset[Batch]):
         return error
 
     def _midway(self) -> list["weakref.ref[Iteration]"]:
-        """The iterations that are begun and neither ended nor thrown away."""
-        return [known for known in self._begun if (begun := known()) is not None and not begun.ended]
+        """The iterations that have begun and neither ended nor been thrown away."""
+        begun = [(known, known()) for known in self._iterations]
+        return [known for known, iteration in begun if iteration is not None and not iteration.ended]
 
     def _check_usable(self) -> None:
         """SettingError where it is closed, or in a forked process: the threads did not come along."""

@@ -32,7 +32,7 @@ def unite_classes(parts: Sequence[SplitData]) -> list[SplitData]:
     Raises:
         SettingError: they cannot be in one batch.
     """
-    targets = [None if part.index is None else part.index.targets for part in parts]
+    targets = [part.index.targets for part in parts]
     kinds = {None if t is None else (t.kind, t.row_shape) for t in targets}
     if len(kinds) > 1 or (targets[0] is not None and len({part.classes for part in parts}) > 1):
         raise SettingError(

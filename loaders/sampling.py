@@ -39,8 +39,7 @@ def choose_samples(sampling: Sampling, data: SplitData) -> SplitData:
 
 def _among(column: Column, values: npt.ArrayLike) -> Positions:
     """Where `column` has one of `values`."""
-    found = [start + np.flatnonzero(np.isin(block, values)) for start, block in column.blocks()]
-    return np.concatenate(found)
+    return np.flatnonzero(np.isin(column[:], values))
 
 
 def _labels(classes: Iterable[str], data: SplitData) -> list[int]:
@@ -57,7 +56,7 @@ def _labels(classes: Iterable[str], data: SplitData) -> list[int]:
 
 
 def _check_classes(what: str, data: SplitData) -> None:
-    if not data.classes or (data.index is not None and data.index.targets is not None):
+    if not data.classes or data.index.targets is not None:
         raise SettingError(
             f"{what} samples of one class each, which those of {data.path} are not; give subset, or "
             f"weights of your own"
@@ -107,9 +106,8 @@ def find_weights(sampling: Sampling, data: SplitData) -> Weights | None:
         shares: Weights = 1 / np.bincount(labels)[labels]
         return shares
     weights = _array("weights", asked, "'balanced' or a number for each sample")
-    index = data.whole.index
-    served = np.ones(len(data.whole), bool) if index is None else index.served
-    counts = (int(served.sum()), len(data.ids))
+    served = data.whole.index.served
+    counts = (int(served.sum()), len(data))
     if weights.dtype.kind not in "iuf" or weights.shape not in [(count,) for count in counts]:
         lengths = " or ".join(f"[{count}]" for count in dict.fromkeys(counts))
         raise SettingError(

@@ -22,7 +22,7 @@ from precache.pictures.sizes import Size, check_size
 from precache.sources.splits import is_list_file
 
 # What a setting may be called is said here alone, for type checkers and at runtime.
-Backend: TypeAlias = Literal["auto", "dali", "nvjpeg", "pytorch", "shards", "synthetic", "webdataset"]
+Backend: TypeAlias = Literal["auto", "dali", "pytorch", "shards", "synthetic", "webdataset"]
 AugmentName: TypeAlias = Literal["crop", "eval", "train"]
 DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint16", "uint8"]
 NormalizeName: TypeAlias = Literal["dataset", "imagenet"]
@@ -321,9 +321,9 @@ def find_nodes(per_node: int | None, world_size: int) -> int:
                 f"runs, or {world_size}: then all share each shard"
             )
         return world_size // per_node
-    ranks, nodes = read_launcher("LOCAL_WORLD_SIZE", 0), read_launcher("GROUP_WORLD_SIZE", 1)
+    nodes = read_launcher("GROUP_WORLD_SIZE", 1)
     # else the nodes run different numbers of ranks, or this world is not torchrun's
-    return nodes if ranks * nodes == world_size else 1
+    return nodes if count_local_ranks() * nodes == world_size else 1
 
 
 def find_dtype(dtype: DType) -> torch.dtype:

@@ -123,7 +123,7 @@ class Pipeline:
         refused = dict(decoded.refused)
         there = request.without(refused)
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
-        images = upload(self.lane.take(decoded.images, decoded.ready), self.lane.device)
+        images = upload(decoded.images, self.lane.device)
         fields, damaged = self._fields.describe(there)
         if damaged:
             numbers = np.delete(np.arange(len(request.positions)), [*refused])
@@ -254,7 +254,7 @@ class Fields:
         self._data, self._crops = data, replace(crops, views=1)
         self._index, self._device = data.index, spec.device
         self._rows, self._columns = sides(crops.size)
-        self._has_masks = data.index is not None and "mask_checksums" in data.index.columns
+        self._has_masks = "mask_checksums" in data.index
         self._check_masks = spec.reading.check != "never"
         self._pool = Pool(max(1, spec.workers), "mask")
         self._mask_files: OrderedDict[int, MaskFile] = OrderedDict()
@@ -273,7 +273,7 @@ class Fields:
         """
         fields: dict[str, Any] = {}
         damaged: dict[int, ImageError] = {}
-        if self._index is None or not (self._index.fields or self._has_masks):
+        if not (self._index.fields or self._has_masks):
             return fields, damaged
         rows = request.positions
         boxes, mirrored = self._crops.of(
@@ -355,7 +355,6 @@ class Fields:
         What lies outside of the mask is 0.
         """
         index, file = self._index, self._data.file(position)
-        assert index is not None
         mask = self._mask_files[shard].read_mask(row)
         try:
             if isinstance(mask, bytes):
@@ -384,7 +383,7 @@ def _nearest(start: float, length: float, count: int, side: int) -> tuple[Positi
 
 def labels_of(data: SplitData, rows: Positions) -> torch.Tensor:
     """What `rows` are labelled with, see the module; on the CPU."""
-    if data.index is None or data.index.targets is None:
+    if data.index.targets is None:
         return torch.from_numpy(data.labels[rows])
     chosen = data.index.targets.select(rows)
     if chosen.ends is None:

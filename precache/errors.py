@@ -22,7 +22,8 @@ import errno
 import os
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from itertools import islice
 from numbers import Real
@@ -144,6 +145,26 @@ def check_open_files(error: OSError, path: object = None) -> None:
     """Raise `open_files_error`, if there is one."""
     if (instead := open_files_error(error, path)) is not None:
         raise instead from error
+
+
+def os_reason(error: BaseException) -> str:
+    """What the system says of an error, as 'No such file or directory'; else the error's own words."""
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+@contextmanager
+def os_errors_as(kind: type[PrecacheError], what: str, remedy: str) -> Iterator[None]:
+    """Raise a `kind` of one line, '`what` (REASON); `remedy`', for an OSError of the block.
+
+    Errors of this project, and OpenFilesError where too many files are open, are raised as they are.
+    """
+    try:
+        yield
+    except PrecacheError:  # NothingFoundError is an OSError, too
+        raise
+    except OSError as error:
+        check_open_files(error, error.filename)
+        raise kind(f"{what} ({os_reason(error)}); {remedy}") from error
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

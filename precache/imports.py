@@ -15,9 +15,9 @@ from pathlib import Path
 
 OURS = ("bench", "loaders", "precache")
 _NEEDED = (
-    "PIL", "boto3", "click", "cv2", "datasets", "google_crc32c", "huggingface_hub", "numpy", "obstore",
-    "plotly", "psutil", "pyarrow", "ray", "rich", "simplejpeg", "tensorboard", "torch", "torchcodec",
-    "torchvision", "tqdm", "webdataset", "xxhash",
+    "PIL", "boto3", "click", "cv2", "datasets", "google_crc32c", "numpy", "obstore",
+    "plotly", "psutil", "pyarrow", "ray", "rich", "simplejpeg", "tensorboard", "torch", "torchvision",
+    "tqdm", "webdataset", "xxhash",
 )  # fmt: skip
 _ROOT = Path(__file__).resolve().parent.parent
 

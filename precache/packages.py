@@ -9,8 +9,6 @@ from precache.imports import OURS, explain_hiding, hiding_files
 
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 """For CUDA 12 and CUDA 13; the same modules."""
-TORCHCODEC = (0, 16)
-"""The first version of torchcodec with a JPEG decoder for GPUs."""
 _CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 
 

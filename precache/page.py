@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
-from precache.errors import SettingError
+from precache.errors import SettingError, os_errors_as
 from precache.storage import atomic_write
 
 # Colours have names, so that a chart can take them from the page: dark mode and print need no script.
@@ -135,12 +135,11 @@ def with_code(text: str) -> str:
 
 def write(path: str | os.PathLike[str], text: str) -> None:
     """Write a page, or another text, whole or not at all; SettingError if `path` cannot be written."""
-    try:
-        with atomic_write(Path(path)) as file:
-            # a name of a file may hold bytes that are no text
-            file.write(text.encode(errors="backslashreplace"))
-    except OSError as error:
-        raise SettingError(f"{path}: cannot be written ({error.strerror}); name another file") from error
+    with (
+        os_errors_as(SettingError, f"{path}: cannot be written", "name another file"),
+        atomic_write(Path(path)) as file,
+    ):
+        file.write(text.encode(errors="backslashreplace"))  # a name of a file may hold bytes that are no text
 
 
 def _text(value: object) -> str:

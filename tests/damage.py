@@ -1,18 +1,17 @@
 """Pictures that cannot be decoded, folders that hold some, and what a saboteur does to a folder."""
 
 import json
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from safetensors.numpy import load_file
 
 from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import IndexEntry, parse_header, write_index
+from precache.dataset.index import columns_of, write_arrays
 from precache.dataset.manifest import MANIFEST_NAME, _checksum
 from precache.formats import FORMATS, Sample
 from precache.sources.tree import scan_tree
@@ -49,7 +48,10 @@ def damage_shards(source: Path, path: Path, ids: list[int]) -> None:
             assert isinstance(sample.data, bytes)
             data = spoil[sample.id](sample.data) if sample.id in spoil else sample.data
             samples.append(Sample(sample.id, sample.label, data, "", (48, 48)))
-        publish(form.write_shard(path / shard.name, samples, len(samples), dataset.manifest.recipe.size))
+        writer = form.writer(path / shard.name, len(samples), dataset.manifest.recipe.size)
+        for sample in samples:
+            writer.add(sample)
+        publish(writer.finish())
 
 
 def flip_a_bit(path: Path, shard_number: int = 2, row: int = 4) -> tuple[Path, int]:
@@ -74,23 +76,8 @@ def edit_manifest(path: Path, **changes: Any) -> None:
 
 def edit_samples(path: Path, **columns: Column) -> None:
     """Change these columns of the samples in the index; all checksums fit."""
-    dataset = open_dataset(path)
-    manifest, index = dataset.manifest, dataset.read_index(removed=True).with_columns(columns)
-    _, others = _index_arrays(path, manifest.index)
-    entry = write_index(path, index, manifest.shards.samples, others, len(manifest.updates))
-    edit_manifest(path, index=asdict(entry))
-
-
-def _index_arrays(path: Path, entry: IndexEntry) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The columns of samples, and the others."""
-    content = (path / entry.name).read_bytes()
-    places = parse_header(content[: 8 + int.from_bytes(content[:8], "little")], len(content))
-    arrays = {
-        name: np.frombuffer(content, place.dtype, math.prod(place.shape), place.start).reshape(place.shape)
-        for name, place in places.items()
-    }
-    samples = {name: array for name, array in arrays.items() if name not in entry.columns}
-    return samples, {name: array for name, array in arrays.items() if name in entry.columns}
+    index = path / open_dataset(path).manifest.index.name
+    edit_manifest(path, index=asdict(write_arrays(index, {**load_file(index), **columns_of(columns)})))
 
 
 def lead_away(path: Path, split: str) -> None:

@@ -8,13 +8,12 @@ import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from precache.dataset.index import ENDS, SHARD, checksum_of, parse_header, write_arrays
+from precache.dataset.index import SHARD, checksum_of, parse_header, write_arrays
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.formats import FORMATS
@@ -189,23 +188,9 @@ def _set_column(name: str, how: str, number: int) -> Forge:
 
 
 def write(path: Path, arrays: dict[str, Any]) -> None:
-    """Write the index anew of these columns, with the checksums that they have, as far as they have any."""
+    """Write the index anew of these columns, with the checksums that they have."""
     entry = json.loads((path / MANIFEST_NAME).read_bytes())["index"]
-    samples = {name: array for name, array in arrays.items() if name not in entry["columns"]}
-    others = {name: array for name, array in arrays.items() if name in entry["columns"]}
-    sums, counts = others[f"{SHARD}checksums"].copy(), others[f"{SHARD}samples"].reshape(-1)
-    with suppress(IndexError, ValueError, OverflowError):  # they do not fit together
-        for number, name in enumerate(sorted(samples)):
-            bounds = np.concatenate(([0], np.cumsum(counts.astype(np.int64))))
-            if (ends := samples.get(f"{ENDS}{name}")) is not None:
-                bounds = np.concatenate((np.zeros(1, np.int64), ends.reshape(-1).astype(np.int64)))[bounds]
-            rows = np.ascontiguousarray(samples[name])
-            bounds = bounds * (rows.itemsize * math.prod(rows.shape[1:]))
-            content = rows.reshape(-1).view(np.uint8).data
-            for shard, (first, last) in enumerate(pairwise(bounds.tolist())):
-                sums[shard, number] = checksum_of(content[first:last])
-    others[f"{SHARD}checksums"] = sums
-    edit_manifest(path, index=asdict(write_arrays(path / entry["name"], samples, others)))
+    edit_manifest(path, index=asdict(write_arrays(path / entry["name"], arrays)))
 
 
 def of_shards(path: Path) -> Iterator[tuple[str, Forge]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from precache.pictures.jpeg import Pixels
 
@@ -44,7 +44,7 @@ def draw_trees(root: Path) -> Trees:
         exif = Image.Exif()
         if number == 5:  # stored turned to the left: upright again when it is turned to the right
             picture = picture.transpose(Image.Transpose.ROTATE_90)
-            exif[0x0112] = 6
+            exif[ExifTags.Base.Orientation] = 6
         picture.save(trees.photos / folder / f"{number:02}.png", exif=exif)
         save_mask(labels, number, trees.masks / folder / f"{number:02}")
     return trees

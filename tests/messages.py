@@ -36,7 +36,6 @@ precache verify shards photos
 precache verify shards --root photos
 precache convert photos out --format shards --splits 0.8
 precache convert photos out --format shards --quality 50
-precache export shards pictures --quality 50
 precache verify shards --deep --across dali
 precache verify damaged
 precache inspect photos

@@ -77,11 +77,11 @@ def stopping(folder: Path, stop: Stop) -> Iterator[Stop]:
         stop.passes("requests", f"{arguments[0]} was answered")
         return answer
 
-    inner = objects.asked
+    inner = objects.request_with_retries
     try:
         with (
             mock.patch.multiple(os, **{name: counted(name, getattr(os, name)) for name in CHANGES}),
-            mock.patch.object(objects, "asked", asked),
+            mock.patch.object(objects, "request_with_retries", asked),
         ):
             yield stop
     finally:

@@ -6,7 +6,6 @@ Each step takes the accelerator's place: it sleeps, and then an optimizer steps.
 (read), decoded (decode) or computed in Python (python).
 """
 
-import argparse
 import io
 import itertools
 import tarfile
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
@@ -209,19 +209,18 @@ def sample_seconds(wait: float, step_s: float, workers: int) -> float:
     return step_s * wait / (1 - wait) / BATCH
 
 
-def main() -> None:
+@click.command()
+@click.argument("kind", type=click.Choice(list(KINDS)))
+@click.option("--wait", default=0.4)
+@click.option("--stage", type=click.Choice(["read", "decode", "python"]), default="read")
+@click.option("--workers", default=0)
+@click.option("--step", "step_s", default=0.05)
+@click.option("--batches", default=60)
+def main(kind: str, wait: float, stage: str, workers: int, step_s: float, batches: int) -> None:
     """Train one epoch."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--wait", type=float, default=0.4)
-    parser.add_argument("--stage", choices=("read", "decode", "python"), default="read")
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--step", type=float, default=0.05)
-    parser.add_argument("--batches", type=int, default=60)
-    asked = parser.parse_args()
     torch.set_num_threads(1)
-    seconds = sample_seconds(asked.wait, asked.step, asked.workers)
-    KINDS[asked.kind](Net(asked.step), Slow(asked.batches * BATCH, seconds, asked.stage), asked.workers)
+    data = Slow(batches * BATCH, sample_seconds(wait, step_s, workers), stage)
+    KINDS[kind](Net(step_s), data, workers)
 
 
 if __name__ == "__main__":

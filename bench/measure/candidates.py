@@ -185,7 +185,7 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candid
                 if candidate.path == tree:
                     served[number] = replace(candidate, opened=data, linked=folder)
             notes.append(
-                f"of {tree} only the {len(part):,} of {len(whole.ids):,} pictures are served that the "
+                f"of {tree} only the {len(part):,} of {len(whole):,} pictures are served that the "
                 f"data set holds"
             )
         yield served, notes
@@ -193,10 +193,10 @@ def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candid
 
 def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype[np.int64]] | None":
     """Rows of `tree` that `other` holds, by path; None if all of it, or if `other` has other pictures."""
-    if other.kind == RAW or other.index is None or len(other.ids) >= len(tree.ids):
+    if other.kind == RAW or len(other) >= len(tree):
         return None
     row_of = {os.path.relpath(file, str(tree.path)): row for row, file in enumerate(tree.files)}
-    paths = (other.index.path(row) for row in range(len(other.ids)))
+    paths = (other.index.path(row) for row in range(len(other)))
     rows = [row_of.get(path, -1) if path is not None else -1 for path in paths]
     return np.sort(np.array(rows, np.int64)) if min(rows, default=-1) >= 0 else None
 
@@ -214,8 +214,7 @@ def _link(tree: SplitData, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", f
     return replace(
         tree,
         path=folder,
-        ids=tree.ids[rows],
-        labels=tree.labels[rows],
+        index=tree.index.at(rows),
         files=tuple(files),
         shard_samples=np.array([len(rows)]),
         digest=hashlib.sha256(identity.encode()).hexdigest(),

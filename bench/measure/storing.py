@@ -2,19 +2,20 @@
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from bench.report.forecast import SLACK, stored_words, ways_to_store
 from precache.cli.commandline import human_bytes, parse_bytes
 from precache.conversion.destination import is_untouched
 from precache.conversion.journal import JOURNAL_NAME, check_empty, read_header
-from precache.conversion.shard_writer import predict_bytes
+from precache.conversion.shard_writer import dataset_bytes, spread_evenly, store
 from precache.dataset.converted import is_converted, open_dataset
-from precache.errors import DatasetError, PrecacheError, SettingError
+from precache.errors import DatasetError, ImageError, PrecacheError, SettingError
 from precache.recipe import Recipe
 from precache.sources.base import Scan, check_apart
 
-_PICTURES = 100  # that tell the size of all
+_PICTURES = 100
 
 
 def choose(
@@ -34,7 +35,7 @@ def choose(
     least: list[tuple[float, Recipe]] = []
     for stored, quality in ways_to_store(size):
         recipes = [Recipe(format=name, size=stored, quality=quality) for name in formats]
-        needed = {recipe.format: SLACK * predict_bytes(scan, recipe, _PICTURES) for recipe in recipes}
+        needed = {recipe.format: SLACK * measure_bytes(scan, recipe) for recipe in recipes}
         if fitting := tuple(name for name in formats if needed[name] <= limit_bytes):
             return recipes[0], fitting
         least += [(needed[recipe.format], recipe) for recipe in recipes]
@@ -44,6 +45,17 @@ def choose(
         f"needs {human_bytes(least_bytes)}; free that much, or give --max-bytes "
         f"{-int(-least_bytes // 1e6)}MB or more"
     )
+
+
+def measure_bytes(scan: Scan, recipe: Recipe) -> int:
+    """Bytes that `scan` takes in `recipe`'s format, by a hundred pictures that are converted in memory."""
+    how, sizes = recipe.rendering, []
+    for ref in spread_evenly(scan, _PICTURES):
+        with suppress(ImageError):
+            path = scan.source.where(ref)
+            stored, *_ = store(scan.source.read(ref, recipe.max_pixels), path, recipe, how)
+            sizes.append(len(stored) if isinstance(stored, bytes) else stored.nbytes)
+    return dataset_bytes(scan, recipe, sum(sizes) / len(sizes) if sizes else 0)
 
 
 def find_limit(place: Path, max_bytes: str | None) -> tuple[float, str]:

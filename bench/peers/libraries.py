@@ -5,7 +5,8 @@
     python bench/peers/libraries.py serve NAME FOLDER --stored 256 --size 224 --batch-size 64 --workers 2
 
 `bench loaders --against` and `bench convert --against` run this file in a process of its own, by the Python
-that has the library. So it imports nothing of ours, and a library only in the functions that use it.
+that has the library and may lack click. So it imports nothing of ours, and a library only in the functions
+that use it.
 
 Each library is used as its documentation shows it. A writer is handed squares that Pillow made, upright RGB,
 cropped and resized as ours. A loader is shuffled and hands over uint8 in main memory with labels; epoch

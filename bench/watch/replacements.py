@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from PIL import Image
+from PIL import ExifTags, Image
 
 import loaders
 from bench.report.forecast import stored_size
@@ -44,7 +44,6 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff",
 """Endings of files that torchvision's ImageFolder takes."""
 _THREADS = "Threads decode, and no processes, which need what runs below `if __name__ == '__main__':`."
 _LOOKED_AT = 200  # pictures of a tree, for EXIF
-_ORIENTATION = 0x0112  # in EXIF
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +234,7 @@ def _is_turned(path: str) -> bool:
     """Whether EXIF says that the picture is to be turned or mirrored."""
     try:
         with Image.open(path) as picture:
-            return bool(picture.getexif().get(_ORIENTATION, 1) != 1)
+            return bool(picture.getexif().get(ExifTags.Base.Orientation, 1) != 1)
     except Exception:  # whatever Pillow makes of a damaged file
         return False
 

@@ -1,7 +1,6 @@
 """Starts somebody's script with the hook in it, reads what that writes down, and ends the script in time."""
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
@@ -19,7 +18,8 @@ from bench.machine.monitor import OtherProcesses
 from bench.report.waiting import FEWEST, Event, Machine, warm_up
 from precache.cli import terminal
 from precache.engines import available_cpus
-from precache.errors import SettingError, did_you_mean
+from precache.errors import SettingError, did_you_mean, os_errors_as
+from precache.storage.records import read_json_lines
 from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
@@ -96,10 +96,8 @@ def watch(
     with temporary_folder() as folder:
         path = [str(_INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
         told = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
-        try:
+        with os_errors_as(SettingError, f"{command[0]}: cannot be started", "check it"):
             process = subprocess.Popen(command, env={**os.environ, **told}, stdout=output)
-        except OSError as error:
-            raise SettingError(f"{command[0]}: cannot be started ({error.strerror}); check it") from error
         reader = _Reader(folder)
         steady = _Steady(seconds, batches)
         usage = _Usage()
@@ -184,11 +182,11 @@ class _Reader:
             offset, events = self._read.get(path.name, (0, []))
             with open(path, "rb") as file:
                 file.seek(offset)
-                text = file.read()
-            whole = text[: text.rfind(b"\n") + 1]
-            new = [json.loads(line) for line in whole.splitlines()]
-            self._read[path.name] = offset + len(whole), [*events, *new] if new else events
-            found += [(int(path.name.split("-")[1]), event) for event in new]
+                for line in read_json_lines(file):
+                    offset = line.end
+                    events.append(line.content)
+                    found.append((int(path.name.split("-")[1]), line.content))
+            self._read[path.name] = offset, events
         return found
 
 

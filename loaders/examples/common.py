@@ -14,7 +14,7 @@ import torch.distributed as dist
 import loaders
 from loaders.deliver import find_device
 from loaders.examples.models import MODELS, check_size
-from precache.errors import PrecacheError, SettingError, check_range
+from precache.errors import PrecacheError, SettingError, check_range, os_reason
 
 
 def main(
@@ -142,7 +142,7 @@ def run(name: str, main: Callable[[], int], device: str = "cpu") -> int:
     except PrecacheError as error:
         print(f"{name}: error: {error}", file=sys.stderr)
     except OSError as error:
-        print(f"{name}: error: {error.filename or 'disk'}: {error.strerror or error}", file=sys.stderr)
+        print(f"{name}: error: {error.filename or 'disk'}: {os_reason(error)}", file=sys.stderr)
     finally:
         if dist.is_initialized():  # or a rank that ends later may end with a fault of gloo's
             dist.destroy_process_group()

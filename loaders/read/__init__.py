@@ -16,14 +16,13 @@ from collections.abc import Callable
 from loaders.augment import Crops
 from loaders.batch import Reader
 from loaders.dataset import RAW, SplitData
-from loaders.read import dali, decoding, nvjpeg, pytorch, shards, synthetic
+from loaders.read import dali, decoding, pytorch, shards, synthetic
 from loaders.settings import LoaderSpec
 from precache.errors import DatasetError
 from precache.storage.urls import Location
 
 BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
     "dali": dali.DaliReader,
-    "nvjpeg": nvjpeg.open_reader,
     "pytorch": pytorch.open_reader,
     "shards": shards.ShardsReader,
     "synthetic": synthetic.SyntheticReader,
@@ -31,7 +30,6 @@ BACKENDS: dict[str, Callable[[LoaderSpec, SplitData, Crops], Reader]] = {
 }
 READS: dict[str, tuple[str, ...]] = {
     "dali": ("dali", "webdataset", RAW),
-    "nvjpeg": (RAW, "webdataset", "dali"),
     "pytorch": (RAW,),
     "shards": ("shards",),
     "synthetic": (RAW, "shards", "webdataset", "dali"),

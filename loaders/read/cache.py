@@ -32,12 +32,12 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Lane, Pool, upload
+from loaders.deliver import Pool, upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.settings import LoaderSpec, count_local_ranks
 from precache.dataset.columns import Column
-from precache.errors import ImageError, SettingError, printable
+from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
 from precache.pictures.sizes import sides
@@ -172,9 +172,9 @@ class DevicePictures:
 
 
 def open_cached(
-    open_reader: OpenReader, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops, lane: Lane
+    open_reader: OpenReader, backend: str, spec: LoaderSpec, data: SplitData, crops: Crops
 ) -> Reader:
-    """What serves `crops`, behind the cache that the settings ask for; where `lane` is active.
+    """What serves `crops`, behind the cache that the settings ask for; on CUDA by the current stream.
 
     Raises:
         SettingError: the device cannot keep the pictures.
@@ -184,7 +184,8 @@ def open_cached(
         return open_reader(crops)
     if crops.random and data.kind == RAW:  # each file is read once for that
         shapes = _look_at_files(data, lambda path: decoding.read(path).shape, spec.threads)
-        data = replace(data, shapes=Column(np.array(shapes, np.int32).reshape(-1, 2)))
+        known = {"shapes": Column(np.array(shapes, np.int32).reshape(-1, 2))}
+        data = replace(data, index=data.index.with_columns(known))
     served = crops if crops.random else Crops(crops.size, crops.size)
     kept: HostPictures | DevicePictures | None
     if cache == "device" and spec.device.type == "cuda":
@@ -203,7 +204,7 @@ def open_cached(
     except BaseException:
         kept.close()
         raise
-    return CachedReader(reader, kept, data, lane)
+    return CachedReader(reader, kept, data)
 
 
 def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
@@ -241,7 +242,7 @@ def _in_main_memory(
     except OSError as error:
         _LOGGER.warning(
             "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
-            *(printable(str(data.path)), error.strerror or error),
+            *(printable(str(data.path)), os_reason(error)),
         )
         size = size_of(0, count_local_ranks())
         memory = mmap.mmap(-1, size) if size else None
@@ -271,8 +272,7 @@ def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]
     """Of the memory of all who would keep the same pixels, to the last bit."""
     tree: tuple[object, ...] = ()
     if data.kind == RAW:  # its digest goes by names and sizes: another picture may lie there meanwhile
-        assert data.modified_ns is not None
-        tree = (os.path.realpath(str(data.path)), data.modified_ns.tobytes())
+        tree = (os.path.realpath(str(data.path)), data.index["modified_ns"][:].tobytes())
     identity = (
         *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),
@@ -290,14 +290,11 @@ def _look_at_files(data: SplitData, look: Callable[[str], Any], threads: int) ->
 class CachedReader:
     """What `reader` decodes, kept and served as `kept` does."""
 
-    def __init__(
-        self, reader: Reader, kept: HostPictures | DevicePictures, data: SplitData, lane: Lane
-    ) -> None:
+    def __init__(self, reader: Reader, kept: HostPictures | DevicePictures, data: SplitData) -> None:
         self.random_access = reader.random_access
         self._reader = reader
         self._kept = kept
         self._samples = len(data)
-        self._lane = lane
         self._refused: dict[int, ImageError] = {}  # what could not be decoded: position -> why
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
@@ -356,7 +353,7 @@ class CachedReader:
         for number, error in batch.refused.items():
             self._refused[int(request.positions[slots[number]])] = error
         slots = np.delete(slots, [*batch.refused])  # left: also one refused meanwhile, `images` has it
-        images = upload(self._lane.take(batch.images, batch.ready), self._kept.device)
+        images = upload(batch.images, self._kept.device)
         return self._serve(request, slots, images)
 
     def _serve(

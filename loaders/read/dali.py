@@ -177,7 +177,7 @@ class DaliReader:
         """
         if picture.error is not None:
             return picture.error
-        plain = self._trusted or picture.is_plain(turned=True)
+        plain = self._trusted or picture.is_plain()
         if plain and picture.path not in self._refused:
             return np.frombuffer(picture.data, np.uint8)
         pixels = picture.try_decode()

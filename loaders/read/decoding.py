@@ -76,11 +76,10 @@ class Encoded:
         except ImageError as error:
             return type(error)(error.path, error.reason)
 
-    def is_plain(self, *, turned: bool) -> bool:
+    def is_plain(self) -> bool:
         """Whether other decoders make the reference's RGB of this: a whole JPEG in grey or YCbCr.
 
-        Args:
-            turned: whether what EXIF, and EXIF alone, turns is plain as well.
+        It is upright, or turned by EXIF alone.
         """
         if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.breaks_off(self.data):
             return False
@@ -94,7 +93,7 @@ class Encoded:
         upright = sides if orientation < 5 else sides[::-1]  # from there on EXIF turns it on its side
         if tuple(upright) != self.shape:  # then `decode` says so
             return False
-        return orientation == 1 or (turned and orientation > 0 and jpeg.XMP not in self.data)
+        return orientation == 1 or (orientation > 0 and jpeg.XMP not in self.data)
 
 
 def read(path: str) -> Encoded:

@@ -8,9 +8,6 @@ Two that start at a time do it one after the other: a lock (flock) on what stand
 see", /proc/self/ns/pid, which is no file on any disk and is given up with its holder. Seals keep everybody
 from making the memory shorter, so that nobody who has mapped it gets a SIGBUS.
 
-What is opened here is a file object from the start, which is closed when nobody has it: Ctrl-C comes between
-any two steps, also between `os.open` and the `try` behind it.
-
 https://man7.org/linux/man-pages/man2/memfd_create.2.html
 """
 
@@ -58,8 +55,7 @@ def share_memory(name: str, size_of: Callable[[int], int]) -> mmap.mmap | None:
         if not size:
             return None
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        created = map(FileIO, map(os.memfd_create, (_PREFIX + name,), (flags,)), ("r+",))
-        with next(created) as file:  # by `map`: Ctrl-C could come before a descriptor is stored
+        with FileIO(os.memfd_create(_PREFIX + name, flags), "r+") as file:
             os.fchmod(file.fileno(), 0o600)
             os.ftruncate(file.fileno(), size)
             return _map(file)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.dataset import SplitData
+from loaders.dataset import RAW, SplitData
 from precache.dataset.files import check_file
 from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, SampleError, shell_command
@@ -30,7 +30,7 @@ class SampleCheck:
         self._data = data
         self._when = when
         self._always = when == "always"
-        self._compares = when != "never" and data.index is not None
+        self._compares = when != "never" and data.kind != RAW
         self._passed = bytearray(len(data) // 8 + 1)  # a bit for each
 
     def compare(self, position: int, stored: bytes | npt.NDArray[np.uint8], damage: str = "") -> None:
@@ -45,7 +45,6 @@ class SampleCheck:
         byte, bit = position >> 3, 1 << (position & 7)
         if not damage and not (self._compares and (self._always or not self._passed[byte] & bit)):
             return
-        assert self._data.index is not None
         if damage or checksum_of(stored) != self._data.index["checksums"][position]:
             raise self._error(position, damage)
         self._passed[byte] |= bit  # two threads at one byte may lose a bit: that sample is compared again
@@ -61,7 +60,6 @@ class SampleCheck:
         bytes_of, bits = positions >> 3, (1 << (positions & 7)).astype(np.uint8)
         if not self._compares or (not self._always and (passed[bytes_of] & bits).all()):
             return None
-        assert self._data.index is not None
         checksums = self._data.index["checksums"][positions]
 
         def compare(pictures: Mapping[int, Pixels]) -> dict[int, SampleError]:
@@ -74,7 +72,6 @@ class SampleCheck:
         return compare
 
     def _error(self, position: int, damage: str = "") -> SampleError:
-        assert self._data.index is not None
         if self._data.remote is not None:
             damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
         return self._data.index.error(position, self._data.file(position), damage)

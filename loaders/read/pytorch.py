@@ -5,6 +5,7 @@ and resized once, antialiased, as by torchvision's transforms. Batches cross the
 memory that is shared.
 """
 
+import atexit
 import gc
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver import begin_exit_with, of_dead_worker
+from loaders.deliver import of_dead_worker
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, SharedBuffers
 from loaders.settings import LoaderSpec
@@ -91,7 +92,8 @@ class ProcessesReader:
         finally:
             if collecting:
                 gc.enable()
-            begin_exit_with(_kill_workers)  # torch has just asked for its turn: ours comes before that
+            atexit.unregister(_kill_workers)
+            atexit.register(_kill_workers)  # torch has just asked for its turn: ours comes before that
 
     def close(self) -> None:
         """End the worker processes, and wait until they and what fed them have ended."""

@@ -28,7 +28,7 @@ import precache
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import end_first, stop_check
+from loaders.deliver import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
 from precache.dataset.converted import open_dataset
@@ -257,5 +257,4 @@ def _connect() -> Any:
                 f"engine 'ray' found no Ray cluster that takes it ({reason}); start one ('ray start --head' "
                 f"here, 'ray start --address=HEAD:6379' on other machines), or name it in RAY_ADDRESS"
             ) from error
-    end_first()  # our threads wait for what Ray's own exit takes away
     return ray

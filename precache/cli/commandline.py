@@ -37,6 +37,7 @@ from precache.errors import (
     PrecacheError,
     SettingError,
     open_files_error,
+    os_reason,
     printable,
     similar_name,
 )
@@ -183,11 +184,9 @@ def run(group: click.Command, program: str, arguments: Sequence[str] | None = No
         handlers[signal.SIGHUP] = signal.SIG_IGN  # what is started inherits that, unlike a handler
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        with guarded() as (stdout, _):
+        with guarded() as stdout:
             try:
-                code = _run(group, program, arguments)
-                stdout.flush()
-                return _checked_output(program, code, stdout)
+                return _checked_output(program, _run(group, program, arguments), stdout)
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
                 said = str(stop).strip()  # `reporting.tells` may have added what is kept
@@ -253,7 +252,7 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, (PrecacheError, click.ClickException)):
         return str(error)
     if isinstance(error, OSError):
-        return f"{error.filename or 'input or output'}: {error.strerror or error}; check the path"
+        return f"{error.filename or 'input or output'}: {os_reason(error)}; check the path"
     return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
 
 
@@ -268,10 +267,10 @@ def _too_many_files(error: BaseException | None) -> OpenFilesError | None:
 
 def _checked_output(program: str, code: int, stdout: Guarded) -> int:
     """`code`, or the code of an error if stdout could not take the output of a finished job."""
-    if code != 0 or stdout.missed is None or isinstance(stdout.missed, BrokenPipeError):
+    lost = stdout.lost_result
+    if code != 0 or lost is None or isinstance(lost, BrokenPipeError):
         return code
-    reason = getattr(stdout.missed, "strerror", None) or stdout.missed
-    _complain(program, f"stdout: cannot be written ({reason}); its output is lost")
+    _complain(program, f"stdout: cannot be written ({os_reason(lost)}); its output is lost")
     return 2
 
 

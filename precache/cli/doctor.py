@@ -17,11 +17,9 @@ from precache.errors import printable
 from precache.imports import hiding_files
 from precache.packages import (
     DALI,
-    TORCHCODEC,
     dali_package,
     install_extra,
     pillow_fault,
-    pip_install,
     put_pillow,
     version_of,
 )
@@ -63,7 +61,6 @@ def examine() -> list[Finding]:
         _packages("backend shards", "loaders", "torch"),
         _packages("backend webdataset", "loaders", "torch"),
         _packages("backend dali", "dali-cuda13" if dali == DALI[1] else "dali", "torch", dali),
-        _nvjpeg(),
         _packages("bench", "bench", "plotly", "webdataset"),
         _packages("tables in Parquet", "table", "pyarrow"),
         _packages("datasets of Hugging Face", "hf", "datasets"),
@@ -118,19 +115,6 @@ def _missing(subject: str, extra: str, *packages: str) -> Finding:
     them = "it" if len(packages) == 1 else "them"
     found = f"missing {', '.join(packages)}; install {them} with the extra '{extra}'"
     return Finding(subject, found, install_extra(extra))
-
-
-def _nvjpeg() -> Finding:
-    subject, torchcodec = "backend nvjpeg", version_of("torchcodec")
-    if torchcodec and tuple(map(int, torchcodec.split(".")[:2])) >= TORCHCODEC:
-        return Finding(subject, f"torchcodec {torchcodec}")
-    if (torchvision := version_of("torchvision")) is None:
-        return _missing(subject, "gpu", "torchcodec")
-    found = f"torchvision {torchvision}, a later version of which will have no decoder"
-    if torchcodec:
-        too_old = f"{found}; torchcodec {torchcodec} is too old"
-        return Finding(subject, too_old, pip_install("--upgrade", "torchcodec"))
-    return Finding(subject, f"{found}; install torchcodec with the extra 'gpu'", install_extra("gpu"))
 
 
 def _gpu() -> tuple[str | None, list[Finding]]:

@@ -18,7 +18,7 @@ from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
 from precache.errors import SettingError, check_choice, shell_command
 from precache.reporting import counted, human_bytes
-from precache.storage.urls import Location
+from precache.storage.urls import Location, Url
 
 if TYPE_CHECKING:
     from precache.sharing.push_pull import Transfer
@@ -81,24 +81,23 @@ def fetch(name: str, dst: Path, url: str | None) -> None:
     check_choice("dataset", name, datasets.DATASETS)
     dataset = datasets.DATASETS[name]
     with ProgressBar(dataset.file_name, "B", unit_scale=True, unit_divisor=1024) as bar:
-        images = datasets.fetch(dataset, dst, url=url, on_progress=bar)
-    note(f"{dst}: {images:,} pictures; checksum and count match the published ones")
+        datasets.fetch(dataset, dst, url=url, on_progress=bar)
+    note(f"{dst}: {dataset.images:,} pictures; the archive has the published checksum")
 
 
 @main.command(name="push")
 @click.argument("dst", type=LocalPath())
 @click.argument("url")
 @click.option("--overwrite", is_flag=True, help="Replace another dataset at URL.")
-@click.option("--public", is_flag=True, help="Make a repository that is new on Hugging Face public.")
-def push_command(dst: Path, url: str, overwrite: bool, public: bool) -> None:
-    """Copy the converted dataset in DST to URL: s3://, gs://, az://, or hf://datasets/OWNER/NAME.
+def push_command(dst: Path, url: str, overwrite: bool) -> None:
+    """Copy the converted dataset in DST to URL: s3://, gs:// or az://.
 
     Only what differs is sent; if it stops, the same command sends the rest.
     """
     from precache.sharing.push_pull import push
 
     with ProgressBar("push", "B", unit_scale=True, unit_divisor=1024) as bar:
-        done = push(dst, url, overwrite=overwrite, public=public, on_progress=bar)
+        done = push(dst, url, overwrite=overwrite, on_progress=bar)
     note(f"{url}: {_moved(done, 'sent')}")
 
 
@@ -127,22 +126,16 @@ def _moved(done: "Transfer", verb: str) -> str:
 @main.command(name="export")
 @click.argument("dst", type=PathOrUrl())
 @click.argument("tree", type=LocalPath())
-@click.option(
-    "--format", "file_format", help="Format of the files, jpeg or png.  [default: as stored; pixels as png]"
-)
-@click.option("--quality", type=int, help="JPEG quality, for a dataset that stores pixels.  [default: 95]")
 @click.option("--workers", type=int, help="Worker processes; 0 writes in this one.  [default: one per CPU]")
-def export_command(
-    dst: Location, tree: Path, file_format: str | None, quality: int | None, workers: int | None
-) -> None:
-    """Write the pictures of the converted dataset in DST as files, into the new folder TREE.
+def export_command(dst: Location, tree: Path, workers: int | None) -> None:
+    """Write the pictures of the converted dataset in DST as files, and labels.csv, into the new folder TREE.
 
-    They have the stored size and quality, so keep the originals.
+    They have the stored size and quality, so keep the originals. JPEGs keep their bytes; pixels become PNG.
     """
     from precache.conversion.export import export
 
     with ProgressBar("export", "image") as bar:
-        done = export(dst, tree, file_format=file_format, quality=quality, workers=workers, on_progress=bar)
+        done = export(dst, tree, workers=workers, on_progress=bar)
     again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
     note(
         f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
@@ -150,37 +143,42 @@ def export_command(
 
 
 @main.command(name="clean")
-@click.argument("place", metavar="DST", type=PathOrUrl())
+@click.argument("url", type=PathOrUrl())
 @click.option("--yes", is_flag=True, help="Remove without asking.")
-def clean_command(place: Location, yes: bool) -> None:
-    """List what killed conversions have left in DST, a folder or a URL, and remove it.
+def clean_command(url: Location, yes: bool) -> None:
+    """Give up an unfinished conversion into URL: list what it has left there and here, and remove it.
 
-    Only files that precache's own journals name are removed; a finished dataset stays. An
-    unfinished conversion is dropped: to continue it, run the same 'precache convert' instead.
+    Only what its journal on this machine names is removed; a finished dataset stays. To continue the
+    conversion, run the same 'precache convert' instead.
     """
-    from precache.conversion.clean import leftovers
+    from precache.conversion.url import leftovers
 
-    with leftovers(place) as found:
-        if not found:
-            note(f"{place}: no leftovers of killed conversions")
+    if not isinstance(url, Url):
+        raise SettingError(
+            f"{url}: is a path, where the same 'precache convert' goes on, and another one with --overwrite "
+            f"replaces what is unfinished; to give it up, remove the folder"
+        )
+    with leftovers(url) as found:
+        lines = [*found.objects, *map(str, found.files)]
+        if not lines:
+            note(f"{url}: no leftovers of killed conversions")
             return
-        lines = [*found.shards, *map(str, (*found.others, *found.folders))]
         for line in lines[:_SHOWN]:
             click.echo(printable(f"  {line}"))
         if len(lines) > _SHOWN:
             click.echo(f"  and {len(lines) - _SHOWN:,} more")
         what = "nothing uses them"
-        if found.shards:
+        if found.objects:
             what = "an unfinished conversion, which the same 'precache convert' would continue"
         size = human_bytes(found.bytes)
-        click.echo(printable(f"{place}: {counted(len(lines), 'leftover')}, {size}: {what}"))
+        click.echo(printable(f"{url}: {counted(len(lines), 'leftover')}, {size}: {what}"))
         if not yes and not sys.stdin.isatty():
-            raise SettingError(f"{place}: nothing was removed: no terminal to confirm; pass --yes")
+            raise SettingError(f"{url}: nothing was removed: no terminal to confirm; pass --yes")
         if not yes and not click.confirm("Remove them?"):
             note("nothing was removed")
             return
         found.remove()
-    note(f"{place}: {counted(len(lines), 'leftover')} removed")
+    note(f"{url}: {counted(len(lines), 'leftover')} removed")
 
 
 for _command in (convert, verify_command, inspect_command, check_command, doctor_command):

@@ -8,8 +8,6 @@ that ended, a terminal that vanished, a full disk, a file that is closed) is swi
 import errno
 import io
 import os
-import select
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,7 +18,6 @@ from rich.console import Console
 from rich.text import Text
 from tqdm import tqdm
 
-from precache.engines.processes import blocked
 from precache.errors import printable
 
 _LINE_EVERY_S = 10.0
@@ -30,14 +27,14 @@ class Guarded(io.TextIOBase):
     """A stream that writes to `stream`, None if that is closed, what is `printable`, and raises nothing.
 
     Attributes:
-        lost: why it was switched off; None while it works.
-        missed: why something that was to be read is not: `lost`, unless it all was `note`d.
+        lost: why nothing is written any more; None while it works.
+        lost_result: the same, once anything but a `note` was not written.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
-        self._stream = stream
-        self.lost: Exception | None = None
-        self.missed: Exception | None = None
+        self._stream = stream or io.StringIO()
+        self.lost: Exception | None = None if stream else OSError(errno.EBADF, "it is closed")
+        self.lost_result: Exception | None = None
 
     def write(self, text: str) -> int:
         """Write `text`, its lines as they are and all else printable."""
@@ -47,34 +44,14 @@ class Guarded(io.TextIOBase):
     def write_styled(self, text: str) -> None:
         """Write text with our own control characters: a progress bar that is redrawn, a bold heading."""
         if text:
-            self._put(text)
-            self.missed = self.lost
+            self.note(text)
+            self.lost_result = self.lost
 
     def note(self, text: str) -> None:
         """Write a message that may be lost."""
-        self.flush()  # what was written before is not a note
-        self._put(text)
-        self._flush()
-
-    def flush(self) -> None:
-        """Write what is buffered."""
-        before = self.lost
-        self._flush()
-        if self.lost is not before:
-            self.missed = self.lost
-
-    def _put(self, text: str) -> None:
         if self.lost is None:
             try:
-                if self._stream is None:
-                    raise OSError(errno.EBADF, "it is closed")
                 self._stream.write(_encodable(text, self.encoding))
-            except (OSError, ValueError) as error:
-                self._lose(error)
-
-    def _flush(self) -> None:
-        if self.lost is None and self._stream is not None:
-            try:
                 self._stream.flush()
             except (OSError, ValueError) as error:
                 self._lose(error)
@@ -85,14 +62,10 @@ class Guarded(io.TextIOBase):
 
     def isatty(self) -> bool:
         """Whether a person is likely to look at it."""
-        with suppress(OSError, ValueError):
-            return self._stream is not None and self._stream.isatty()
-        return False
+        return self._stream.isatty()
 
     def fileno(self) -> int:
         """The stream's descriptor; io.UnsupportedOperation if it has none."""
-        if self._stream is None:
-            raise io.UnsupportedOperation("it is closed")
         return self._stream.fileno()
 
     @property
@@ -107,10 +80,9 @@ class Guarded(io.TextIOBase):
 
     def _lose(self, error: Exception) -> None:
         self.lost = error
-        with suppress(OSError, ValueError):  # it still holds what could not be written, and tries at exit
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self.fileno())
-            os.close(null)
+        # it still holds what could not be written, and tries again when the program ends
+        with suppress(OSError, ValueError), open(os.devnull, "w") as null:
+            os.dup2(null.fileno(), self.fileno())
 
 
 class _Styled(io.TextIOBase):
@@ -122,9 +94,6 @@ class _Styled(io.TextIOBase):
     def write(self, text: str) -> int:
         self._guarded.write_styled(text)
         return len(text)
-
-    def flush(self) -> None:
-        self._guarded.flush()
 
     def isatty(self) -> bool:
         return self._guarded.isatty()
@@ -157,17 +126,15 @@ class _Console(Console):
 
 
 @contextmanager
-def guarded() -> Iterator[tuple[Guarded, Guarded]]:
-    """Guard stdout and stderr for the duration of the block."""
+def guarded() -> Iterator[Guarded]:
+    """Guard stdout, which is given to the block, and stderr for its duration."""
     _fill_standard_descriptors()
     before = sys.stdout, sys.stderr
-    ours = Guarded(sys.stdout), Guarded(sys.stderr)
-    sys.stdout, sys.stderr = cast(TextIO, ours[0]), cast(TextIO, ours[1])
+    stdout = Guarded(sys.stdout)
+    sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, Guarded(sys.stderr))
     try:
-        yield ours
+        yield stdout
     finally:
-        for stream in ours:
-            stream.flush()
         sys.stdout, sys.stderr = before
 
 
@@ -186,8 +153,7 @@ def _fill_standard_descriptors() -> None:
 class ProgressBar:
     """A progress bar on stderr that appears with the first report of (done, total).
 
-    Where stderr is not a terminal, but a log file or a pipe: a line every ten seconds. An error of
-    its own, or of stderr, switches it off; what it shows the progress of goes on.
+    Where stderr is not a terminal, but a log file or a pipe: a line every ten seconds.
     """
 
     def __init__(self, title: str, unit: str, **options: Any) -> None:
@@ -195,7 +161,6 @@ class ProgressBar:
         self._bar: Any = None
         self._begin: tuple[float, int] | None = None  # when the first report came, and what was done then
         self._line_s = 0.0
-        self._off = False
 
     def __enter__(self) -> "ProgressBar":
         return self
@@ -203,38 +168,23 @@ class ProgressBar:
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are done; raise what a signal raised, if that was lost."""
         raise_received()
-        with blocked(signal.SIGINT, signal.SIGTERM):  # half a bar would complain when it is deleted
-            if not self._off and _takes_output(sys.stderr):
-                try:
-                    self._show(done, total)
-                except Exception:
-                    self._switch_off()
-
-    def __exit__(self, *error: object) -> None:
-        if self._bar is None:
-            return
-        if not _takes_output(sys.stderr):
-            self._switch_off()
-        try:
-            self._bar.close()
-        except Exception:
-            self._switch_off()
-
-    def _show(self, done: int, total: int) -> None:
         if sys.stderr.isatty():
             self._draw(done, total)
         else:
             self._write_line(done, total)
-        self._off = isinstance(sys.stderr, Guarded) and sys.stderr.lost is not None
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
     def _write_line(self, done: int, total: int) -> None:
         now_s = time.monotonic()
         if self._begin is None:
             self._begin, self._line_s = (now_s, done), now_s
-        ends = done == total and self._line_s > self._begin[0]  # no log ends at 70% of what was done
+        begin_s, initial = self._begin
+        ends = done == total and self._line_s > begin_s  # no log ends at 70% of what was done
         if now_s - self._line_s >= _LINE_EVERY_S or ends:
             self._line_s = now_s
-            begin_s, initial = self._begin
             form = {"prefix" if name == "desc" else name: value for name, value in self._options.items()}
             line = tqdm.format_meter(done, total, now_s - begin_s, ncols=0, initial=initial, **form)
             print(line, file=sys.stderr, flush=True)
@@ -245,21 +195,6 @@ class ProgressBar:
             # a resumed run starts where it stopped: its rate counts its own work only
             self._bar = tqdm(total=total, initial=done, file=styled(sys.stderr), **self._options)
         self._bar.update(done - self._bar.n)
-
-    def _switch_off(self) -> None:
-        self._off = True
-        if self._bar is not None:
-            self._bar.disable = True  # or it would try again when it is deleted
-
-
-def _takes_output(stream: TextIO) -> bool:
-    """Whether a line can be written without waiting: not to a stopped terminal, nor a pipe that is full."""
-    try:
-        poll = select.poll()
-        poll.register(stream.fileno(), select.POLLOUT)
-        return bool(poll.poll(0))
-    except (AttributeError, OSError, ValueError):  # no poll (Windows), or no descriptor
-        return True
 
 
 # What a signal raised. C code, as that of a module being imported, can swallow an exception: then it is

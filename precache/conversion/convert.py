@@ -1,7 +1,17 @@
-"""From a source of pictures to a converted dataset: scan, plan, write shards, commit the manifest.
+"""Convert a source of pictures: scan, plan, write shards, commit the manifest.
 
-Killed at any moment, a conversion loses the shards in work and nothing else: finished ones are in
-the journal, and the manifest is written last. The same command continues it.
+What a kill leaves behind, and what the same command then does:
+
+    killed while                          there is                          the next run
+    it scans and plans                    nothing                           begins
+    shards are written, or renamed        the journal, finished shards,     writes the shards that the journal
+                                          files under temporary names       does not have; removes the others'
+    index and rejected.csv are written    all shards, no manifest           writes both again
+    the manifest is renamed               the old state, or a dataset       goes on, or is done
+    the journal is removed                a dataset and a journal           removes the journal
+
+So the shards in work are lost and nothing else: a shard is in the journal once its files have their names,
+and the manifest is written last.
 """
 
 import math
@@ -51,10 +61,8 @@ from precache.conversion.update import plan as plan_update
 from precache.conversion.url import (
     FilesAtUrl,
     locked_working_folder,
-    publish,
     refuse_change,
     remove_if_same,
-    remove_working_folder,
 )
 from precache.dataset import boxes
 from precache.dataset.columns import Column
@@ -64,6 +72,7 @@ from precache.dataset.index import (
     REJECTED_NAME,
     VALUE,
     Array,
+    Checksums,
     Ints,
     Rejected,
     SampleIndex,
@@ -74,7 +83,7 @@ from precache.dataset.index import (
     write_rejected,
 )
 from precache.dataset.manifest import Manifest, Update, write_manifest
-from precache.dataset.shard_table import ShardTable
+from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
 from precache.errors import DatasetError, SettingError, check_open_files, check_share, shell_command
 from precache.formats import FORMATS
@@ -273,30 +282,38 @@ class _Job:
 def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> Conversion:
     """Convert into the locked destination, unless the dataset is there."""
     finish_swap(destination)
-    folder, plan, names = destination, None, frozenset[str]()
-    finished = is_converted(destination)
-    if finished:
-        remove_rest(destination)
-    if finished and overwrite:
+    if not is_converted(destination):
+        warn_of_build(destination)
+        return _carry_out(job, FilesInFolder(destination), overwrite)
+    remove_rest(destination)
+    if overwrite:
         check_may_be_replaced(destination)
         folder = build_folder(destination)
-    else:
-        warn_of_build(destination)
-    if finished and update:
-        dataset = open_dataset(destination)
-        check_files(dataset)
-        plan = plan_update(dataset, job.scan, job.target.recipe, job.options)
-        if plan is None:
-            return Conversion(dataset.manifest, 0, published=False)
-        scan, rejected, names = plan.difference.scan, plan.rejected, dataset.manifest.own_names
-        job = replace(job, scan=scan, plan=plan.plan, target=plan.target, rejected=rejected)
-    elif finished and not overwrite:
-        manifest = check_finished(destination, job.scan, job.target, job.options, job.limit)
-        return Conversion(manifest, 0, published=False)
-    done = _carry_out(job, FilesInFolder(folder, names), overwrite, plan)
-    if folder != destination:
+        done = _carry_out(job, FilesInFolder(folder), overwrite)
         swap_in(destination, folder)
-    return done
+        return done
+    warn_of_build(destination)
+    if update:
+        return _update(job, destination)
+    manifest = check_finished(destination, job.scan, job.target, job.options, job.limit)
+    return Conversion(manifest, 0, published=False)
+
+
+def _update(job: _Job, destination: Path) -> Conversion:
+    """Add to the dataset in `destination` what is new in the source, and mark what is gone."""
+    dataset = open_dataset(destination)
+    check_files(dataset)
+    update = plan_update(dataset, job.scan, job.target.recipe, job.options)
+    if update is None:
+        return Conversion(dataset.manifest, 0, published=False)
+    job = replace(
+        job,
+        scan=update.difference.scan,
+        plan=update.plan,
+        target=update.target,
+        rejected=update.rejected,
+    )
+    return _carry_out(job, FilesInFolder(destination, dataset.manifest.own_names), update=update)
 
 
 def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversion:
@@ -311,7 +328,7 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversio
 
 
 def _carry_out(
-    job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool, update: UpdatePlan | None = None
+    job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool = False, update: UpdatePlan | None = None
 ) -> Conversion:
     """Write what is missing of a conversion, or an update, and commit it."""
     with (
@@ -321,10 +338,14 @@ def _carry_out(
         for name in update.dataset.manifest.replaced_files if update else ():  # by an earlier update
             (files.folder / name).unlink(missing_ok=True)
         converted = _write_shards(job, journal)
-        manifest, duplicates = _commit(job, journal.finished, files.folder, update)
-        if isinstance(files.place, Url):
-            publish(files.place, files.folder)
-            remove_working_folder(files.folder)
+        contents = _gather(job, journal.finished)
+        if update is not None:
+            contents = _add_to_dataset(update, contents)
+            if update.dataset.manifest.rejected and not contents.rejected:
+                (files.folder / REJECTED_NAME).unlink(missing_ok=True)
+        manifest, duplicates = _write_dataset(job, contents, files.folder)
+        if isinstance(files, FilesAtUrl):
+            files.publish(manifest)
         else:
             journal.remove()
     return Conversion(manifest, converted, published=True, duplicates=duplicates)
@@ -372,7 +393,8 @@ def _write_shards(job: _Job, journal: Journal) -> int:
             rejected += shard.rejected
             _check_rejects(journal.files.place, rejected, job.limit)
     job.nodes.update(nodes.units_per_s)
-    journal.files.check_whole(journal.finished.values())
+    if isinstance(journal.files, FilesInFolder):  # at a URL they are compared when the manifest is put
+        journal.files.check_whole(journal.finished.values())
     return converted
 
 
@@ -393,77 +415,122 @@ def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) ->
         )
 
 
-def _commit(
-    job: _Job, written: Mapping[str, WrittenShard], folder: Path, update: UpdatePlan | None = None
-) -> tuple[Manifest, Duplicates]:
-    """Check that the counts add up, then write the index and, last, the manifest; in place of the one before.
+@dataclass(frozen=True, slots=True, eq=False)
+class _Contents:
+    """What a dataset holds, as its index and its manifest will say it.
 
-    Args:
-        written: the shards of the plan by name.
-        update: of the dataset in `folder`; None of a conversion.
-
-    Raises:
-        DatasetError: the counts do not add up, or there is no picture.
+    Attributes:
+        index: of all samples, in the order of the shards.
+        shards: those that hold samples.
+        statistics: of the splits whose pixels are all known.
+        rejected: pictures of the source, in any order.
+        source_checksums: uint64 [n] of the samples of the scan; 0 of a picture that was not read.
+        made_by: versions of the software that wrote its first shards.
+        next_id: greater than every id that was ever used.
+        updates: all so far.
     """
-    scan, plan, samples = job.scan, job.plan, job.scan.samples
-    shards = [written[shard.name] for shard in plan.shards]
-    rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in plan.shards)])
+
+    index: SampleIndex
+    shards: list[ShardEntry]
+    statistics: dict[str, ChannelStatistics]
+    rejected: list[Rejected]
+    source_checksums: Checksums
+    made_by: dict[str, str]
+    next_id: int
+    updates: tuple[Update, ...] = ()
+
+
+def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _Contents:
+    """Put together what the scan, and the written shards of the plan, by name, say of their samples."""
+    samples, recipe = job.scan.samples, job.plan.recipe
+    shards = [written[shard.name] for shard in job.plan.shards]
+    rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in job.plan.shards)])
     columns = {
         name: np.concatenate([shard.columns[name] for shard in shards])
         for name in (shards[0].columns if shards else ())
     }
     rejected = list(chain.from_iterable(shard.rejected for shard in shards))
-    index = _indexed(samples, rows, columns, rejected, plan.recipe)
-    entries = [shard.entry for shard in shards if shard.entry.samples]
-    statistics = statistics_by_split(
-        ((shard.entry.split, shard.sums) for shard in shards if shard.entry.samples), plan.recipe.dtype
-    )
+    filled = [shard for shard in shards if shard.entry.samples]
     checksums = np.zeros(len(samples), np.uint64)
     checksums[rows] = columns.get(SOURCE_CHECKSUMS, ())
-    before: Manifest | None = None
-    updates: tuple[Update, ...] = ()
-    next_id = int(samples.ids.max(initial=-1)) + 1
-    if update is not None:
-        before, difference = update.dataset.manifest, update.difference
-        checksums[difference.stays] = difference.state.checksums[difference.stay_as]
-        done, index = _after(update, index)
-        updates, next_id = (*before.updates, done), difference.next_id
-        rejected += update.rejected
-        statistics = _statistics_after(before, [shard.split for shard in entries], statistics)
-        entries = [*before.shards, *entries]
-    _check_counts(scan, int(index.served.sum()), rejected)
-    rejected.sort(key=lambda picture: picture.id)
+    return _Contents(
+        index=_indexed(samples, rows, columns, rejected, recipe),
+        shards=[shard.entry for shard in filled],
+        statistics=statistics_by_split(((shard.entry.split, shard.sums) for shard in filled), recipe.dtype),
+        rejected=rejected,
+        source_checksums=checksums,
+        made_by=job.target.made_by,
+        next_id=int(samples.ids.max(initial=-1)) + 1,
+    )
+
+
+def _add_to_dataset(update: UpdatePlan, added: _Contents) -> _Contents:
+    """Put what an update added behind what the dataset holds, and mark what is gone as removed."""
+    before, difference = update.dataset.manifest, update.difference
+    known = difference.known
+    gone = known.rows[difference.gone]
+    removed = ~known.index.served
+    removed[gone[gone >= 0]] = True
+    index = known.index if not len(added.index) else known.index.join(added.index)
+    if removed.any():
+        flags = np.concatenate((removed, np.zeros(len(added.index), np.bool_)))
+        index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
+    checksums = added.source_checksums.copy()
+    checksums[difference.stays] = difference.state.checksums[difference.stay_as]
+    update_done = Update(len(added.index), int((gone >= 0).sum()), update.target.made_by)
+    return _Contents(
+        index=index,
+        shards=[*before.shards, *added.shards],
+        statistics=_statistics_after(before, [shard.split for shard in added.shards], added.statistics),
+        rejected=[*added.rejected, *update.rejected],
+        source_checksums=checksums,
+        made_by=before.made_by,
+        next_id=difference.next_id,
+        updates=(*before.updates, update_done),
+    )
+
+
+def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manifest, Duplicates]:
+    """Check that the counts add up, then write the index and, last, the manifest.
+
+    Raises:
+        DatasetError: the counts do not add up, or there is no picture.
+    """
+    scan, recipe, samples, index = job.scan, job.plan.recipe, job.scan.samples, contents.index
+    _check_counts(scan, int(index.served.sum()), contents.rejected)
+    rejected = tuple(sorted(contents.rejected, key=lambda picture: picture.id))
     by_id = np.argsort(samples.ids)
-    state = SourceState(samples.file_bytes[by_id], samples.modified_ns[by_id], checksums[by_id])
+    state = SourceState(
+        samples.file_bytes[by_id], samples.modified_ns[by_id], contents.source_checksums[by_id]
+    )
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    table = ShardTable.of(entries, FORMATS[plan.recipe.format])
+    table = ShardTable.of(contents.shards, FORMATS[recipe.format])
     table = replace(table, largest=_largest(index, table))
     others = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
     split_of = np.repeat(table.splits, table.samples)
-    gone = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
+    removed = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
+    # a converted dataset that was updated has ids of its own
+    has_own_ids = contents.updates or contents.next_id > scan.scanned
     manifest = Manifest(
-        recipe=plan.recipe,
-        made_by=made_by() if before is None else before.made_by,
+        recipe=recipe,
+        made_by=contents.made_by,
         source_digest=scan.digest,
         source_bytes=int(samples.file_bytes.clip(0).sum()),
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
-        index=write_index(folder, index, table.samples, others, len(updates)),
+        index=write_index(folder, index, others, len(contents.updates)),
         scanned=scan.scanned,
-        rejected=tuple(rejected),
+        rejected=rejected,
         ignored=ignored,
         source_options=job.options.given(),
         target=scan.target,
         fields={name: column.kind for name, column in index.fields.items()},
-        statistics=statistics,
-        # a converted dataset that was updated has ids of its own
-        next_id=next_id if updates or next_id > scan.scanned else 0,
-        updates=updates,
-        removed={split: n for split, n in zip(table.split_names, gone, strict=True) if n},
+        statistics=contents.statistics,
+        next_id=contents.next_id if has_own_ids else 0,
+        updates=contents.updates,
+        removed={split: n for split, n in zip(table.split_names, removed, strict=True) if n},
     )
-    if before is not None and before.rejected and not rejected:
-        (folder / REJECTED_NAME).unlink(missing_ok=True)
     write_rejected(folder, manifest.rejected)
     write_manifest(folder, manifest)
     return manifest, find_duplicates(index, split_of)
@@ -491,19 +558,6 @@ def _indexed(
     if len(columns["mask_checksums"]):
         found["mask_checksums"] = Column(columns["mask_checksums"])
     return SampleIndex(found)
-
-
-def _after(update: UpdatePlan, added: SampleIndex) -> tuple[Update, SampleIndex]:
-    """What an update does that adds these samples, and the index of all samples after it."""
-    known = update.difference.known
-    gone = known.rows[update.difference.gone]
-    removed = ~known.index.served
-    removed[gone[gone >= 0]] = True
-    index = known.index if not len(added) else known.index.join(added)
-    if removed.any():
-        flags = np.concatenate((removed, np.zeros(len(added), np.bool_)))
-        index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
-    return Update(len(added), int((gone >= 0).sum()), update.target.made_by), index
 
 
 def _statistics_after(

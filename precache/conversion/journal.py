@@ -30,12 +30,11 @@ from precache.sources.base import Samples, Scan, changed_pictures
 from precache.storage import (
     atomic_write,
     fsync_folder,
-    is_leftover,
     open_append,
     open_regular,
     remove_leftovers,
 )
-from precache.storage.locks import LOCK_SUFFIX, is_mount_point
+from precache.storage.locks import others_in
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
@@ -110,14 +109,12 @@ class WrittenShard:
             `checksums` and `mask_checksums`, empty where there are no masks. Of all pictures that the plan
             has in the shard, in its order, rejected ones too: `source:modified_ns` and `source:checksums`.
         sums: of the pixels of its samples.
-        etags: of its files in an object storage, as it answered when they were uploaded; none on disk.
     """
 
     entry: ShardEntry
     rejected: tuple[Rejected, ...]
     columns: Mapping[str, Array]
     sums: PixelSums
-    etags: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As a record of the journal; what the plan says of the shard is left out."""
@@ -127,7 +124,6 @@ class WrittenShard:
             "rejected": [[picture.id, picture.reason] for picture in self.rejected],
             "columns": {name: column.tolist() for name, column in self.columns.items()},
             "sums": [self.sums.pixels, self.sums.sums, self.sums.squares],
-            "etags": list(self.etags),
         }
 
     @classmethod
@@ -148,7 +144,6 @@ class WrittenShard:
             rejected,
             {name: column_of(name, values) for name, values in content["columns"].items()},
             PixelSums(pixels, tuple(sums), tuple(squares)),
-            tuple(content["etags"]),
         )
 
 
@@ -450,10 +445,3 @@ def _foreign(path: Path) -> DatasetError:
     return DatasetError(
         f"{path}: not a journal that this release can read; choose another DST, or remove the file"
     )
-
-
-def others_in(folder: Path, names: frozenset[str]) -> list[str]:
-    """What the folder holds that is neither of `names` nor left of writing one of them."""
-    allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
-    found = (path for path in folder.iterdir() if path.name not in names | allowed)
-    return sorted(path.name for path in found if not is_leftover(path, names))

@@ -12,40 +12,40 @@
 With the engine `ray` each node writes shards into such a folder of its own and pushes them; the journal is
 on the machine where the command runs. So the same command continues there; on another machine it starts over.
 
-The lock keeps the processes of one machine apart. Of converters on two machines, at most one puts the
-manifest; the other finds that manifest, or its own shards replaced, and says so. What cannot be held back are
-the bytes of an upload that was under way while the other one finished: `precache verify` finds those.
+The lock keeps the processes of one machine apart, and `precache.sharing.publisher` those of two. A conversion
+that is given up is removed by `precache clean`, there and here: see `Leftovers`.
 """
 
 import hashlib
 import multiprocessing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import os
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from precache.conversion.journal import (
     JOURNAL_NAME,
-    NOTHING_ELSE_MAY_WRITE,
     Target,
     WrittenShard,
     own_names,
     own_names_in,
     read_header,
 )
+from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.files import FileEntry
-from precache.dataset.manifest import MANIFEST_NAME
+from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.reporting import counted, warn
-from precache.storage import crc32c_file, is_leftover, read_regular
+from precache.reporting import counted, some, warn
+from precache.sharing.publisher import Publisher, difference, files_of
+from precache.storage import is_leftover, read_regular
 from precache.storage.locks import hold_lock
 from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
 from precache.storage.output import OutputFile
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Location, Url
 
-_AT_A_TIME = 16  # requests
 _PROBED = 20  # objects that say whether a prefix is free
 
 
@@ -67,7 +67,7 @@ def locked_working_folder(url: Url) -> Iterator[Path]:
         try:
             yield folder
         finally:
-            remove_if_empty(folder)
+            _remove_if_empty(folder)
 
 
 class FilesAtUrl:
@@ -77,7 +77,7 @@ class FilesAtUrl:
         self.folder, self.dataset_names = folder, frozenset[str]()
         self.place: Location = url
         self._url = url
-        self._store = ObjectStore(url)
+        self._publisher = Publisher(url)
 
     def check_free(self, names: frozenset[str]) -> None:
         """Raise DatasetError if something lies there, unless another machine started this very conversion.
@@ -85,19 +85,17 @@ class FilesAtUrl:
         Such files are recognised by name, and by the checksum that precache puts beside each object.
         """
         names -= {JOURNAL_NAME, MANIFEST_NAME}
-        first = (info.name for info in self._store.first(_PROBED))
-        others, there = [name for name in first if name not in names], []
-        if not others:  # else it may be a bucket of millions
-            there = [info.name for info in self._store.list()]
-            with ThreadPoolExecutor(_AT_A_TIME) as pool:
-                checksums = [*pool.map(self._store.crc32c_of, there)]
-            found = zip(there, checksums, strict=True)
-            others = [name for name, crc32c in found if name not in names or crc32c is None]
+        store = self._publisher.store
+        there = store.first(_PROBED)  # it may be a bucket of millions
+        others = [info.name for info in there if info.name not in names]
+        if there and not others:
+            there = store.list()
+            checked = self._publisher.with_checksums(there)
+            others = [name for name, info in checked.items() if name not in names or info.crc32c is None]
         if others:
-            more = " and others" if len(others) > 3 else ""
             raise DatasetError(
                 f"{self._url}: is not empty, and holds files that no conversion on this machine wrote "
-                f"({', '.join(others[:3])}{more}); choose another DST, or remove them yourself"
+                f"({some(others)}); choose another DST, or remove them yourself"
             )
         if there:
             warn(
@@ -106,76 +104,49 @@ class FilesAtUrl:
             )
 
     def problem_of(self, shard: WrittenShard) -> str | None:
-        """See `FilesInFolder`; of many shards, objects are listed once."""
-        return self._why_not_whole(shard, self._there_at_first)
+        """See `FilesInFolder`; all shards are looked for at once."""
+        for file in shard.entry.files:
+            if problem := difference(self._there_at_first.get(file.name), file):
+                return f"{self._url / file.name}: {problem}"
+        return None
 
     def remove(self, names: frozenset[str]) -> None:
-        """See `FilesInFolder`."""
-        self._store.delete([name for name in self._listed() if name in names])
+        """See `FilesInFolder`; what has no checksum beside it is not ours."""
+        self._publisher.store.delete(_sent(self._publisher.find(names)))
 
-    def check_whole(self, shards: Iterable[WrittenShard]) -> None:
-        """Raise DatasetError unless the storage holds what was pushed."""
-        found = self._listed()
-        for shard in shards:
-            if problem := self._why_not_whole(shard, found):
-                raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
+    def publish(self, manifest: Manifest) -> None:
+        """Push what was written here at the end of the conversion, the manifest last, and leave nothing here.
+
+        Raises:
+            DatasetError: a shard is not as it was pushed, or another process has finished a dataset there.
+        """
+        files = files_of(manifest, self.folder)
+        for file in files:
+            path = self.folder / file.name
+            if path.exists():  # index and list of rejects: shards are there
+                self._publisher.send(path, file)
+        self._publisher.publish(read_regular(self.folder / MANIFEST_NAME), files)
+        remove_working_folder(self.folder)
 
     @cached_property
     def _there_at_first(self) -> dict[str, ObjectInfo]:
-        return self._listed()
-
-    def _listed(self) -> dict[str, ObjectInfo]:
-        return {info.name: info for info in self._store.list()}
-
-    def _why_not_whole(self, shard: WrittenShard, found: Mapping[str, ObjectInfo]) -> str | None:
-        if len(shard.etags) != len(shard.entry.files):
-            return f"{self._url}: the journal does not say that {shard.entry.name} was pushed"
-        for file, etag in zip(shard.entry.files, shard.etags, strict=True):
-            there = found.get(file.name)
-            if there is None:
-                return f"{self._url / file.name}: missing"
-            if there.bytes != file.bytes:
-                return f"{self._url / file.name}: expected {file.bytes:,} bytes, got {there.bytes:,}"
-            if self._store.is_replaced(there, etag):
-                return f"{self._url / file.name}: was replaced after it was pushed"
-        return None
+        return self._publisher.with_checksums(self._publisher.store.list())
 
 
-def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntry]) -> tuple[str, ...]:
-    """Push the written files of a shard, as far as they are `files`, and remove them here; their etags.
+def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntry]) -> None:
+    """Push the written files of a shard, as far as they are `files`, and remove them here.
 
     Raises:
         DatasetError: another process has finished a dataset there.
         StorageError: the storage does not take them.
     """
-    store, check = _store(url), partial(_check_parent, url)
+    publisher, check = _publisher(url), partial(_check_parent, url)
     try:
-        if files:  # else every picture was rejected
-            _check_unfinished(store)
-        return tuple(
-            store.upload(file.temporary, entry.name, crc32c=entry.crc32c, check=check) or ""
-            for file, entry in zip(written, files, strict=False)
-        )
+        for file, entry in zip(written, files, strict=False):  # none if every picture was rejected
+            publisher.send(file.temporary, entry, check)
     finally:
         for file in written:
             file.temporary.unlink(missing_ok=True)
-
-
-def publish(url: Url, folder: Path) -> None:
-    """Push what `commit` wrote into `folder`: the manifest last, and only if no other process has put one.
-
-    Raises:
-        DatasetError: another process has.
-    """
-    store = ObjectStore(url)
-    _check_unfinished(store)
-    names = own_names_in(folder) - {JOURNAL_NAME, MANIFEST_NAME}
-    for path in sorted(folder.iterdir()):
-        if path.name in names:
-            store.upload(path, path.name, crc32c=crc32c_file(path))
-    content = read_regular(folder / MANIFEST_NAME)
-    if store.put_if(MANIFEST_NAME, content) is None and store.get(MANIFEST_NAME) != content:
-        raise _finished_by_another(url)
 
 
 def refuse_change(url: Url, *, overwrite: bool, update: bool) -> None:
@@ -194,12 +165,9 @@ def refuse_change(url: Url, *, overwrite: bool, update: bool) -> None:
 
 def remove_working_folder(folder: Path) -> None:
     """Remove what a conversion into a URL has left on this machine, the journal last."""
-    names = own_names_in(folder)
-    for path in unfinished_files(folder):
+    for path in _files_here(folder):
         path.unlink(missing_ok=True)
-    if names:
-        (folder / JOURNAL_NAME).unlink()
-    remove_if_empty(folder)
+    _remove_if_empty(folder)
 
 
 def remove_if_same(folder: Path, target: Target) -> None:
@@ -209,43 +177,79 @@ def remove_if_same(folder: Path, target: Target) -> None:
         remove_working_folder(folder)
 
 
-def unfinished_files(folder: Path) -> list[Path]:
-    """The files in a working folder that its journal names, but for the journal."""
-    names = own_names_in(folder) - {JOURNAL_NAME}
-    found = filter(is_plain_file, sorted(folder.iterdir()) if folder.is_dir() else ())
-    return [path for path in found if path.name in names or is_leftover(path, names | {JOURNAL_NAME})]
+@dataclass(frozen=True, slots=True)
+class Leftovers:
+    """Objects and files that an unfinished conversion into a URL has left, and no finished dataset needs.
+
+    Attributes:
+        url: where it was converted to.
+        objects: names of what it has pushed.
+        files: on this machine, its journal last.
+        bytes: that all of them take.
+    """
+
+    url: Url
+    objects: tuple[str, ...]
+    files: tuple[Path, ...]
+    bytes: int
+
+    def remove(self) -> None:
+        """Remove them; raises StorageError or OSError where one cannot be."""
+        ObjectStore(self.url).delete(self.objects)
+        remove_working_folder(working_folder(self.url))
 
 
-def is_plain_file(path: Path) -> bool:
-    """Whether it is a file, and no link to one."""
-    return path.is_file() and not path.is_symlink()
+@contextmanager
+def leftovers(url: Url) -> Iterator[Leftovers]:
+    """Find the leftovers of a conversion into `url` that began on this machine; no other begins meanwhile.
+
+    Raises:
+        DatasetError: a process is converting into it, or its journal cannot be read.
+        StorageError: the storage does not answer.
+    """
+    with locked_working_folder(url) as folder:
+        names = own_names_in(folder)
+        if not names and os.path.lexists(folder / JOURNAL_NAME):
+            raise DatasetError(
+                f"{folder / JOURNAL_NAME}: not a journal that this release can read, so it is unknown which "
+                f"files are ours; remove what you do not need yourself"
+            )
+        if names and is_converted(url):
+            names -= open_dataset(url).manifest.own_names | {MANIFEST_NAME}
+        found = Publisher(url).find(names) if names else {}
+        objects, files = _sent(found), _files_here(folder)
+        taken = sum(found[name].bytes for name in objects) + sum(path.lstat().st_size for path in files)
+        yield Leftovers(url, tuple(objects), tuple(files), taken)
 
 
-def remove_if_empty(folder: Path) -> None:
-    """Remove a folder if it is empty."""
+def _sent(found: dict[str, ObjectInfo]) -> list[str]:
+    """Names of the objects that this project has put there."""
+    return [name for name, info in found.items() if info.crc32c is not None]
+
+
+def _files_here(folder: Path) -> list[Path]:
+    """The files in a working folder that its journal names, the journal last; none without one."""
+    names, journal = own_names_in(folder), folder / JOURNAL_NAME
+    found = []
+    for path in sorted(folder.iterdir()) if names else ():
+        ours = path.name in names or is_leftover(path, names)
+        if ours and path != journal and path.is_file() and not path.is_symlink():
+            found.append(path)
+    return [*found, journal] if names else []
+
+
+def _remove_if_empty(folder: Path) -> None:
     with suppress(OSError):  # it is not there, or holds something
         folder.rmdir()
 
 
 @lru_cache(4)
-def _store(url: Url) -> ObjectStore:
+def _publisher(url: Url) -> Publisher:
     """One for each process: its connections are used again."""
-    return ObjectStore(url)
+    return Publisher(url)
 
 
 def _check_parent(url: Url) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():  # the next run may have finished the dataset already
         raise WorkerError(f"{url}: nothing more is pushed: the parent process has stopped")
-
-
-def _check_unfinished(store: ObjectStore) -> None:
-    if store.find(MANIFEST_NAME) is not None:
-        raise _finished_by_another(store.url)
-
-
-def _finished_by_another(url: Url) -> DatasetError:
-    return DatasetError(
-        f"{url}: another process has finished a dataset there meanwhile; check it with 'precache verify "
-        f"{url}', or choose another DST"
-    )

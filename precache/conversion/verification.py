@@ -101,7 +101,7 @@ def _different(one: SampleIndex, other: SampleIndex) -> int:
     ids, mine, its = np.intersect1d(one.ids, other.ids, assume_unique=True, return_indices=True)
     alike = np.ones(len(ids), np.bool_)
     for name in {"labels", "targets", "mask_checksums"} | {f"{VALUE}{name}" for name in one.fields}:
-        ours, theirs = one.columns.get(name), other.columns.get(name)
+        ours, theirs = one.get(name), other.get(name)
         if ours is None or theirs is None or ours.differs_in_kind(theirs):
             alike &= ours is theirs
         else:
@@ -320,7 +320,8 @@ class _Comparison:
         Those of the index are the source's, see `_same_pictures`.
         """
         width, height = task.index.source_sizes[row].tolist()
-        target, fields = columns.labelled(task.index.targets, task.index.fields, row)
+        target = None if task.index.targets is None else task.index.targets.value(row)
+        fields = columns.values_of(task.index.fields, row)
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):
             return "has a path, target or fields that differ from its source's"

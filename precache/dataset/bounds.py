@@ -20,6 +20,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Place: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
 """What an array of a file is: dtype and shape."""
 _COUNT = range(1 << 62)
+_TEXTS = 1 << 16
 _FORM: dict[str, Any] = {
     "version": int,
     "checksum": str,
@@ -59,7 +60,6 @@ _COLUMNS: dict[str, tuple[Any, tuple[str | int, ...]]] = {
     "shard:bytes": (np.int64, ("shards", "files")),
     "shard:crc32c": (np.uint32, ("shards", "files")),
     "shard:largest": (np.int32, ("shards", 2)),
-    "shard:checksums": (np.uint64, ("shards", "columns")),
     "source:bytes": (np.int64, ("pictures",)),
     "source:modified_ns": (np.int64, ("pictures",)),
     "source:checksums": (np.uint64, ("pictures",)),
@@ -128,7 +128,7 @@ def check_places(
     """Compare the columns of an index with what the manifest says that they are.
 
     Args:
-        sizes: how many `files` a shard has, and `columns` the samples.
+        sizes: how many `files` a shard has.
         varies: whether the stored pictures have sizes of their own.
     """
     left_out = {part for part in ("rejected", "ignored") if not content["counts"][part]}
@@ -184,13 +184,14 @@ def _kind(dtype: np.dtype[Any], shape: tuple[int, ...], has_ends: bool) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """What the columns of samples are compared with, shard by shard, when they are read.
+    """What the columns of samples are compared with when they are first asked for.
 
     Attributes:
         ids: above all of them.
         classes: how many there are.
         target: one of TARGETS.
         pixel_bytes: of a stored pixel.
+        starts: int64 [shards], the row of each shard's first sample.
         most_bytes: int64 [shards], that the pixels of a shard can have, see `most_pixels_bytes`.
         largest: int32 [shards, 2], height and width that none of its pictures exceeds; None: all of one size.
     """
@@ -199,11 +200,12 @@ class Limits:
     classes: int
     target: str
     pixel_bytes: int
+    starts: Ints
     most_bytes: Ints
     largest: npt.NDArray[np.int32] | None
 
-    def check(self, name: str, column: Column, shard: int, starts: Ints) -> None:
-        """Compare the rows of shards from number `shard` on, each of which begins at one of `starts`."""
+    def check(self, name: str, column: Column) -> None:
+        """Compare a column of all samples."""
         values = column.values
         low, high = {
             "ids": (0, self.ids),
@@ -217,28 +219,45 @@ class Limits:
             raise ValueError(f"{values.min():,} in column {name}")
         if high is not None and len(values) and values.max() >= high:
             raise ValueError(f"{values.max():,} in column {name}, expected less than {high:,}")
-        if name == "ids" and (np.diff(np.sort(values)) == 0).any():
+        if name == "ids" and not _are_distinct(values):
             raise ValueError("a sample is there twice")
         if column.kind == "text" and name != "paths":
             _check_text(column)
         if name == "shapes":
             assert self.largest is not None
-            shards = slice(shard, shard + len(starts))
-            pixels_bytes = np.add.reduceat(values.astype(np.int64).prod(axis=1), starts) * self.pixel_bytes
-            too_large = np.maximum.reduceat(values, starts) > self.largest[shards]
-            wrong = (pixels_bytes > self.most_bytes[shards]) | too_large.any(axis=1)
+            pixels = np.multiply(values[:, 0], values[:, 1], dtype=np.int64)
+            pixels_bytes = np.add.reduceat(pixels, self.starts) * self.pixel_bytes
+            too_large = np.maximum.reduceat(values, self.starts) > self.largest
+            wrong = (pixels_bytes > self.most_bytes) | too_large.any(axis=1)
             if wrong.any():
-                number = shard + int(wrong.argmax())
-                raise ValueError(f"the shapes of the pictures in shard {number:,} exceed what it can hold")
+                raise ValueError(
+                    f"the shapes of the pictures in shard {int(wrong.argmax()):,} exceed what it can hold"
+                )
+
+
+def _are_distinct(ids: Ints) -> bool:
+    """Whether no id, from 0 on, is there twice."""
+    above = int(ids.max(initial=-1)) + 1
+    if above > ids.nbytes:  # few of many, or a lie
+        ranked = np.sort(ids)
+        return not (ranked[1:] == ranked[:-1]).any()
+    seen = np.zeros(above, np.bool_)  # thirty times as fast as to sort ten million
+    seen[ids] = True
+    return int(seen.sum()) == len(ids)
 
 
 def _check_text(column: Column) -> None:
     values, ends = column.values, column.ends
     assert ends is not None
-    values.tobytes().decode()
-    starts = ends[ends < len(values)]
-    if ((values[starts] & 0xC0) == 0x80).any():
-        raise ValueError("a text ends within a character")
+    begin = 0
+    for first in range(0, len(ends), _TEXTS):  # some at a time: decoded, they take memory
+        part = ends[first : first + _TEXTS]
+        stop = int(part[-1])
+        values[begin:stop].tobytes().decode()
+        starts = part[part < len(values)]
+        if ((values[starts] & 0xC0) == 0x80).any():
+            raise ValueError("a text ends within a character")
+        begin = stop
 
 
 def most_pixels_bytes(shard_bytes: Ints, *, holds_pixels: bool) -> Ints:

@@ -18,20 +18,20 @@ What samples are labelled with is one of TARGETS:
 Samples of the last three have label -1.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Rows: TypeAlias = Ints | range
+"""Rows of arrays: a range has step 1, and costs no memory."""
 
 KINDS = ("int", "float", "vector", "ragged", "text")
 TARGETS = ("class", "classes", "number", "none")
 _TEXT = np.dtype(np.uint8)
 _GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte
-_BLOCK_SAMPLES = 1 << 20
 
 
 class ValueOfRowError(ValueError):
@@ -47,50 +47,21 @@ class ValueOfRowError(ValueError):
         self.row, self.reason = row, reason
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
-    """Where the values of a column come from that is not in memory.
-
-    Attributes:
-        starts: int64 [pieces + 1], the row of each piece's first value, and behind the last one.
-        read: gives the piece of this number, a column in memory.
-        rows: int64 [n], which rows of the pieces the column has; None: all.
-        names: int64, what stands for each value; None: the value itself.
-    """
-
-    starts: Ints
-    read: "Callable[[int], Column]"
-    rows: Ints | None = None
-    names: Ints | None = None
-
-    def __len__(self) -> int:
-        return int(self.starts[-1]) if self.rows is None else len(self.rows)
-
-    def places(self, positions: npt.NDArray[Any] | slice) -> Ints:
-        """Rows of the pieces at these positions of the column; IndexError if it has no such."""
-        if isinstance(positions, slice):
-            positions = np.arange(*positions.indices(len(self)))
-        positions = from_zero(positions, len(self))
-        return positions if self.rows is None else self.rows[positions]
-
-
 class Column:
-    """A value for each of n samples: in memory, or in pieces that are read when a value is asked for.
+    """A value for each of n samples, over arrays in memory or of a file that is mapped.
 
     Where each sample has one value, or k, a column can be indexed and compared like an array, and gives
-    arrays; `same` compares any two. As a whole, by `values`, `ends` or `np.asarray`, one in pieces takes the
-    memory of all samples.
+    arrays; `same` compares any two.
 
     Args:
-        values, ends: see the module; of a column in pieces an empty one of its kind.
+        values, ends: see the module.
+        rows: which rows of these it has, in this order; None: all.
     """
 
-    __slots__ = ("_ends", "_pieces", "_values")
+    __slots__ = ("_ends", "_rows", "_values")
 
-    def __init__(
-        self, values: npt.NDArray[Any], ends: Ints | None = None, pieces: Pieces | None = None
-    ) -> None:
-        self._values, self._ends, self._pieces = values, ends, pieces
+    def __init__(self, values: npt.NDArray[Any], ends: Ints | None = None, rows: Rows | None = None) -> None:
+        self._values, self._ends, self._rows = values, ends, rows
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> "Column":
@@ -163,18 +134,13 @@ class Column:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """See the module."""
-        return self._whole()._values
+        """See the module; a copy where it has some rows of its arrays, and these are no range."""
+        return self._values if self._rows is None else self.select(slice(None))._values
 
     @property
     def ends(self) -> Ints | None:
-        """See the module; None where each sample has one value, or k."""
-        return None if self._ends is None else self._whole()._ends
-
-    @property
-    def in_pieces(self) -> bool:
-        """Whether it is not in memory."""
-        return self._pieces is not None
+        """See the module, likewise; None where each sample has one value, or k."""
+        return self._ends if self._ends is None or self._rows is None else self.select(slice(None))._ends
 
     @property
     def kind(self) -> str:
@@ -195,26 +161,15 @@ class Column:
         """Of one value, or of each of the values of a sample that has several."""
         return self._values.shape[1:]
 
-    @property
-    def memory_bytes(self) -> int:
-        """What its arrays take."""
-        return self._values.nbytes + (0 if self._ends is None else self._ends.nbytes)
-
     def __len__(self) -> int:
-        if self._pieces is not None:
-            return len(self._pieces)
+        if self._rows is not None:
+            return len(self._rows)
         return len(self._values if self._ends is None else self._ends)
 
     def __getitem__(self, positions: Any) -> Any:
         if self._ends is not None:
             raise TypeError("samples of this column have any number of values; use select")
-        if self._pieces is None:
-            return self._values[positions]
-        if not isinstance(positions, slice):
-            positions = np.asarray(positions)
-            if positions.ndim == 0:
-                return self.select(positions[None])._values[0]
-        return self.select(positions)._values
+        return self._values[self._places(positions)]
 
     def __eq__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]  # as arrays do
         return np.asarray(self[:] == (other[:] if isinstance(other, Column) else other))
@@ -225,8 +180,7 @@ class Column:
     __hash__ = None  # type: ignore[assignment]
 
     def __iter__(self) -> Iterator[Any]:
-        for _, block in self.blocks():
-            yield from block
+        return iter(self.values)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return self.values if dtype is None else self.values.astype(dtype)
@@ -236,72 +190,47 @@ class Column:
         listed: list[Any] = self.values.tolist()
         return listed
 
-    def blocks(self, positions: Ints | None = None) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """The values at `positions`, default all, so many at a time; each with the number of its first."""
-        count = len(self if positions is None else positions)
-        for start in range(0, count, _BLOCK_SAMPLES):
-            part = slice(start, start + _BLOCK_SAMPLES)
-            yield start, self[part if positions is None else positions[part]]
-
-    def at(self, rows: Ints) -> "Column":
-        """The values of these rows, int64 [m]; in pieces, if it is: that takes 8 bytes for each."""
-        if self._pieces is None:
-            return self.select(rows)
-        return Column(self._values, self._ends, replace(self._pieces, rows=self._pieces.places(rows)))
-
-    def renamed(self, names: Ints) -> "Column":
-        """`names[value]` for each value, an integer."""
-        if self._pieces is None:
-            return Column(names[self._values])
-        known = self._pieces.names
-        names = names if known is None else names[known]
-        return Column(self._values, None, replace(self._pieces, names=names))
+    def at(self, rows: Rows) -> "Column":
+        """The values of these rows, of the same arrays: nothing is read."""
+        return Column(self._values, self._ends, rows_at(self._rows, rows))
 
     def select(self, rows: npt.NDArray[Any] | slice) -> "Column":
-        """The values of these rows, in memory: int64 [m], or bool [n]."""
-        if self._pieces is not None:
-            return self._from_pieces(self._pieces, rows)
+        """The values of these rows, int64 [m], bool [n] or a slice, in arrays of their own, or views."""
+        places = self._places(rows)
         if self._ends is None:
-            return Column(self._values[rows])
-        if isinstance(rows, slice):
-            rows = np.arange(*rows.indices(len(self)))
-        rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        lengths = np.diff(self._ends, prepend=0)[rows]
-        starts, ends = self._ends[rows] - lengths, np.cumsum(lengths, dtype=np.int64)
+            return Column(self._values[places])
+        if isinstance(places, slice):
+            places = np.arange(*places.indices(len(self._ends)))
+        places = from_zero(places, len(self._ends))
+        starts = np.where(places > 0, self._ends[places - 1], 0) if len(places) else places
+        lengths = self._ends[places] - starts
+        ends = np.cumsum(lengths, dtype=np.int64)
         values = np.empty((ends[-1] if len(ends) else 0, *self.row_shape), self.dtype)
-        for first in range(0, len(rows), _GATHERED):
+        for first in range(0, len(places), _GATHERED):
             part = slice(first, first + _GATHERED)
             begin = int(ends[first] - lengths[first])
-            places = np.arange(begin, ends[part][-1])  # in the new values, then in ours
-            places += np.repeat(starts[part] - (ends[part] - lengths[part]), lengths[part])
-            values[begin : ends[part][-1]] = self._values[places]
+            within = np.arange(begin, ends[part][-1])  # in the new values, then in ours
+            within += np.repeat(starts[part] - (ends[part] - lengths[part]), lengths[part])
+            values[begin : ends[part][-1]] = self._values[within]
         return Column(values, ends)
 
-    def _whole(self) -> "Column":
-        return self if self._pieces is None else self._from_pieces(self._pieces, slice(None))
-
-    def _from_pieces(self, pieces: Pieces, rows: npt.NDArray[Any] | slice) -> "Column":
-        places = pieces.places(rows)
-        parts, order = [], []
-        for number, which, within in by_piece(pieces.starts, places):
-            parts.append(pieces.read(number).select(within))
-            order.append(which)
-        if not parts:
-            return Column(self._values, self._ends)
-        found = (
-            parts[0]
-            if len(parts) == 1
-            else Column.concatenate(parts).select(np.argsort(np.concatenate(order)))
-        )
-        return found if pieces.names is None else Column(pieces.names[found._values])
+    def _places(self, positions: Any) -> Any:
+        """What of the arrays `positions` of the column are: an index of them of the same kind."""
+        if self._rows is None:
+            return positions
+        if isinstance(positions, slice | int | np.integer):
+            found = self._rows[positions]
+            if isinstance(found, range):
+                return slice(found.start, found.stop) if found.step == 1 else np.array(found, np.int64)
+            return found
+        return rows_at(self._rows, np.asarray(positions))
 
     def array(self, row: int) -> npt.NDArray[Any]:
         """The numbers of one row: of shape [], [k] or [m, ...]; of text, its bytes."""
-        if self._pieces is not None:
-            return self.select(np.array([row])).array(0)
+        place = int(self._places(row))
         if self._ends is None:
-            return np.asarray(self._values[row])
-        return self._values[int(self._ends[row - 1]) if row else 0 : int(self._ends[row])]
+            return np.asarray(self._values[place])
+        return self._values[int(self._ends[place - 1]) if place else 0 : int(self._ends[place])]
 
     def value(self, row: int) -> Any:
         """The value of one row as JSON has it: int, float, str or lists."""
@@ -365,24 +294,17 @@ def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
     return {name: columns[name].value(row) for name in sorted(columns)}
 
 
-def labelled(targets: Column | None, fields: Mapping[str, Column], row: int) -> tuple[Any, dict[str, Any]]:
-    """What one sample is labelled with beside its class, and its fields, as `Column.value`."""
-    return (None if targets is None else targets.value(row)), values_of(fields, row)
-
-
-def by_piece(starts: Ints, places: Ints) -> Iterator[tuple[int, Ints, Ints]]:
-    """Of each piece that some of `places` lie in: its number, which these are, and their rows there.
-
-    Args:
-        starts: int64 [pieces + 1], the place of each piece's first row.
-    """
-    numbers = np.searchsorted(starts, places, side="right") - 1
-    order = np.argsort(numbers, kind="stable")
-    ranked = numbers[order]
-    cuts = np.flatnonzero(ranked[1:] != ranked[:-1]) + 1
-    for part in np.split(order, cuts) if len(order) else ():
-        number = int(numbers[part[0]])
-        yield number, part, places[part] - starts[number]
+def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:
+    """The rows at these positions of `rows`, default all of them; IndexError where there is no such."""
+    if rows is None:
+        return positions
+    if isinstance(positions, range):
+        return rows[positions.start : positions.stop]
+    if isinstance(rows, range):
+        found = from_zero(positions, len(rows))
+        return found + rows.start if rows.start else found
+    chosen: Ints = rows[positions]
+    return chosen
 
 
 def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
@@ -393,7 +315,7 @@ def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
     if len(positions) and (positions.min() < -count or positions.max() >= count):
         raise IndexError(f"positions from {positions.min()} to {positions.max()} of {count:,} samples")
     if not len(positions) or positions.min() >= 0:
-        return positions  # itself: of columns in pieces, all that are chosen alike share it
+        return positions  # itself, of which there may be many
     return np.where(positions < 0, positions + count, positions)
 
 

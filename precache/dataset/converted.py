@@ -2,42 +2,37 @@
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from precache.dataset.duplicates import COLUMNS, Duplicates, find_duplicates
-from precache.dataset.files import FileEntry, Held, in_folder
+from precache.dataset.duplicates import Duplicates, find_duplicates
+from precache.dataset.files import FileEntry, Held, in_cache, in_folder
 from precache.dataset.index import (
     IndexFile,
     IndexFileError,
+    SampleColumns,
     SampleIndex,
-    ShardRows,
     SourceState,
     damaged,
     read_source_state,
 )
-from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
+from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.errors import DatasetError, PrecacheError, did_you_mean, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import ObjectNotFoundError
+from precache.storage.retries import FETCHES, ObjectNotFoundError, with_retries
 from precache.storage.urls import Location, Url, locate
 
 if TYPE_CHECKING:
     from precache.storage.shard_cache import Cache, CachedFiles
-
-WHOLE_SAMPLES = 1_000_000
-"""An index of more is not read as a whole by who serves samples: see `precache.dataset.index`."""
-_TRIES = 3  # of what comes damaged from a storage
-T = TypeVar("T")
 
 
 class OpenedFolder:
@@ -176,55 +171,34 @@ class ConvertedDataset:
             removed: with those that are served no more: a row for each that the shards hold.
 
         Raises:
-            DatasetError: the index is damaged.
+            DatasetError: the index is damaged, now or when a column is first asked for.
         """
-        whole = self._read(lambda file: self._rows(file).whole())
-        shards = self.manifest.shards
-        removed_of = np.bincount(
-            np.repeat(shards.splits, shards.samples)[~whole.served], minlength=len(shards.split_names)
-        )
-        if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
-            path = self.path / self.manifest.index.name
-            raise damaged(path, "other samples are removed than the manifest says")
-        chosen = np.ones(len(whole), np.bool_) if removed else whole.served
+        shards, limits = self.manifest.shards, self.manifest.limits
+        file = IndexFile(self._index_held, self.manifest.index)
+        index = SampleIndex(SampleColumns(file, limits))
+        if "removed" in index:
+            splits = np.repeat(shards.splits, shards.samples)[~index.served]
+            removed_of = np.bincount(splits, minlength=len(shards.split_names))
+            if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
+                raise damaged(file.path, "other samples are removed than the manifest says")
         if split is not None:
-            chosen &= np.repeat(shards.of_split(split), shards.samples)
-        return whole if chosen.all() else whole.select(chosen)
+            index = index.at(shards.rows_of(split))
+        if removed or not self.manifest.removed:
+            return index
+        return index.at(np.flatnonzero(index.served))
 
     def find_duplicates(self) -> Duplicates:
-        """The pictures of equal content; of the index the columns that tell them are read, and no others.
+        """The pictures of equal content.
 
         Raises:
             DatasetError: the index is damaged.
         """
         shards = self.manifest.shards
-        index = self._read(lambda file: self._rows(file).whole(COLUMNS))
-        return find_duplicates(index, np.repeat(shards.splits, shards.samples))
-
-    def open_index(self, split: str) -> SampleIndex:
-        """As `read_index`, with a row for each that the shards hold; of a large set read when it is needed.
-
-        Then no row costs memory before it is asked for, and what is asked for of a shard is compared with
-        the shard's checksum.
-
-        Raises:
-            DatasetError: as `read_index`, now or when a row is asked for; or no sample of the split is left.
-        """
-        manifest = self.manifest
-        if manifest.split_samples[split] == 0:
-            raise DatasetError(
-                f"{self.place}: updates have removed all of split {split!r}; choose another split"
-            )
-        if manifest.stored_samples <= WHOLE_SAMPLES:
-            found = self.read_index(split, removed=True)
-        else:
-            chosen = manifest.shards.of_split(split)
-            found = self._read(lambda file: self._rows(file).in_pieces(chosen))
-        return found if manifest.removed.get(split) else found.without_removed()
+        return find_duplicates(self.read_index(removed=True), np.repeat(shards.splits, shards.samples))
 
     def read_source_state(self) -> SourceState:
         """Sizes, times and checksums of all pictures of the source, in scan order."""
-        return self._read(read_source_state)
+        return read_source_state(IndexFile(self._index_held, self.manifest.index))
 
     @property
     def _held(self) -> Held:
@@ -233,23 +207,9 @@ class ConvertedDataset:
         assert self.folder is not None
         return self.folder.held
 
-    def _rows(self, file: IndexFile) -> ShardRows:
-        shards = self.manifest.shards
-        assert shards.checksums is not None
-        return ShardRows(file, shards.samples, shards.checksums, shards.file_name, self.manifest.limits)
-
-    def _read(self, read: Callable[[IndexFile], T]) -> T:
-        """What `read` makes of the index; one that was fetched, and damaged since, is fetched again."""
-        held, entry = self._held, self.manifest.index
-        try:
-            with held(entry):
-                return read(IndexFile(held, entry))
-        except IndexFileError:
-            if self.mirror is None:
-                raise
-        self.mirror.forget(entry.name)
-        with held(entry):
-            return read(IndexFile(held, entry))
+    @property
+    def _index_held(self) -> Held:
+        return self._held if self.mirror is None else in_cache(self.mirror)
 
 
 def is_converted(path: Location) -> bool:
@@ -274,29 +234,35 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     place = locate(path)
     if isinstance(place, Path):
         manifest_file = _manifest_file(place)  # before it is read: if it is replaced meanwhile, that is seen
-        raw = _read_manifest(place)
+        raw = read_manifest(place)
         manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, in_folder(place))
         folder = OpenedFolder(place, manifest_file, manifest.shards)
         return ConvertedDataset(place, manifest, digest, folder=folder)
+    url = place
+
+    def fetch() -> ConvertedDataset:
+        return dataset_at(url, read_manifest(url), cache)
+
+    came_damaged = (ManifestError, IndexFileError)
+    return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, came_damaged))
+
+
+def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedDataset:
+    """The dataset at `url` whose manifest has these bytes; see `open_dataset`.
+
+    Raises:
+        DatasetError: the manifest, or the index that it names, is damaged.
+        StorageError: the storage refuses, or does not answer.
+    """
     from precache.storage.shard_cache import Cache, CachedFiles
 
-    tries = _TRIES
-    while True:
-        raw = _read_manifest(place)
-        mirror = CachedFiles(place, hashlib.sha256(raw).hexdigest(), cache or Cache())
-        try:
-            return ConvertedDataset(
-                mirror.folder, *parse_manifest(raw, place / MANIFEST_NAME, mirror.held), mirror
-            )
-        except DatasetError as error:
-            tries -= 1
-            if not tries:
-                raise
-            if isinstance(error, IndexFileError):
-                mirror.forget(error.file_name)
+    mirror = CachedFiles(url, hashlib.sha256(raw).hexdigest(), cache or Cache())
+    manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, in_cache(mirror))
+    return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
-def _read_manifest(place: Location) -> bytes:
+def read_manifest(place: Location) -> bytes:
+    """The bytes of the manifest of the dataset in a folder or at a URL; see `open_dataset`."""
     if isinstance(place, Path):
         try:
             return read_regular(place / MANIFEST_NAME)

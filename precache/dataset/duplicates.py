@@ -15,8 +15,6 @@ from precache.dataset.index import SampleIndex, Sizes
 from precache.reporting import counted
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-COLUMNS = ("checksums", "labels", "shapes", "targets", "removed")
-"""Columns of the index that tell duplicates."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

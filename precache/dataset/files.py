@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,7 +13,8 @@ import google_crc32c
 
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
-from precache.storage.retries import ObjectNotFoundError
+from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, unchecked
+from precache.storage.shard_cache import CachedFiles
 
 _AT_A_TIME = 8  # parts of objects that are read; so many are in memory
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,127}")
@@ -73,6 +74,27 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     return None
 
 
+def hold_whole(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
+    """As `CachedFiles.hold`, of a file all of which is compared; damaged there, it is fetched again."""
+    opened = mirror.hold(file, check)
+    if check_file(mirror.folder, file) is None:
+        return opened
+    opened.close()
+    mirror.forget(file.name)
+    return mirror.hold(file, check)
+
+
+def in_cache(mirror: CachedFiles) -> Held:
+    """A `Held` for files of a URL, see `hold_whole`."""
+    return partial(_in_cache, mirror)
+
+
+@contextmanager
+def _in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
+    with hold_whole(mirror, file):
+        yield mirror.folder / file.name
+
+
 def first_problem(folder: Path, files: Iterable[FileEntry]) -> str | None:
     """As `check_file`, of the first that is not there with its size; None if all are."""
     return next(filter(None, (check_file(folder, file, content=False) for file in files)), None)
@@ -84,23 +106,25 @@ def check_objects(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[st
     Raises:
         StorageError: the storage refuses or does not answer.
     """
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        for file in files:
-            yield _check_object(store, file, pool)
+    for file in files:
+        yield _check_object(store, file)
 
 
-def _check_object(store: ObjectStore, file: FileEntry, pool: ThreadPoolExecutor) -> str | None:
+def _check_object(store: ObjectStore, file: FileEntry) -> str | None:
     where, found = store.url / file.name, store.find(file.name)
     if found is None:
         return f"{where}: missing"
     if found.bytes != file.bytes:
         return f"{where}: expected {file.bytes:,} bytes, got {found.bytes:,}"
-    crc, step = 0, _AT_A_TIME * PART_BYTES
+    etag, crc, step = found.etag, 0, _AT_A_TIME * PART_BYTES
+
+    def read(start: int, check: Check) -> bytes:
+        return store.get_range(file.name, start, min(PART_BYTES, file.bytes - start), etag, check)
+
     try:
         for begin in range(0, file.bytes, step):
             starts = range(begin, min(begin + step, file.bytes), PART_BYTES)
-            counts = [min(PART_BYTES, file.bytes - start) for start in starts]
-            for part in pool.map(lambda at, n: store.get_range(file.name, at, n, found.etag), starts, counts):
+            for part in call_for_each(read, starts, _AT_A_TIME):
                 crc = google_crc32c.extend(crc, part)
     except ObjectNotFoundError:
         return f"{where}: missing"

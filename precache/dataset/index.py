@@ -20,8 +20,7 @@ Of the n samples, in written order:
 
 Of the s shards, see `precache.dataset.shard_table`:
 
-    shard:...         with shard:checksums, uint64 [s, c]: XXH3-64 of its rows of each of the c columns of the
-                      samples, by the columns' names
+    shard:...
 
 Of all pictures of the source, rejected ones too, by their ids, to tell whether it is still what it was:
 
@@ -40,25 +39,25 @@ Of r pictures that cannot be decoded, and i paths that are no pictures, where th
     ignored:paths, ignored:reasons     text
 
 A column whose samples have any number of values, such as text, which is uint8, comes with `ends:COLUMN`,
-int64 [n]: where the values of each sample end. The rows of a shard are one range of each column. Who needs a
-few shards reads these ranges alone, and compares them with shard:checksums. The manifest has checksums of the
-header and of all other columns.
+int64 [n]: where the values of each sample end. The rows of a shard are one range of each column.
+
+The file is mapped: all processes of a machine share what they use of it, and it costs no other memory. The
+manifest has checksums of the header, which is compared when the file is mapped, and of each column, which is
+compared when a process first asks for it.
 
 An update (see `precache.conversion.update`) writes a new index, `dataset-00001.index` and so on, because
-others may still read the one before. The file is read, not mapped: if somebody truncates it, that is an
-error, not a signal that ends the process.
+others may have mapped the one before. Nobody truncates such a file: that would end them by SIGBUS.
 """
 
 import csv
 import io
 import json
 import math
+import mmap
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -68,17 +67,18 @@ import numpy.typing as npt
 import xxhash
 
 from precache.dataset.bounds import Limits
-from precache.dataset.columns import Column, Pieces
+from precache.dataset.columns import Column, Rows, rows_at
 from precache.dataset.files import FileEntry, Held
 from precache.errors import DatasetError, SampleError, SourceError
 from precache.pictures.reading import steadily
-from precache.storage import atomic_write, read_regular_part
+from precache.storage import atomic_write, open_regular
 
 REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
 AGAIN = "remove the dataset and convert it again"
 """Where nobody knows which files are the dataset's, so that it cannot be overwritten."""
 VALUE, ENDS, SHARD, SOURCE = "value:", "ends:", "shard:", "source:"
 """Before the names of columns."""
+_OTHERS = (SHARD, SOURCE, "rejected:", "ignored:")  # before those that are not of the samples
 Array: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Sizes: TypeAlias = npt.NDArray[np.int32]
@@ -87,9 +87,7 @@ REJECTED_NAME = "rejected.csv"
 _TEXT_ERRORS = "surrogatepass"  # names of files may be no Unicode
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000  # what the stock reader takes
-_FIRST_BYTES = 1 << 16  # hold the header of any usual index
 _MOST_WORDS = 200  # characters of an error that quotes what the file says
-_CACHED_BYTES = 16 << 20  # of rows, in each process
 _DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype(np.uint8),
     "I32": np.dtype(np.int32),
@@ -102,15 +100,7 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 class IndexFileError(DatasetError):
-    """The index of a dataset cannot be read, or is not as it was written.
-
-    Attributes:
-        file_name: of the index.
-    """
-
-    def __init__(self, message: str, file_name: str = "") -> None:
-        super().__init__(message)
-        self.file_name = file_name
+    """The index of a dataset cannot be read, or is not as it was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +109,7 @@ class IndexEntry(FileEntry):
 
     Attributes:
         header: XXH3-64 of its header, 16 hex digits.
-        columns: likewise of each column that is not of the samples, by name.
+        columns: likewise of each column, by name.
     """
 
     header: str = ""
@@ -154,7 +144,7 @@ def index_name(updates: int = 0) -> str:
 
 def damaged(path: Path, why: str) -> IndexFileError:
     """What to raise of an index that is not as it was written."""
-    return IndexFileError(f"{path}: is damaged ({why}); {AGAIN}", path.name)
+    return IndexFileError(f"{path}: is damaged ({why}); {AGAIN}")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -162,84 +152,104 @@ class SampleIndex:
     """What is known of samples, a row each.
 
     Attributes:
-        columns: by their names in the file; in memory, or in pieces.
+        columns: by their names: of an index file, or in memory.
+        rows: which rows of these it has, in this order; None: all.
+        own: columns of these rows beside `columns`, or in their place.
     """
 
     columns: Mapping[str, Column]
+    rows: Rows | None = None
+    own: Mapping[str, Column] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return len(next(iter(self.columns.values())))
+        return len(self["ids"]) if self.rows is None else len(self.rows)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.own or name in self.columns
 
     def __getitem__(self, name: str) -> Column:
-        return self.columns[name]
+        if name in self.own:
+            return self.own[name]
+        column = self.columns[name]
+        return column if self.rows is None else column.at(self.rows)
+
+    def get(self, name: str) -> Column | None:
+        """The column of this name; None: there is none."""
+        if name in self:
+            return self[name]
+        return None
+
+    @property
+    def names(self) -> list[str]:
+        """Of the columns."""
+        return list(dict.fromkeys((*self.columns, *self.own)))
 
     @property
     def ids(self) -> Ints:
-        """All, as the other columns below, in memory."""
-        return self.columns["ids"].values
+        """As the other columns below, an array."""
+        return self["ids"].values
 
     @property
     def labels(self) -> Ints:
         """-1 where a sample has not just one class."""
-        return self.columns["labels"].values
+        return self["labels"].values
 
     @property
     def source_sizes(self) -> Sizes:
         """Width and height."""
-        return self.columns["source_sizes"].values
+        return self["source_sizes"].values
 
     @property
     def checksums(self) -> Checksums:
         """Of what is stored."""
-        return self.columns["checksums"].values
+        return self["checksums"].values
 
     @property
     def shapes(self) -> Sizes | None:
         """Height and width of what is stored; None: all are of one size."""
-        return self.columns["shapes"].values if "shapes" in self.columns else None
+        return self["shapes"].values if "shapes" in self else None
 
     @property
     def mask_checksums(self) -> Checksums | None:
         """None: there are no masks."""
-        return self.columns["mask_checksums"].values if "mask_checksums" in self.columns else None
+        return self["mask_checksums"].values if "mask_checksums" in self else None
 
     @property
     def targets(self) -> Column | None:
         """None: the samples are labelled with one class each, or with nothing."""
-        return self.columns.get("targets")
+        return self.get("targets")
 
     @property
     def fields(self) -> dict[str, Column]:
         """By their names."""
-        found = ((name, column) for name, column in self.columns.items() if name.startswith(VALUE))
-        return {name.removeprefix(VALUE): column for name, column in found}
+        return {name.removeprefix(VALUE): self[name] for name in self.names if name.startswith(VALUE)}
 
     @property
     def served(self) -> npt.NDArray[np.bool_]:
         """bool [n]: those that are not removed."""
-        if "removed" not in self.columns:
+        if "removed" not in self:
             return np.ones(len(self), np.bool_)
-        served: npt.NDArray[np.bool_] = self.columns["removed"].values == 0
+        served: npt.NDArray[np.bool_] = self["removed"].values == 0
         return served
 
     def with_columns(self, columns: Mapping[str, Column]) -> "SampleIndex":
         """With these instead of those of their names, or beside the others."""
-        return SampleIndex({**self.columns, **columns})
+        return SampleIndex(self.columns, self.rows, {**self.own, **columns})
 
-    def without_removed(self) -> "SampleIndex":
-        """The same samples, none of which is noted to be removed."""
-        return SampleIndex({name: column for name, column in self.columns.items() if name != "removed"})
+    def at(self, rows: Rows) -> "SampleIndex":
+        """The samples of these rows; nothing is read, and rows that are no range take 8 bytes each."""
+        own = {name: column.at(rows) for name, column in self.own.items()}
+        return SampleIndex(self.columns, rows_at(self.rows, rows), own)
 
     def select(self, rows: npt.NDArray[Any]) -> "SampleIndex":
-        """The samples of these rows, int64 [m] or bool [n]: in pieces, if they are."""
+        """The samples of these rows, int64 [m] or bool [n], in memory."""
         rows = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-        return SampleIndex({name: column.at(rows) for name, column in self.columns.items()})
+        return SampleIndex({name: self[name].select(rows) for name in self.names})
 
     def join(self, other: "SampleIndex") -> "SampleIndex":
         """Its samples, then those of `other`, which has the same columns; without what is removed."""
-        mine = self.without_removed().columns
-        pairs = ((name, (column, other.columns[name])) for name, column in mine.items())
-        return SampleIndex({name: Column.concatenate(pair) for name, pair in pairs})
+        names = [name for name in self.names if name != "removed"]
+        return SampleIndex({name: Column.concatenate((self[name], other[name])) for name in names})
 
     def check(self, row: int, stored: bytes | npt.NDArray[np.uint8], file: str, damage: str = "") -> None:
         """Compare what was read of the sample at `row`, from the shard `file`, with what was written.
@@ -255,7 +265,7 @@ class SampleIndex:
 
     def check_mask(self, row: int, mask: npt.NDArray[np.uint8], file: str) -> None:
         """As `check`, of the pixels of its mask."""
-        if "mask_checksums" in self.columns and checksum_of(mask) != self["mask_checksums"][row]:
+        if "mask_checksums" in self and checksum_of(mask) != self["mask_checksums"][row]:
             raise self.error(row, file, f"its mask changed since it was written (checksum); {REMEDY}")
 
     def error(self, row: int, file: str, damage: str = "") -> SampleError:
@@ -295,40 +305,16 @@ def columns_of(names: Mapping[str, Column]) -> dict[str, Array]:
 
 
 def write_index(
-    folder: Path, index: SampleIndex, shard_samples: Ints, others: Mapping[str, Array], updates: int = 0
+    folder: Path, index: SampleIndex, others: Mapping[str, Array], updates: int = 0
 ) -> IndexEntry:
-    """Write the index of a dataset of so many updates into `folder`.
-
-    Args:
-        shard_samples: int64 [s], how many of the samples each shard holds.
-        others: the columns that are not of the samples, but for shard:checksums.
-    """
-    arrays = columns_of(index.columns)
-    starts = np.concatenate(([0], np.cumsum(shard_samples)))
-    sums = np.array([_shard_checksums(name, arrays, starts) for name in sorted(arrays)], np.uint64)
-    checksums = sums.T.reshape(len(shard_samples), len(arrays))
-    return write_arrays(folder / index_name(updates), arrays, {**others, f"{SHARD}checksums": checksums})
+    """Write the index of a dataset of so many updates into `folder`; `others`: what is not of the samples."""
+    columns = {name: index[name] for name in index.names}
+    return write_arrays(folder / index_name(updates), {**columns_of(columns), **others})
 
 
-def _shard_checksums(name: str, arrays: Mapping[str, Array], starts: Ints) -> list[int]:
-    """XXH3-64 of the rows of each shard in a column; its samples are the rows from `starts` on."""
-    if (ends := arrays.get(f"{ENDS}{name}")) is not None:
-        starts = np.concatenate((np.zeros(1, np.int64), ends))[starts]
-    rows = np.ascontiguousarray(arrays[name])
-    row_bytes = rows.itemsize * math.prod(rows.shape[1:])
-    return _checksums(rows.reshape(-1).view(np.uint8).data, starts * row_bytes)
-
-
-def _checksums(content: bytes | memoryview, starts: Ints) -> list[int]:
-    view = memoryview(content)
-    ranges = zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
-    return [checksum_of(view[start:stop]) for start, stop in ranges]
-
-
-def write_arrays(path: Path, samples: Mapping[str, Array], others: Mapping[str, Array]) -> IndexEntry:
-    """Write an index of these columns: of the samples, and those of which the manifest has checksums."""
+def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
+    """Write an index of these columns."""
     header, place = {}, 0
-    columns = {**samples, **others}
     names = sorted(columns, key=lambda name: (-columns[name].itemsize, name))  # so that each is aligned
     for name in names:
         array = columns[name]
@@ -337,24 +323,31 @@ def write_arrays(path: Path, samples: Mapping[str, Array], others: Mapping[str, 
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     start = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-    checksums, crc = {}, 0
+    checksums, crc = {}, google_crc32c.value(start)
     with atomic_write(path) as file:
-        for name in ("", *names):
-            part = memoryview(start)
-            if name:
-                part = np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8).data
-            if name in others:
-                checksums[name] = f"{checksum_of(part):016x}"
-            file.write(part)
-            crc = google_crc32c.extend(crc, bytes(part))
+        file.write(start)
+        for name in names:
+            part = np.ascontiguousarray(columns[name]).reshape(-1).view(np.uint8)
+            checksums[name] = f"{checksum_of(part):016x}"
+            file.write(part.data)
+            crc = google_crc32c.extend(crc, part)
     found = f"{checksum_of(start):016x}"
     return IndexEntry(path.name, len(start) + place, f"{crc:08x}", found, dict(sorted(checksums.items())))
 
 
-class IndexFile:
-    """An index, whose header is compared when it is opened, and what else is read when it is read.
+class Mapped(NamedTuple):
+    """An index file in memory: uint8 [bytes] of it, and the places of its columns by name."""
 
-    Nothing stays open, so that it may be pickled, forked and used by several threads.
+    path: Path
+    content: npt.NDArray[np.uint8]
+    places: dict[str, Place]
+
+
+class IndexFile:
+    """An index, whose header is compared when it is mapped, and a column each time it is read.
+
+    Several threads may use it. Sent to another process, it is mapped there when it is first asked for
+    something: that finds out whether the file is still the same.
 
     Args:
         held: of the dataset's files.
@@ -366,163 +359,89 @@ class IndexFile:
 
     def __init__(self, held: Held, entry: IndexEntry) -> None:
         self._held, self._entry = held, entry
-        with held(entry) as path:
-            self.path = path
-            self._places = _read_header(path, entry)
+        self._mapped  # noqa: B018 (mapped now)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_held": self._held, "_entry": self._entry}
+
+    @cached_property
+    def _mapped(self) -> Mapped:
+        with self._held(self._entry) as path:
+            content = _map(path, self._entry)
+            return Mapped(path, content, _read_header(path, content, self._entry))
+
+    @property
+    def path(self) -> Path:
+        """Of the file."""
+        return self._mapped.path
 
     @property
     def places(self) -> dict[str, Place]:
         """Places of all columns, by name."""
-        return self._places
-
-    @property
-    def sample_columns(self) -> dict[str, Place]:
-        """Those of the samples, with the columns of their ends, by name."""
-        return {name: place for name, place in self._places.items() if name not in self._entry.columns}
+        return self._mapped.places
 
     def read(self, name: str) -> Array:
-        """A column that is not of the samples.
+        """The array of this name.
 
         Raises:
             IndexFileError: it is not as it was written.
         """
-        place = self._places[name]
-        content = self.read_rows(name, 0, place.shape[0])
+        path, content, places = self._mapped
+        place = places[name]
+        part = content[place.start : place.start + place.shape[0] * place.row_bytes]
         if name not in self._entry.columns:
-            raise damaged(self.path, f"column {name} has no checksum")
-        if f"{checksum_of(content):016x}" != self._entry.columns[name]:
-            raise damaged(self.path, f"column {name} does not match its checksum")
-        return np.frombuffer(content, place.dtype).reshape(place.shape)
+            raise damaged(path, f"column {name} has no checksum")
+        if f"{checksum_of(part):016x}" != self._entry.columns[name]:
+            raise damaged(path, f"column {name} does not match its checksum")
+        return part.view(place.dtype).reshape(place.shape)
 
-    def read_text(self, name: str) -> Column:
-        """As `read`, of text."""
-        values, ends = self.read(name), self.read(f"{ENDS}{name}")
-        if (np.diff(ends, prepend=0) < 0).any() or ends.max(initial=0) > len(values):
+    def read_column(self, name: str) -> Column:
+        """As `read`, with where its values end, if each sample has any number of them."""
+        values = self.read(name)
+        if f"{ENDS}{name}" not in self.places:
+            return Column(values)
+        ends = self.read(f"{ENDS}{name}")
+        if len(ends) and (ends[0] < 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > len(values)):
             raise damaged(self.path, f"the values of column {name} end where there are none")
         return Column(values, ends)
 
-    def read_rows(self, name: str, first: int, last: int) -> bytes:
-        """The bytes of the rows from `first` to before `last` of a column, compared with nothing."""
-        place = self._places[name]
-        at, count = place.start + first * place.row_bytes, (last - first) * place.row_bytes
-        with self._held(self._entry) as path:
-            content = _read_part(path, at, count)
-        if len(content) != count:
-            raise damaged(path, f"the file ends before byte {at + count:,}")
-        return content
 
+class SampleColumns(Mapping[str, Column]):
+    """The columns of the samples in an index, by their names.
 
-class ShardRows:
-    """The rows of shards in the columns of samples: a range of shards at a time, or one, which is cached.
-
-    Args:
-        samples: int64 [s], how many each shard of the dataset holds.
-        checksums: uint64 [s, c], see the module.
-        file_name: gives the name of the shard of a number; can be pickled.
-        limits: that the rows keep.
+    Each is read when a process first asks for it: compared with its checksum, and its numbers with `limits`.
     """
 
-    def __init__(
-        self,
-        file: IndexFile,
-        samples: Ints,
-        checksums: Checksums,
-        file_name: Callable[[int], str],
-        limits: Limits,
-    ) -> None:
-        self._file, self._checksums, self._file_name, self._limits = file, checksums, file_name, limits
-        self._places = file.sample_columns
-        self._number_of = {name: number for number, name in enumerate(sorted(self._places))}
-        self._starts = np.concatenate(([0], np.cumsum(samples)))
-        self._begin()
+    def __init__(self, file: IndexFile, limits: Limits) -> None:
+        self._file, self._limits = file, limits
+        self._compared: dict[str, Column] = {}
 
-    def _begin(self) -> None:
-        self._lock = threading.Lock()
-        self._cached: OrderedDict[tuple[str, int], Column] = OrderedDict()
-        self._cached_bytes = 0
+    def __reduce__(self) -> Any:
+        return SampleColumns, (self._file, self._limits)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_cached")}
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._file.places if not name.startswith((ENDS, *_OTHERS)))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._begin()
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
-    def whole(self, names: Collection[str] | None = None) -> SampleIndex:
-        """Samples, all in memory; with those columns of `names` that there are, default all."""
-        last = len(self._starts) - 1
-        chosen = [name for name in self._columns() if names is None or name in names]
-        return SampleIndex({name: self.read(name, 0, last) for name in chosen})
+    def __contains__(self, name: object) -> bool:
+        return name in self._file.places
 
-    def in_pieces(self, chosen: npt.NDArray[np.bool_]) -> SampleIndex:
-        """The samples of the shards that are chosen, each of which is read when a row of it is asked for."""
-        shards = np.flatnonzero(chosen)
-        samples = np.diff(self._starts)[shards]
-        starts = np.concatenate(([0], np.cumsum(samples)))
-        found = {}
-        for name in self._columns():
-            place = self._places[name]
-            values = np.empty((0, *place.shape[1:]), place.dtype)
-            ends = np.empty(0, np.int64) if f"{ENDS}{name}" in self._places else None
-            found[name] = Column(values, ends, Pieces(starts, partial(self._piece, name, shards)))
-        return SampleIndex(found)
-
-    def read(self, name: str, first: int, last: int) -> Column:
-        """A column of the shards from number `first` to before `last`, compared with checksums and limits.
+    def __getitem__(self, name: str) -> Column:
+        """The column of this name.
 
         Raises:
-            IndexFileError: they cannot be read, or are not as they were written.
+            IndexFileError: it is not as it was written, or says what cannot be.
         """
-        bounds = self._starts[first : last + 1]
-        if f"{ENDS}{name}" not in self._places:
-            values, ends = self._compared(name, bounds, first), None
-        else:
-            ends = self._compared(f"{ENDS}{name}", bounds, first)
-            before = 0
-            if bounds[0]:  # of no row of these: what it begins is compared
-                row = int(bounds[0])
-                before = int.from_bytes(self._file.read_rows(f"{ENDS}{name}", row - 1, row), "little")
-            ends = np.concatenate(([before], ends))
-            if ends[0] < 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > self._places[name].shape[0]:
-                raise damaged(self._file.path, f"the values of column {name} end where there are none")
-            values = self._compared(name, ends[bounds - bounds[0]], first)
-            ends = ends[1:] - before
-        column = Column(values, ends)
-        try:
-            self._limits.check(name, column, first, bounds[:-1] - bounds[0])
-        except ValueError as error:
-            raise damaged(self._file.path, str(error)[:_MOST_WORDS]) from error
-        return column
-
-    def _columns(self) -> list[str]:
-        return [name for name in self._places if not name.startswith(ENDS)]
-
-    def _compared(self, name: str, bounds: Ints, first: int) -> Array:
-        """The rows of consecutive shards, each of which begins at one of `bounds`."""
-        place = self._places[name]
-        content = self._file.read_rows(name, int(bounds[0]), int(bounds[-1]))
-        found = np.array(_checksums(content, (bounds - bounds[0]) * place.row_bytes), np.uint64)
-        written = self._checksums[first : first + len(found), self._number_of[name]]
-        if len(wrong := np.flatnonzero(found != written)):
-            shard = first + int(wrong[0])
-            of = f"rows of the shard {self._file_name(shard)}"
-            raise damaged(self._file.path, f"{of}: their {name} do not match their checksum")
-        return np.frombuffer(content, place.dtype).reshape(-1, *place.shape[1:])
-
-    def _piece(self, name: str, shards: Ints, number: int) -> Column:
-        shard = int(shards[number])
-        with self._lock:
-            if (found := self._cached.get((name, shard))) is not None:
-                self._cached.move_to_end((name, shard))
-                return found
-        read = self.read(name, shard, shard + 1)
-        with self._lock:
-            if (name, shard) not in self._cached:
-                self._cached[name, shard] = read
-                self._cached_bytes += read.memory_bytes
-            while self._cached_bytes > _CACHED_BYTES and len(self._cached) > 1:
-                self._cached_bytes -= self._cached.popitem(last=False)[1].memory_bytes
-        return read
+        if name not in self._compared:
+            column = self._file.read_column(name)
+            try:
+                self._limits.check(name, column)
+            except ValueError as error:
+                raise damaged(self._file.path, str(error)[:_MOST_WORDS]) from error
+            self._compared[name] = column
+        return self._compared[name]
 
 
 def read_source_state(file: IndexFile) -> SourceState:
@@ -603,7 +522,7 @@ def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
 def _read_texts(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
     if f"{section}:paths" not in file.places:
         return ()
-    columns = [file.read_text(f"{section}:{name}") for name in ("paths", "reasons")]
+    columns = [file.read_column(f"{section}:{name}") for name in ("paths", "reasons")]
     try:
         paths, reasons = (
             [column.array(row).tobytes().decode(errors=_TEXT_ERRORS) for row in range(len(column))]
@@ -634,29 +553,33 @@ def parse_header(header: bytes, file_bytes: int) -> dict[str, Place]:
     return places
 
 
-def _read_header(path: Path, entry: IndexEntry) -> dict[str, Place]:
+def _map(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
+    """The file at `path`, which has the size that was written."""
+
+    def open_it() -> npt.NDArray[np.uint8]:
+        with open_regular(path) as file:
+            found_bytes = os.fstat(file.fileno()).st_size
+            if found_bytes != entry.bytes:
+                raise damaged(path, f"expected {entry.bytes:,} bytes, got {found_bytes:,}")
+            if not found_bytes:
+                raise damaged(path, "it has no header")
+            return np.frombuffer(mmap.mmap(file.fileno(), found_bytes, access=mmap.ACCESS_READ), np.uint8)
+
     try:
-        found_bytes = path.stat().st_size
-    except OSError as error:
-        raise IndexFileError(f"{path}: cannot be read ({error.strerror}); {AGAIN}", path.name) from error
-    if found_bytes != entry.bytes:
-        raise damaged(path, f"expected {entry.bytes:,} bytes, got {found_bytes:,}")
-    start = _read_part(path, 0, _FIRST_BYTES)
-    header_bytes = _LENGTH_BYTES + int.from_bytes(start[:_LENGTH_BYTES], "little")
-    if len(start) < _LENGTH_BYTES or header_bytes > _MOST_HEADER_BYTES:
+        return steadily(open_it, path)
+    except SourceError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        raise IndexFileError(f"{path}: cannot be read ({reason}); {AGAIN}") from error
+
+
+def _read_header(path: Path, content: npt.NDArray[np.uint8], entry: IndexEntry) -> dict[str, Place]:
+    header_bytes = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
+    if not _LENGTH_BYTES < header_bytes <= min(len(content), _MOST_HEADER_BYTES):
         raise damaged(path, "it has no header")
-    header = start[:header_bytes] if header_bytes <= len(start) else _read_part(path, 0, header_bytes)
+    header = content[:header_bytes].tobytes()
     if f"{checksum_of(header):016x}" != entry.header:
         raise damaged(path, "its header does not match its checksum")
     try:
-        return parse_header(header, found_bytes)
+        return parse_header(header, len(content))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise damaged(path, f"its header: {str(error)[:_MOST_WORDS]}") from error
-
-
-def _read_part(path: Path, start: int, count: int) -> bytes:
-    try:
-        return steadily(lambda: read_regular_part(path, start, count), path)
-    except SourceError as error:
-        reason = getattr(error.__cause__, "strerror", None) or error
-        raise IndexFileError(f"{path}: cannot be read ({reason}); {AGAIN}", path.name) from error

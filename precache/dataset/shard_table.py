@@ -9,7 +9,6 @@ Of the s shards, in written order, of format with f files each, `precache.datase
     shard:crc32c      uint32 [s, f]  CRC-32C of its files
     shard:largest     int32  [s, 2]  the greatest height and width of a picture stored in it, in pixels, where
                                      these vary
-    shard:checksums   uint64 [s, c]  of its rows in the columns of samples
 """
 
 import math
@@ -21,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.dataset.bounds import most_pixels_bytes
+from precache.dataset.columns import Rows
 from precache.dataset.files import FileEntry
-from precache.dataset.index import SHARD, Array, Checksums, IndexFile, Ints, Sizes, damaged
+from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged
 from precache.errors import SettingError
 from precache.formats import FORMATS, Format
 from precache.pictures.images import MAX_KEPT_SIDE
@@ -77,7 +77,6 @@ class ShardTable(Sequence[ShardEntry]):
     Attributes:
         split_names: what `splits` are numbers of.
         suffixes: of the files of each shard.
-        checksums: of its rows in the index; None until that is written.
     """
 
     split_names: tuple[str, ...]
@@ -87,7 +86,6 @@ class ShardTable(Sequence[ShardEntry]):
     samples: Ints
     bytes: Ints
     crc32c: Crcs
-    checksums: Checksums | None = None
     largest: Sizes | None = None
 
     @classmethod
@@ -144,7 +142,7 @@ class ShardTable(Sequence[ShardEntry]):
         """Those that are True."""
         if chosen.all():
             return self
-        every = (*_COLUMNS, "largest", "checksums")
+        every = (*_COLUMNS, "largest")
         known = {name: getattr(self, name) for name in every}
         columns: dict[str, Any] = {n: c if c is None else c[chosen] for n, c in known.items()}
         return replace(self, **columns)
@@ -159,9 +157,23 @@ class ShardTable(Sequence[ShardEntry]):
         )
 
     def arrays(self) -> dict[str, Array]:
-        """The columns of the index, but for the checksums."""
+        """The columns of the index."""
         arrays = {f"{SHARD}{name}": getattr(self, name) for name in _COLUMNS}
         return arrays if self.largest is None else {**arrays, f"{SHARD}largest": self.largest}
+
+    @property
+    def starts(self) -> Ints:
+        """int64 [n], the row of each shard's first sample in the index."""
+        starts: Ints = np.cumsum(self.samples) - self.samples
+        return starts
+
+    def rows_of(self, split: str) -> Rows:
+        """The rows of the index that the shards of `split` hold: a range, unless updates came between."""
+        chosen = np.flatnonzero(self.of_split(split))
+        starts, samples = self.starts[chosen], self.samples[chosen]
+        if (starts[1:] == (starts + samples)[:-1]).all():
+            return range(int(starts[0]), int(starts[-1] + samples[-1])) if len(chosen) else range(0)
+        return np.flatnonzero(np.repeat(self.of_split(split), self.samples))
 
     def samples_of_splits(self) -> dict[str, int]:
         """Split -> how many samples its shards hold."""
@@ -183,7 +195,7 @@ def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe) ->
     Raises:
         IndexFileError: the index is damaged, or says what cannot be.
     """
-    columns: dict[str, Any] = {name: file.read(f"{SHARD}{name}") for name in (*_COLUMNS, "checksums")}
+    columns: dict[str, Any] = {name: file.read(f"{SHARD}{name}") for name in _COLUMNS}
     if f"{SHARD}largest" in file.places:
         columns["largest"] = file.read(f"{SHARD}largest")
     table = ShardTable(split_names, suffixes_of(FORMATS[recipe.format]), **columns)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from PIL import Image, ImageChops, ImageDraw, ImageFilter
+from PIL import ExifTags, Image, ImageChops, ImageDraw, ImageFilter
 
 from precache import engines
 from precache.errors import check_choice, check_range
@@ -33,7 +33,6 @@ _NAMES = (
 )  # fmt: skip
 # Every 32 pictures, one of each: as rare as in a real tree, yet there in the smallest sample.
 _GREY, _PNG, _ROTATED, _CMYK, _PERIOD = 5, 11, 17, 29, 32
-_EXIF_ORIENTATION = 0x0112
 # A picture's stored pixels are the upright ones with this transposition undone (Exif 2.3, 4.6.4).
 _UNDO_ORIENTATION = {
     3: Image.Transpose.ROTATE_180,
@@ -153,7 +152,7 @@ def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> 
         picture = picture.convert("CMYK")
     elif kind == _ROTATED:
         orientation = int(rng.choice(list(_UNDO_ORIENTATION)))
-        exif[_EXIF_ORIENTATION] = orientation
+        exif[ExifTags.Base.Orientation] = orientation
         picture = picture.transpose(_UNDO_ORIENTATION[orientation])
     return _Drawn(picture, options={"quality": quality, "exif": exif})
 

@@ -1,6 +1,8 @@
-"""The formats that a tree is converted to, one module each.
+"""The formats that a source is converted to, one module each.
 
-A module's docstring is its byte layout; it holds the writer and the reader.
+A module's docstring is its byte layout; it holds the writer and the readers, and `FORMAT`, which names them
+(see `base.Format`). A new format is such a module, a line in FORMATS here, and its name in
+`precache.recipe.FORMAT_NAMES`; the contract suites of the tests run over all that are in FORMATS.
 """
 
 from precache.formats import shards, tfrecord, webdataset

@@ -99,6 +99,25 @@ def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int
     return places
 
 
+class ShardWriter(Protocol):
+    """One shard that is being written; its files have no names before `output.publish` gives them.
+
+    `Format.writer` makes one of the shard's path without suffix; of the most samples that come; and of the
+    size of all pictures, None where each has its own.
+    """
+
+    def __init__(self, base: Path, count: int, size: Size | None) -> None: ...
+
+    def add(self, sample: Sample) -> None:
+        """Write one more sample."""
+
+    def finish(self) -> list[OutputFile]:
+        """Complete and close the files, the shard first; they are not durable yet."""
+
+    def abandon(self) -> None:
+        """Remove what was written; after `finish` raised, too."""
+
+
 class MaskFile(Protocol):
     """The masks of an open shard; several threads may read at a time."""
 
@@ -169,9 +188,7 @@ class Format:
     Attributes:
         suffix: of the shard files, with its dot.
         index_suffix: of the index file beside each shard, or None.
-        write_shard: `(path without suffix, samples, count, size) -> files`, shard first. At most
-            `count` samples come, pictures of `size`, or each of its own if that is None, and are consumed one
-            at a time. The files are not at their paths before `output.publish` is called on them.
+        writer: makes a `ShardWriter`.
         read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
             alone is damaged, and the format tells, the sample says so.
         find_samples: `path -> int64 [n, 2]`, where in the shard the samples lie, in stored order: first byte
@@ -187,7 +204,7 @@ class Format:
 
     suffix: str
     index_suffix: str | None
-    write_shard: Callable[[Path, Iterable[Sample], int, Size | None], list[OutputFile]]
+    writer: type[ShardWriter]
     read_shard: Callable[[Path], Iterator[StoredSample]]
     find_samples: Callable[[Path], Places]
     read_sample: Callable[[bytes], StoredSample]

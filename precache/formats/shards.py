@@ -30,7 +30,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -42,7 +42,7 @@ from precache.formats.base import Format, Places, Sample, StoredSample, open_sha
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
-from precache.storage.output import OutputFile, write_beside
+from precache.storage.output import OutputFile
 
 Shapes: TypeAlias = npt.NDArray[np.int64]
 SUFFIX = ".safetensors"
@@ -53,42 +53,58 @@ _MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
-    """Write `base` + '.safetensors' beside; pixels are streamed, only what follows them is kept in memory."""
-    path = base.with_name(base.name + SUFFIX)
-    labels: list[int] = []
-    ids: list[int] = []
-    shapes: list[tuple[int, ...]] = []
-    masks: list[Pixels] = []
-    with write_beside(path) as file:
-        channels, dtype = 3, np.dtype(np.uint8)
-        first_header = _header(_images_shape(count, size, channels), count, channels, dtype)
-        file.write(first_header)
-        for sample in samples:
-            pixels = np.ascontiguousarray(sample.data)
-            file.write(pixels.data)
-            labels.append(sample.label)
-            ids.append(sample.id)
-            shapes.append(pixels.shape)
-            channels, dtype = pixels.shape[2], pixels.dtype
-            if sample.mask is not None:
-                masks.append(sample.mask)
-        images_shape = _images_shape(len(ids), size, channels)
-        if size is None:
-            offsets, values = _offsets(np.array(shapes, np.int64).reshape(-1, 3), channels)
-            images_shape = [-(-values // 8) * 8]
-            file.write(bytes((images_shape[0] - values) * dtype.itemsize))
-        file.write(np.array(labels, "<i8").tobytes())
-        file.write(np.array(ids, "<i8").tobytes())
-        if size is None:
-            file.write(offsets.astype("<i8").tobytes())
-            file.write(np.array(shapes, "<i4").reshape(-1, 3)[:, : _columns(channels)].tobytes())
-        masks_bytes = sum(mask.nbytes for mask in masks)
-        for mask in masks:
-            file.write(mask.data)
-        if (header := _header(images_shape, len(ids), channels, dtype, masks_bytes)) != first_header:
-            file.replace_start(header)
-    return [file]
+class Writer:
+    """Writes a shard: pixels are streamed, and what follows them is kept in memory until `finish`."""
+
+    def __init__(self, base: Path, count: int, size: Size | None) -> None:
+        """Begin `base` + '.safetensors' beside; see `ShardWriter`."""
+        self._size, self._channels, self._dtype = size, 3, np.dtype(np.uint8)
+        self._labels: list[int] = []
+        self._ids: list[int] = []
+        self._shapes: list[tuple[int, ...]] = []
+        self._masks: list[Pixels] = []
+        self._file = OutputFile(base.with_name(base.name + SUFFIX))
+        # right unless pictures are rejected, or vary in size; else it is replaced at the end
+        self._first_header = _header(_images_shape(count, size, 3), count, 3, self._dtype)
+        self._file.write(self._first_header)
+
+    def add(self, sample: Sample) -> None:
+        """See `ShardWriter`."""
+        pixels = np.ascontiguousarray(sample.data)
+        self._file.write(pixels.data)
+        self._labels.append(sample.label)
+        self._ids.append(sample.id)
+        self._shapes.append(pixels.shape)
+        self._channels, self._dtype = pixels.shape[2], pixels.dtype
+        if sample.mask is not None:
+            self._masks.append(sample.mask)
+
+    def finish(self) -> list[OutputFile]:
+        """See `ShardWriter`."""
+        count, channels = len(self._ids), self._channels
+        images_shape = _images_shape(count, self._size, channels)
+        with self._file as file:
+            if self._size is None:
+                shapes = np.array(self._shapes, np.int64).reshape(-1, 3)
+                offsets, values = _offsets(shapes, channels)
+                images_shape = [-(-values // 8) * 8]
+                file.write(bytes((images_shape[0] - values) * self._dtype.itemsize))
+            file.write(np.array(self._labels, "<i8").tobytes())
+            file.write(np.array(self._ids, "<i8").tobytes())
+            if self._size is None:
+                file.write(offsets.astype("<i8").tobytes())
+                file.write(shapes[:, : _columns(channels)].astype("<i4").tobytes())
+            for mask in self._masks:
+                file.write(mask.data)
+            masks_bytes = sum(mask.nbytes for mask in self._masks)
+            header = _header(images_shape, count, channels, self._dtype, masks_bytes)
+            if header != self._first_header:
+                file.replace_start(header)
+        return [self._file]
+
+    def abandon(self) -> None:
+        """See `ShardWriter`."""
+        self._file.abandon()
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
@@ -300,7 +316,7 @@ def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=None,
-    write_shard=write_shard,
+    writer=Writer,
     read_shard=read_shard,
     find_samples=find_samples,
     # a copy, since the original cannot be written to

@@ -19,7 +19,7 @@ https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/exa
 """
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ from precache.formats.base import (
 from precache.pictures import masks
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
-from precache.storage.output import OutputFile, write_beside
+from precache.storage.output import OutputFile
 
 SUFFIX = ".tfrecord"
 INDEX_SUFFIX = ".idx"
@@ -48,18 +48,30 @@ IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 TARGET_KEY, FIELD_KEY, SHAPE_KEY, MASK_KEY = "target", "field/", "shape/", "mask/encoded"
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
-    """Write `base` + '.tfrecord' and `base` + '.idx' beside."""
-    path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
-    index: list[str] = []
-    with write_beside(path) as file:
-        for sample in samples:
-            record = _record(_encode_example(sample))
-            index.append(f"{file.bytes} {len(record)}\n")
-            file.write(record)
-    with write_beside(index_path) as index_file:
-        index_file.write("".join(index).encode())
-    return [file, index_file]
+class Writer:
+    """Writes a TFRecord file and, at the end, its index."""
+
+    def __init__(self, base: Path, count: int, size: Size | None) -> None:
+        """Begin `base` + '.tfrecord' and `base` + '.idx' beside; see `ShardWriter`."""
+        self._index: list[str] = []
+        self._file = OutputFile(base.with_name(base.name + SUFFIX))
+        self._index_path = base.with_name(base.name + INDEX_SUFFIX)
+
+    def add(self, sample: Sample) -> None:
+        """See `ShardWriter`."""
+        record = _record(_encode_example(sample))
+        self._index.append(f"{self._file.bytes} {len(record)}\n")
+        self._file.write(record)
+
+    def finish(self) -> list[OutputFile]:
+        """See `ShardWriter`."""
+        with self._file, OutputFile(self._index_path) as index_file:
+            index_file.write("".join(self._index).encode())
+        return [self._file, index_file]
+
+    def abandon(self) -> None:
+        """See `ShardWriter`."""
+        self._file.abandon()
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
@@ -267,7 +279,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=INDEX_SUFFIX,
-    write_shard=write_shard,
+    writer=Writer,
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,

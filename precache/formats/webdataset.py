@@ -15,7 +15,7 @@ https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 
 import json
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,29 +33,52 @@ from precache.formats.base import (
 from precache.pictures import masks
 from precache.pictures.sizes import Size
 from precache.storage import read_regular
-from precache.storage.output import OutputFile, write_beside
+from precache.storage.output import OutputFile
 
 SUFFIX = ".tar"
 INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-def write_shard(base: Path, samples: Iterable[Sample], count: int, size: Size | None) -> list[OutputFile]:
-    """Write `base` + '.tar' and `base` + '.idx' beside."""
-    path, index_path = base.with_name(base.name + SUFFIX), base.with_name(base.name + INDEX_SUFFIX)
-    index: list[str] = []
-    with write_beside(path) as file:
-        for sample in samples:
-            index.append(" ".join(_add_sample(file, sample)))
-        file.write(bytes(2 * _BLOCK))
-        file.write(bytes(-file.bytes % tarfile.RECORDSIZE))
-    with write_beside(index_path) as index_file:
-        index_file.write("\n".join([f"v1.2 {len(index)}", *index, ""]).encode())
-    return [file, index_file]
+class Writer:
+    """Writes a tar and, at the end, its index."""
+
+    def __init__(self, base: Path, count: int, size: Size | None) -> None:
+        """Begin `base` + '.tar' and `base` + '.idx' beside; see `ShardWriter`."""
+        self._index: list[str] = []
+        self._file = OutputFile(base.with_name(base.name + SUFFIX))
+        self._index_path = base.with_name(base.name + INDEX_SUFFIX)
+
+    def add(self, sample: Sample) -> None:
+        """See `ShardWriter`."""
+        contents = {"jpg": bytes(sample.data)}
+        if sample.label >= 0:
+            contents["cls"] = str(sample.label).encode()
+        if sample.mask is not None:
+            contents["mask.png"] = masks.encode(sample.mask)
+        contents["json"] = _annotations(sample)
+        entries = []
+        for extension, content in contents.items():
+            name = f"{sample.id:08d}.{extension}"
+            entries.append(f"{extension} {self._file.bytes + _BLOCK} {len(content)} {name}")
+            self._file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
+        self._index.append(" ".join(entries))
+
+    def finish(self) -> list[OutputFile]:
+        """See `ShardWriter`."""
+        with self._file as file, OutputFile(self._index_path) as index_file:
+            file.write(bytes(2 * _BLOCK))
+            file.write(bytes(-file.bytes % tarfile.RECORDSIZE))
+            index_file.write("\n".join([f"v1.2 {len(self._index)}", *self._index, ""]).encode())
+        return [file, index_file]
+
+    def abandon(self) -> None:
+        """See `ShardWriter`."""
+        self._file.abandon()
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a tar that `write_shard` wrote, in stored order; the tar is read whole.
+    """The samples of a tar that `Writer` wrote, in stored order; the tar is read whole.
 
     The `tarfile` module, and with it the webdataset library, spends 130 us on the headers of a sample.
     """
@@ -120,20 +143,6 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("its end is missing")
 
 
-def _add_sample(file: OutputFile, sample: Sample) -> Iterator[str]:
-    """Append the files of a sample; yields their entries of the index."""
-    contents = {"jpg": bytes(sample.data)}
-    if sample.label >= 0:
-        contents["cls"] = str(sample.label).encode()
-    if sample.mask is not None:
-        contents["mask.png"] = masks.encode(sample.mask)
-    contents["json"] = _annotations(sample)
-    for extension, content in contents.items():
-        name = f"{sample.id:08d}.{extension}"
-        yield f"{extension} {file.bytes + _BLOCK} {len(content)} {name}"
-        file.write(_header(name, len(content)) + content + bytes(-len(content) % _BLOCK))
-
-
 def _annotations(sample: Sample) -> bytes:
     """The content of the `.json`."""
     width, height = sample.original_size
@@ -166,7 +175,7 @@ _EMPTY_HEADER = _empty_header()
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=INDEX_SUFFIX,
-    write_shard=write_shard,
+    writer=Writer,
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 import simplejpeg
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from precache.errors import ImageError, SourceError
 from precache.pictures import depth, jpeg, pillow
@@ -184,7 +184,7 @@ def upright_shape(data: bytes, path: str) -> tuple[int, int]:
             if image.format == "ICO":  # whose directory says what its pictures may not be
                 image.load()
             width, height = pillow.stored_size(image)
-            sideways = image.getexif().get(jpeg.EXIF_ORIENTATION, 1) in _SIDEWAYS
+            sideways = image.getexif().get(ExifTags.Base.Orientation, 1) in _SIDEWAYS
             return (width, height) if sideways else (height, width)
 
 
@@ -386,7 +386,7 @@ def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None, mode: str | Non
     if orientation == 1:
         return Decoded(pixels, width, height, reduction, plain)
     turned = _wrap(pixels)
-    turned.getexif()[jpeg.EXIF_ORIENTATION] = orientation
+    turned.getexif()[ExifTags.Base.Orientation] = orientation
     if orientation in _SIDEWAYS:
         width, height = height, width
     return Decoded(ImageOps.exif_transpose(turned), width, height, reduction)

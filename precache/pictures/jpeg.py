@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
-from PIL import Image
+from PIL import ExifTags, Image
 
 from precache.errors import ImageError
 from precache.pictures.pillow import undisturbed
@@ -17,7 +17,6 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
 
 START = b"\xff\xd8\xff"
-EXIF_ORIENTATION = 0x0112
 MOST_EXPANSION = 2048
 """Bytes of pixels for each byte of a JPEG, at most: a block of 64 values takes a bit or more, and at most 10
 blocks stand for 32 x 16 pixels."""
@@ -116,8 +115,8 @@ def orientation(data: bytes) -> int:
     # Pillow warns of a damaged one, each time that it is served
     with undisturbed(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         exif = image.info.get("exif", b"")
-        damaged = any(EXIF_ORIENTATION.to_bytes(2, order) in exif for order in ("big", "little"))
-        found: int = image.getexif().get(EXIF_ORIENTATION, 0 if damaged else 1)
+        damaged = any(ExifTags.Base.Orientation.to_bytes(2, order) in exif for order in ("big", "little"))
+        found: int = image.getexif().get(ExifTags.Base.Orientation, 0 if damaged else 1)
         return found
 
 

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
 from precache.pictures.turns import Turn
 
-_EXIF_ORIENTATION = 0x0112
 _ANY_SIZE = 1 << 63
 _BAND_PIXELS = 1 << 22  # that are blended at a time
 _TIFF_SIZE, _TIFF_TILE = (256, 257), (322, 323)  # ImageWidth, ImageLength; TileWidth, TileLength
@@ -93,7 +92,7 @@ def upright(
     """Pillow's picture turned upright, as of `decode`; `data` is what it was decoded from, if known."""
     image.load()
     turned = image
-    if image.getexif().get(_EXIF_ORIENTATION, 1) != 1:
+    if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
         turned = ImageOps.exif_transpose(image)
     if turned.mode in ("I", "F") or turned.mode.startswith("I;16"):
         grey = Image.fromarray(depth.grey_to_8_bits(turned, image, data, path))

@@ -8,12 +8,12 @@ is rejected only if its bytes were read and cannot be decoded.
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from precache.errors import ImageError, OpenFilesError, SourceError, check_open_files
 from precache.storage import open_regular, read_descriptor, read_descriptor_at
+from precache.storage.retries import with_retries
 
 MAX_PIXELS = 100_000_000
 """The most pixels of one picture, unless the caller asks for another number."""
@@ -88,18 +88,16 @@ def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
     Raises:
         OpenFilesError: too many files are open, and stay so for a second.
     """
-    for pause_s in (*_PAUSES_S, None):
-        try:
-            return act()
-        except OpenFilesError:
-            if pause_s is None:
-                raise
-        except OSError as error:
-            if error.errno in _FINAL or pause_s is None:
-                check_open_files(error, path)
-                raise _source_error(path, error) from error
-        time.sleep(pause_s)
-    raise AssertionError("the last try returns or raises")
+    try:
+        return with_retries(act, _PAUSES_S, _may_pass)
+    except OSError as error:
+        check_open_files(error, path)
+        raise _source_error(path, error) from error
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether reading again may succeed."""
+    return isinstance(error, OpenFilesError) or (isinstance(error, OSError) and error.errno not in _FINAL)
 
 
 def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> bytes:
@@ -141,7 +139,7 @@ def _source_error(path: str | os.PathLike[str], error: OSError) -> SourceError:
     if error.errno == errno.ENOENT:
         return SourceError(f"{path}: disappeared after the tree was scanned; run the same command again")
     reason = error.strerror or type(error).__name__
-    if error.errno in (errno.EINVAL, errno.ENXIO) and not _is_file(path):
+    if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO) and not _is_file(path):
         return SourceError(
             f"{path}: is not a regular file any more (a pipe, a socket or a device?); remove it and run the "
             f"same command again"

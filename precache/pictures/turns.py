@@ -5,11 +5,15 @@ be more than the machine has. The turn is a lock on a byte of a file, which the 
 holder dies. Each run has a byte of its own, so that a suspended run holds up no other.
 """
 
+import errno
 import multiprocessing
 import os
-import stat
 import tempfile
-from types import TracebackType
+from contextlib import suppress
+from io import FileIO
+
+from precache.errors import OpenFilesError
+from precache.storage import open_single
 
 LARGE_PIXELS = 25_000_000
 """A picture of more pixels than this waits for its turn."""
@@ -28,50 +32,35 @@ class Turn:
     """One picture's place in the queue: `wait` takes the turn, the end of the block gives it back."""
 
     def __init__(self) -> None:
-        self._descriptor: int | None = None
+        self._lock: FileIO | None = None
 
     def wait(self, pixels: int) -> None:
         """Wait for the turn if so many `pixels` are to be decoded."""
-        if pixels > LARGE_PIXELS and self._descriptor is None:
-            self._descriptor = _locked()
+        if pixels > LARGE_PIXELS and self._lock is None:
+            with suppress(ImportError, OSError, OpenFilesError):  # turns save memory, no more
+                self._lock = _lock_file()
 
     def __enter__(self) -> "Turn":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)  # with it goes the lock
-            self._descriptor = None
+    def __exit__(self, *_: object) -> None:
+        if self._lock is not None:
+            self._lock.close()  # with it goes the lock
+            self._lock = None
 
 
-def _locked() -> int | None:
-    """A descriptor that holds the lock; None where there are no such locks: turns save memory, no more."""
-    try:
-        import fcntl
+def _lock_file() -> FileIO:
+    """The file whose byte of this run this process has locked."""
+    import fcntl
 
-        # another user may have made this name in the folder for temporary files
-        path = os.path.join(tempfile.gettempdir(), f"precache-large-pictures-{os.getuid()}.lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except (ImportError, OSError):
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
-            # not flock: a byte per run needs no file per run, which would be left behind
-            fcntl.lockf(descriptor, fcntl.LOCK_EX, 1, _byte_of_run())
-            return descriptor
-    except OSError:
-        pass
-    except BaseException:
-        os.close(descriptor)
-        raise
-    os.close(descriptor)
-    return None
+    path = os.path.join(tempfile.gettempdir(), f"precache-large-pictures-{os.getuid()}.lock")
+    file = FileIO(open_single(path, os.O_CREAT), "r+")
+    if os.fstat(file.fileno()).st_uid != os.getuid():
+        file.close()
+        raise PermissionError(errno.EACCES, "another user has made this file", path)
+    # not flock: a byte per run needs no file per run, which would be left behind
+    fcntl.lockf(file, fcntl.LOCK_EX, 1, _byte_of_run())
+    return file
 
 
 def _byte_of_run() -> int:

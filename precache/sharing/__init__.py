@@ -1,5 +1,5 @@
-"""Converted datasets on their way between machines: `precache push`, `precache pull`.
+"""Converted datasets on their way between machines.
 
-push_pull   what is copied, in which order, and what stands in the way
-places      where it goes and comes from: object storages, dataset repositories of Hugging Face
+publisher   files to a URL, the manifest last and alone; `precache convert` sends by it, too
+push_pull   `precache push` and `precache pull`: what is copied, and what stands in the way
 """

@@ -19,7 +19,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +51,7 @@ from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
 from precache.storage import staging
 from precache.storage.objects import ObjectInfo, ObjectStore
+from precache.storage.retries import Check, call_for_each
 from precache.storage.urls import Location, Url, is_url, local_path, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
@@ -320,13 +320,11 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
     warn(f"{url}: fetching {counted(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
     store = ObjectStore(url)
 
-    def fetch(info: ObjectInfo) -> None:
+    def fetch(info: ObjectInfo, check: Check) -> None:
         (folder / info.name).parent.mkdir(exist_ok=True)
         with open(folder / info.name, "xb") as file:
-            store.download(info.name, file.fileno(), info.bytes)
+            store.download(info.name, file.fileno(), info.bytes, check)
         os.utime(folder / info.name, ns=(info.modified_ns, info.modified_ns))
 
-    with ThreadPoolExecutor(_AT_A_TIME) as pool:
-        for _ in pool.map(fetch, infos):
-            pass
+    call_for_each(fetch, infos, _AT_A_TIME)
     return folder

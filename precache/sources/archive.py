@@ -8,15 +8,17 @@ Paths, ids, labels, splits and the digest are those of the tree; an outermost fo
 else, such as 101_ObjectCategories/, is left out of them. A tar that holds samples of WebDataset instead of
 class folders is read as `precache.sources.webdataset` says.
 
-`tarfile` and `zipfile` list the members. Nothing is ever unpacked under a member's name:
+`tarfile` and `zipfile` list the members and where they lie. Nothing is ever unpacked under a member's name:
 
     class/1.jpg, ./class/1.jpg, /class/1.jpg    the same file
     ../class/1.jpg                              left out: it leads out of the archive
     class/1.jpg twice                           the last one is used, as when it is unpacked
     a hard link                                 the file that it names
     a symbolic link                             the file that it leads to; to a folder: not followed
-    a size that the archive cannot hold         the whole archive is refused
     a picture that unpacks to another size      rejected
+
+The whole archive is refused, with the name of the member, for a link to a link, an archive in the archive, an
+encrypted member or one that is neither stored nor deflated, a sparse file, and a size that it cannot hold.
 """
 
 import bz2
@@ -33,12 +35,12 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import ImageError, SourceError, did_you_mean, printable
+from precache.errors import ImageError, SourceError, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_part, steadily
 from precache.reporting import some, warn
@@ -54,24 +56,24 @@ FILE, FOLDER, LINK, HARD_LINK, OTHER = "file", "folder", "link", "hard link", "o
 NO_NAME = "has a name that leads out of the archive, or that no file can have"
 _AGAIN = "appears again later in the archive; the last one is used"
 _FILE_AND_FOLDER = "is a file and a folder"
-# More folders around a file, characters of a link's target, or links one after the other are an attack.
-_MOST_FOLDERS, _MOST_LINKED, _MOST_HOPS = 255, 4096, 8
+_MOST_FOLDERS = 255  # around a file
+_MOST_LINKED = 4095  # characters that the target of a link can have
 
 _COPY_AGAIN = "download or copy it again"
 _UNPACK = "unpack it, and convert the folder"
-_BLOCK = 512  # of a tar
+_UNPACK_BOTH = "unpack both, and convert the folder"
+_STORE_FILES = "make it with 'tar -h', or 'zip' without -y"
 _READ_BYTES = 1 << 20
 _LISTING_BYTES = 16 << 10  # read at a time while a tar is listed: a header, and often some that follow
-_MOST_HEADER_BYTES = 1 << 20  # of a member's long name and its pax records
+_CONTINUED = b"M"  # type of a tar's member that began in another archive
+_DUMPED_FOLDER = b"D"  # of one in GNU's incremental archives
 _MOST_MEMBER_BYTES = 1 << 40  # so that the sum of their sizes is a number of 64 bits
-_ENTRY = np.dtype([("header", "<i8"), ("packed", "<i8"), ("crc", "<u4"), ("method", "<u2"), ("flags", "<u2")])
+_ENTRY = np.dtype([("header", "<i8"), ("packed", "<i8"), ("crc", "<u4"), ("method", "<u2")])
 _LOCAL_BYTES, _LOCAL_MARK = 30, b"PK\3\4"  # of the header before a zip's member
 _FIRST_PACKED_BYTES = 4096  # that the first bytes of a member are unpacked from
 _NAMES_BYTES = 256  # a name and what else is with it mostly have fewer: one read less
-_METHODS = {9: "deflate64", 12: "bzip2", 14: "lzma", 93: "zstd", 95: "xz", 99: "AES"}
 _ENCRYPTED, _UTF8 = 0x1, 0x800
 _DOS, _UNIX = 0, 3  # systems that a zip was made on
-_MOST_RATIO, _ANY_BYTES = 100, 1 << 30  # a compressed tar that is beyond both is a bomb
 
 
 def is_archive(path: Path) -> bool:
@@ -107,6 +109,7 @@ class ArchiveSource:
             source = webdataset.WebDatasetSource(self.root, self.file, self.options)
             return webdataset.scan_archives(source, (archive,))
         self.options.only(CLASS_FOLDERS)
+        contents.follow_links()
         class_depth = 1 if self.options.class_depth is None else self.options.class_depth
         top, prefix = contents.without_outer_folders(class_depth)
         scan = scan_folders(top, replace(self, archive=archive, prefix=prefix), class_depth)
@@ -164,7 +167,7 @@ class Archive:
     modified_ns: int
     is_zip: bool = False
     entries: npt.NDArray[np.void] | None = None
-    file: "_Headers | None" = None
+    file: BinaryIO | None = None
 
     @property
     def size(self) -> int:
@@ -172,24 +175,20 @@ class Archive:
         return self.as_scanned[0]
 
     def members(self) -> Iterator[Member]:
-        """All of them, in the archive's order.
+        """List the members, in the archive's order.
 
         Raises:
             SourceError: it is damaged, breaks off, or holds what cannot be read in place.
         """
-        if self.is_zip:
-            with io.BufferedReader(_ArchiveFile(self)) as file:
-                yield from _zip_members(self, file)
-            return
-        with _Headers(_ArchiveFile(self), _LISTING_BYTES) as file:
+        with io.BufferedReader(_ArchiveFile(self), _LISTING_BYTES) as file:
             self.file = file
             try:
-                yield from _tar_members(self, file)
+                yield from _zip_members(self, file) if self.is_zip else _tar_members(self, file)
             finally:
                 self.file = None
 
     def read(self, start: int, count: int) -> bytes:
-        """Some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
+        """Read some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
         if self.file is None:
             return read_part(self.path, self.shown, self.as_scanned, start, count)
         self.file.seek(start)
@@ -198,7 +197,7 @@ class Archive:
     def first_bytes(self, place: int, size: int, count: int = kinds.PREFIX_BYTES) -> bytes:
         """The first bytes of a member; none where it cannot be unpacked."""
         if self.is_zip:
-            return self._unzipped(place, count, _FIRST_PACKED_BYTES)
+            return self._unzip(place, count, _FIRST_PACKED_BYTES)
         return self.read(place, min(size, count))
 
     def content(self, where: str, place: int, size: int) -> bytes:
@@ -217,18 +216,14 @@ class Archive:
                 )
             return data
         assert self.entries is not None
-        entry = self.entries[place]
-        reason = _why_not_unpacked(int(entry["method"]), int(entry["flags"]))
-        if reason is not None:
-            raise ImageError(where, reason)
         # no more of either: it may be a bomb, or lie about its packed size
-        data = self._unzipped(place, size + 1, 2 * size + _READ_BYTES)
-        if len(data) != size or zlib.crc32(data) != entry["crc"]:
+        data = self._unzip(place, size + 1, 2 * size + _READ_BYTES)
+        if len(data) != size or zlib.crc32(data) != self.entries["crc"][place]:
             raise ImageError(where, "is damaged in the archive: it does not match its CRC-32")
         return data
 
     def picture(self, where: str, place: int, size: int, max_pixels: int) -> bytes:
-        """As `content`; ImageError, too, where no picture of `max_pixels` can be so large."""
+        """The content of a picture; ImageError, too, where none of `max_pixels` can be so large."""
         check_bytes(where, size, max_pixels)
         if self.entries is not None:
             check_bytes(where, int(self.entries["packed"][place]), max_pixels)
@@ -238,12 +233,10 @@ class Archive:
         """An error to raise: `what` begins with a verb."""
         return SourceError(f"{self.shown}: {what}; {remedy}")
 
-    def _unzipped(self, place: int, most: int, most_packed: int) -> bytes:
-        """Up to `most` first bytes of a zip's member, of up to `most_packed`; none if they are damaged."""
+    def _unzip(self, place: int, most: int, most_packed: int) -> bytes:
+        """Unpack `most` first bytes of a zip's member from `most_packed`; none where they are damaged."""
         assert self.entries is not None
-        header, packed, _, method, flags = self.entries[place].item()
-        if _why_not_unpacked(method, flags) is not None:
-            return b""
+        header, packed, _, method = self.entries[place].item()
         packed = min(packed, most_packed)
         found = self.read(header, _LOCAL_BYTES + _NAMES_BYTES + packed)
         if len(found) < _LOCAL_BYTES or not found.startswith(_LOCAL_MARK):
@@ -276,9 +269,9 @@ def open_archive(path: Path, shown: str) -> Archive:
     as_scanned = status.st_size, status.st_mtime_ns
     archive = Archive(shown, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
     start = b"" if archive.is_zip else archive.read(0, 6)
-    for mark, (opened, command) in _COMPRESSIONS.items():
+    for mark, (decompressed, command) in _COMPRESSIONS.items():
         if start.startswith(mark):
-            unpacked = _unpack(archive, opened, command)
+            unpacked = _unpack(archive, decompressed, command)
             status = os.stat(unpacked)
             return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
     return archive
@@ -296,79 +289,67 @@ class _ArchiveFile(io.FileIO):
         return steadily(lambda: super(_ArchiveFile, self).readinto(buffer), self._shown) or 0
 
 
-class _Headers(io.BufferedReader):
-    """A tar as `tarfile` reads it: a header says how long it is, and may lie."""
-
-    def read(self, count: int | None = -1) -> bytes:
-        if count is None or not 0 <= count <= _MOST_HEADER_BYTES:
-            raise ValueError(f"a header of {count:,} bytes")
-        return super().read(count)
-
-
-def _tar_members(archive: Archive, file: _Headers) -> Iterator[Member]:
-    tar: tarfile.TarFile | None = None
-    end = 0  # of the member before
-    while True:
-        try:
-            tar = tar or tarfile.TarFile(fileobj=file)
-            file.seek(end)
+def _tar_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
+    position = 0  # of a member's header
+    try:
+        tar = tarfile.TarFile(fileobj=file)
+        while True:
+            file.seek(position)
             # not tar.next(), which keeps all members: there may be 10,000,000
             member = tarfile.TarInfo.fromtarfile(tar)
-        except SourceError:
-            raise
-        except Exception as error:  # nearly anything; RecursionError for headers about headers about headers
-            if tar is not None and not archive.read(end, _BLOCK).strip(b"\0"):
-                break
-            what = f"is damaged, or breaks off, at byte {end:,}" if end else "is not a tar"
-            raise archive.damaged(f"{what} ({_reason(error)})") from error
-        size = member.size if member.isreg() or member.type not in tarfile.SUPPORTED_TYPES else 0
-        if member.size < 0 or member.offset_data <= end:
-            raise archive.damaged(f"is damaged: {_shown(member.name)} at byte {end:,} has an impossible size")
-        if member.issparse():
-            raise archive.damaged(f"{_shown(member.name)} is stored as a sparse file", _UNPACK)
-        if member.type == b"M":
-            raise archive.damaged(f"{_shown(member.name)} continues in another archive", _UNPACK)
-        if member.offset_data + size > archive.size:
-            raise archive.damaged(
-                f"breaks off: {_shown(member.name)} should end at byte {member.offset_data + size:,}, "
-                f"and the archive has {archive.size:,} bytes"
-            )
-        yield Member(member.name, _kind_in_tar(member), member.offset_data, size, member.linkname)
-        end = member.offset_data + -(-size // _BLOCK) * _BLOCK
-    _check_end_of_tar(archive, end)
-
-
-def _shown(name: str) -> str:
-    return printable(repr(name[-100:]))
-
-
-def _reason(error: Exception) -> str:
-    return printable(" ".join(str(error).split())[:100]) or type(error).__name__
-
-
-def _kind_in_tar(member: tarfile.TarInfo) -> str:
-    if member.isreg():
-        return FILE
-    if member.isdir() or member.type == b"D":  # of GNU's incremental archives
-        return FOLDER
-    return LINK if member.issym() else HARD_LINK if member.islnk() else OTHER
-
-
-def _check_end_of_tar(archive: Archive, position: int) -> None:
-    """Raise SourceError unless two empty blocks and nothing else are where the last member ends."""
-    if len(archive.read(position, _BLOCK)) < _BLOCK:
-        raise archive.damaged(
-            f"breaks off at byte {archive.size:,}, before the two empty blocks that end a tar"
-        )
-    for at in range(position, archive.size, _READ_BYTES):
-        if archive.read(at, min(_READ_BYTES, archive.size - at)).strip(b"\0"):
+            _check_in_tar(archive, member, position, tar.offset)
+            kind = _kind_in_tar(member)
+            yield Member(member.name, kind, member.offset_data, member.size, member.linkname)
+            position = tar.offset
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # an empty block
+        pass
+    except SourceError:
+        raise
+    except Exception as error:  # nearly anything; RecursionError for headers about headers about headers
+        what = f"is damaged, or breaks off, at byte {position:,}" if position else "is not a tar"
+        raise archive.damaged(f"{what} ({_reason(error)})") from error
+    while part := file.read(_READ_BYTES):
+        if part.strip(b"\0"):
             raise archive.damaged(
                 f"has more data after its end at byte {position:,}",
                 f"if tars were joined with cat, join them with 'tar -A'; else {_COPY_AGAIN}",
             )
 
 
-def _zip_members(archive: Archive, file: Any) -> Iterator[Member]:
+def _check_in_tar(archive: Archive, member: tarfile.TarInfo, position: int, next_position: int) -> None:
+    """Raise SourceError if the member, whose header is at `position`, cannot be read in place."""
+    end = member.offset_data + member.size if member.isreg() else next_position
+    if member.size < 0 or next_position <= position:
+        what = f"is damaged: {_shown(member.name)} at byte {position:,} has an impossible size"
+        raise archive.damaged(what)
+    if member.issparse():
+        raise archive.damaged(f"its member {_shown(member.name)} is stored as a sparse file", _UNPACK)
+    if member.type == _CONTINUED:
+        raise archive.damaged(f"its member {_shown(member.name)} continues in another archive", _UNPACK)
+    if end > archive.size:
+        raise archive.damaged(
+            f"breaks off: {_shown(member.name)} should end at byte {end:,}, and the archive has "
+            f"{archive.size:,} bytes"
+        )
+
+
+def _shown(name: str) -> str:
+    return repr(name[-100:])
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:100] or type(error).__name__
+
+
+def _kind_in_tar(member: tarfile.TarInfo) -> str:
+    if member.isreg():
+        return FILE
+    if member.isdir() or member.type == _DUMPED_FOLDER:
+        return FOLDER
+    return LINK if member.issym() else HARD_LINK if member.islnk() else OTHER
+
+
+def _zip_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
     try:
         infos = zipfile.ZipFile(file).infolist()
     except SourceError:
@@ -387,13 +368,12 @@ def _zip_members(archive: Archive, file: Any) -> Iterator[Member]:
             raise archive.damaged(
                 f"is damaged: its member {_shown(info.filename)} cannot be as large as it says"
             )
-        reason = _why_not_unpacked(info.compress_type, info.flag_bits)
-        if reason is not None and kinds.extension(info.filename) in kinds.IMAGE_EXTENSIONS:
-            raise archive.damaged(f"its member {_shown(info.filename)} {reason}", _UNPACK)
-        archive.entries[row] = (
-            *(info.header_offset, info.compress_size),
-            *(info.CRC, info.compress_type, info.flag_bits),
-        )
+        if info.flag_bits & _ENCRYPTED:
+            raise archive.damaged(f"its member {_shown(info.filename)} is encrypted", _UNPACK)
+        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            packed_by = f"is packed by method {info.compress_type}, not by deflate"
+            raise archive.damaged(f"its member {_shown(info.filename)} {packed_by}", _UNPACK)
+        archive.entries[row] = (info.header_offset, info.compress_size, info.CRC, info.compress_type)
         name, kind = _name_in_zip(info), stat.S_IFMT(info.external_attr >> 16)
         if name.endswith("/"):
             yield Member(name, FOLDER)
@@ -406,16 +386,8 @@ def _zip_members(archive: Archive, file: Any) -> Iterator[Member]:
             yield Member(name, OTHER)
 
 
-def _why_not_unpacked(method: int, flags: int) -> str | None:
-    if flags & _ENCRYPTED:
-        return "is encrypted"
-    if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return f"is packed by the method {_METHODS.get(method, method)}, not by deflate"
-    return None
-
-
 def _name_in_zip(info: zipfile.ZipInfo) -> str:
-    """As a file system has it, in UTF-8 where the zip says nothing else."""
+    """The name as a file system has it, in UTF-8 where the zip says nothing else."""
     name = info.filename
     if not info.flag_bits & _UTF8:
         stored = name.encode("cp437")  # which zipfile takes it for, and which has a letter for each byte
@@ -441,16 +413,36 @@ class _Contents:
     """
 
     def __init__(self, archive: Archive) -> None:
-        self._modified_ns = archive.modified_ns
+        self._archive = archive
         self.top = Node(lambda node: archive.first_bytes(node.place, node.bytes))
         self.top.children = {}
         self.ignored: list[IgnoredPath] = []
-        self._links: dict[int, tuple[Node, str, str]] = {}  # id of a node -> it, its path, its target
+        self._archives: list[str] = []  # members that are archives themselves
+        self._links: dict[str, str] = {}  # paths of symbolic links, and where they lead
         self._broken_links: list[str] = []
         for member in archive.members():
             self._add(member)
-        for node, path, target in self._links.values():
-            self._link(node, path, self._follow(path, target))
+
+    def follow_links(self) -> None:
+        """Let each symbolic link be the file that it leads to.
+
+        Raises:
+            SourceError: it leads to another link, or a member is an archive itself.
+        """
+        if self._archives:
+            name = _shown(self._archives[0])
+            raise self._archive.damaged(f"its member {name} is an archive itself", _UNPACK_BOTH)
+        for path, target in self._links.items():
+            target_path = os.path.normpath(os.path.join(os.path.dirname(path), target))
+            if target_path in self._links:
+                names = f"{_shown(path)} is a link to {_shown(target_path)}"
+                raise self._archive.damaged(
+                    f"its member {names}, which is a link", f"{_STORE_FILES}, or leave this link out"
+                )
+            node = self.top.find(path.split("/"))
+            assert node is not None
+            leads_out = target.startswith("/") or len(target) > _MOST_LINKED
+            self._link(node, None if leads_out else self.top.find(target_path.split("/")))
 
     def warnings(self, archive: Location) -> tuple[str, ...]:
         """Warnings, one line each."""
@@ -459,7 +451,7 @@ class _Contents:
         named = some([repr(path) for path in self._broken_links])
         return (
             f"{archive}: links to files that are not in the archive are left out: {named}; to include "
-            f"these files, make it with 'tar -h', or 'zip' without -y",
+            f"these files, {_STORE_FILES}",
         )
 
     def without_outer_folders(self, class_depth: int) -> tuple[Node, str]:
@@ -496,24 +488,26 @@ class _Contents:
             return
         linked = self.top.find(part for part in member.target.split("/") if part not in ("", "."))
         if old is not None:
-            self.ignored.append(IgnoredPath("/".join(parts), _AGAIN))
-            self._links.pop(id(old), None)
+            self.ignored.append(IgnoredPath(old.path, _AGAIN))
+            self._links.pop(old.path, None)
             del folder.children[parts[-1]]
         node = folder.child(parts[-1])
-        node.modified_ns = self._modified_ns
+        node.modified_ns = self._archive.modified_ns
         if member.kind == FILE:
             node.place, node.bytes = member.place, member.size
+            if node.name.lower().endswith(_SUFFIXES) and not any(map(is_left_alone, parts)):
+                self._archives.append(node.path)
         elif member.kind == LINK:
-            self._links[id(node)] = (node, "/".join(parts), member.target)
+            self._links[node.path] = member.target
         elif member.kind == HARD_LINK:  # to a member before it
-            self._link(node, "/".join(parts), linked)
+            self._link(node, linked)
 
-    def _link(self, node: Node, path: str, found: Node | None) -> None:
-        """Let `node`, which is at `path`, be the file that was found for it."""
-        if found is not None and found.is_file():
-            node.place, node.bytes = found.place, found.bytes
+    def _link(self, node: Node, target: Node | None) -> None:
+        """Let `node` be the file that its link leads to."""
+        if target is not None and target.is_file():
+            node.place, node.bytes = target.place, target.bytes
         else:
-            self._broken_links.append(path)
+            self._broken_links.append(node.path)
 
     def _folder(self, parts: list[str]) -> Node | None:
         """The folder, made where it is missing; None where a file has its name."""
@@ -527,14 +521,6 @@ class _Contents:
             elif node.children is None:
                 return None
         return node
-
-    def _follow(self, path: str, target: str, hops: int = _MOST_HOPS) -> Node | None:
-        """What the symbolic link at `path` leads to."""
-        if target.startswith("/") or len(target) > _MOST_LINKED or not hops:
-            return None
-        path = os.path.normpath(os.path.join(os.path.dirname(path), target))
-        node = self.top.find(path.split("/"))
-        return self._follow(path, self._links[id(node)][-1], hops - 1) if id(node) in self._links else node
 
 
 def _outer_folder(top: Node, class_depth: int) -> Node | None:
@@ -573,33 +559,30 @@ _COMPRESSIONS: dict[bytes, tuple[Callable[..., Any], str]] = {
     b"BZh": (bz2.open, "bunzip2 -k"),
     b"\xfd7zXZ": (lzma.open, "unxz -k"),
 }
-"""First bytes of a compressed file -> what opens it, and the command that unpacks it."""
+"""First bytes of a compressed file -> what decompresses it, and the command that unpacks it."""
 
 
-def _unpack(archive: Archive, opened: Callable[..., Any], command: str) -> Path:
-    """The file that holds what is in a compressed one: pictures are read in shuffled order.
+def _unpack(archive: Archive, decompressed: Callable[..., Any], command: str) -> Path:
+    """Unpack a compressed tar into the staging folder, since pictures are read in shuffled order.
 
     Raises:
         SourceError: it is damaged, cannot be read, or there is no room for what it holds.
     """
     folder = staging.folder()
-    told = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
-    path = folder / f"{hashlib.sha256(told).hexdigest()[:16]}.tar"
+    identity = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.tar"
     if path.exists():  # of an earlier scan
         return path
     warn(
         f"{archive.shown}: is compressed as a whole, so it is unpacked into {folder.parent} first; after "
         f"'{command}' it is read in place"
     )
-    temporary, count = temporary_path(path), 0
+    temporary = temporary_path(path)
     try:
-        with _ArchiveFile(archive) as packed, opened(packed) as unpacked, open(temporary, "xb") as file:
-            while part := unpacked.read(_READ_BYTES):
-                count += file.write(part)
-                if count > max(_ANY_BYTES, _MOST_RATIO * archive.size):
-                    raise ValueError(f"to over {_MOST_RATIO} times its size, as no archive of pictures is")
+        with _ArchiveFile(archive) as packed, decompressed(packed) as unpacked, open(temporary, "xb") as file:
+            shutil.copyfileobj(unpacked, file, _READ_BYTES)
         os.replace(temporary, path)
-    except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError, ValueError) as error:
+    except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError) as error:
         if getattr(error, "errno", None) is None:
             reason = "it breaks off" if isinstance(error, EOFError) else str(error) or "out of memory"
             raise archive.damaged(f"cannot be unpacked ({reason})") from error

@@ -140,7 +140,8 @@ class Samples(Sequence[SampleRef]):
             int(self.modified_ns[index]),
             int(self.places[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
-            *columns.labelled(self.targets, self.fields, index),
+            None if self.targets is None else self.targets.value(index),
+            columns.values_of(self.fields, index) if self.fields else {},
         )
 
     def select(

@@ -22,7 +22,7 @@ from precache.dataset.boxes import moved
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
-from precache.errors import DatasetError, SampleError, SettingError, similar_name
+from precache.errors import DatasetError, SampleError, SettingError, os_reason, similar_name
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
@@ -261,9 +261,8 @@ def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
     try:
         lines = [line.strip() for line in os.fsdecode(read_regular(file)).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
         raise SettingError(
-            f"--ids {file!r}: cannot be read ({reason}); name a file with one id or path per line"
+            f"--ids {file!r}: cannot be read ({os_reason(error)}); name a file with one id or path per line"
         ) from error
     if not lines:
         raise SettingError(f"--ids {file}: lists nothing; write one id or path per line")

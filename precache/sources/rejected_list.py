@@ -17,7 +17,7 @@ import numpy as np
 
 from precache.dataset.columns import Ints
 from precache.dataset.index import Rejected
-from precache.errors import SettingError, SourceError
+from precache.errors import SettingError, SourceError, os_errors_as
 from precache.sources.base import Samples
 from precache.storage import atomic_write, read_regular
 from precache.storage.urls import Location
@@ -67,19 +67,20 @@ def read_list(path: Path) -> tuple[Rejected, ...]:
     Raises:
         SourceError: there is none, or it is not such a list.
     """
+    with os_errors_as(
+        SourceError,
+        f"{path}: the list of rejected pictures cannot be read",
+        "make it with 'precache check'",
+    ):
+        content = os.fsdecode(read_regular(path))
     try:
-        lines = csv.reader(io.StringIO(os.fsdecode(read_regular(path)), newline=""))
+        lines = csv.reader(io.StringIO(content, newline=""))
         if next(lines, None) != _HEADER:
             raise ValueError(f"its first line is not {','.join(_HEADER)!r}")
         return tuple(
             Rejected(picture, reason, bytes=_integer(size), modified_ns=_integer(modified_ns))
             for picture, reason, size, modified_ns in lines
         )
-    except OSError as error:
-        raise SourceError(
-            f"{path}: the list of rejected pictures cannot be read ({error.strerror}); "
-            f"make it with 'precache check'"
-        ) from error
     except (ValueError, csv.Error) as error:
         raise SourceError(
             f"{path}: not a list of rejected pictures ({error}); "

@@ -42,7 +42,7 @@ from typing import TypeAlias
 import numpy as np
 import xxhash
 
-from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean
+from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, steadily
 from precache.reporting import counted, some
@@ -352,7 +352,7 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty
         reason = "does not exist"
     except OSError as error:
         raise SourceError(
-            f"{root}: cannot be listed ({error.strerror}); check its permissions and its disk"
+            f"{root}: cannot be listed ({os_reason(error)}); check its permissions and its disk"
         ) from error
     if reason is not None and is_table(root) and root.exists():
         raise SourceError(

@@ -35,32 +35,25 @@ TEMPORARY_SUFFIX = ".partial"
 _TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}", re.DOTALL)
 _NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _READ_BYTES = 1 << 20  # stays in the CPU's cache
-_SAFE = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_SAFE = getattr(os, "O_NOFOLLOW", 0) | _BINARY
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
-    """The file at `path`, unbuffered, for reading; a file alone, never a pipe or a device.
+    """The file at `path`, unbuffered, for reading; a file alone, never a folder, a pipe or a device.
 
-    Opening a FIFO that nobody writes to would wait forever. Between any two steps may come Ctrl-C, which
-    would leave a bare descriptor open: `map` hands it on in C, and a file object closes when nobody has it.
+    Opening a FIFO that nobody writes to would wait forever.
 
     Raises:
         OSError: it cannot be opened, or is something else.
         OpenFilesError: too many files are open; so does all that opens files here.
     """
-    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    opened: list[int] = []
-    try:
-        opened.extend(map(os.open, (path,), (flags,)))
-        if not stat.S_ISREG(os.fstat(opened[0]).st_mode):
-            raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
-        return next(map(FileIO, map(opened.pop, (0,))))
-    except OSError as error:
-        check_open_files(error, os.fspath(path))
-        raise
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
+    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY
+    file = FileIO(path, opener=lambda path, _: _open(path, flags))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+    return file
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:

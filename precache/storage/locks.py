@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from precache.errors import DatasetError
-from precache.storage import open_append
+from precache.errors import DatasetError, os_errors_as
+from precache.storage import is_leftover, open_append
 from precache.storage.records import PROBED_BYTES, may_be_records
 from precache.storage.urls import Location
 
@@ -82,6 +82,13 @@ def is_mount_point(folder: Path) -> bool:
     return any(re.sub(rb"\\([0-7]{3})", _octal, point) == real for point in points)
 
 
+def others_in(folder: Path, names: frozenset[str]) -> list[str]:
+    """Names in a folder that are not of `names`, nor left of writing one of them, nor that of its lock."""
+    allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
+    found = (path for path in folder.iterdir() if path.name not in names | allowed)
+    return sorted(path.name for path in found if not is_leftover(path, names))
+
+
 @contextmanager
 def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None]:
     """Keep other conversions out of `destination` for the duration of the block.
@@ -119,20 +126,20 @@ def _open_locked(path: Path, destination: Location) -> int:
     while True:
         descriptor = _open(path)
         try:
-            locked = lock(descriptor)
-            if locked and is_at(descriptor, path):
-                return descriptor
+            with os_errors_as(
+                DatasetError,
+                f"{path}: cannot be locked",
+                "choose a DST on a file system with locks, or mount this one with them",
+            ):
+                locked = lock(descriptor)
+                if locked and is_at(descriptor, path):
+                    return descriptor
             if not locked and time.monotonic() >= deadline_s:
                 raise DatasetError(
                     f"{destination}: is being converted by {_holder(descriptor)}; wait for it, or stop it"
                 )
-        except BaseException as error:
+        except BaseException:
             os.close(descriptor)
-            if isinstance(error, OSError):
-                raise DatasetError(
-                    f"{path}: cannot be locked ({error.strerror}); choose a DST on a file system with locks, "
-                    f"or mount this one with them"
-                ) from error
             raise
         os.close(descriptor)
         if not locked:  # else its holder has removed it: the next one is locked instead

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -18,17 +18,21 @@ from typing import Any, TypeVar
 
 from precache.errors import MissingDependencyError, SettingError, StorageError
 from precache.packages import install_extra
+from precache.storage import crc32c_file, open_single
 from precache.storage.retries import (
+    FETCHES,
     IS_IT_WHOLE,
     REPLACED,
     Check,
     ObjectNotFoundError,
     Patience,
-    asked,
+    WrongBytesError,
     check_length,
+    fetch_right_bytes,
     in_words,
     is_of_storage,
     remedy,
+    request_with_retries,
     unchecked,
 )
 from precache.storage.urls import Url
@@ -51,6 +55,7 @@ class ObjectInfo:
     Attributes:
         modified_ns: when it was written, by the storage's clock.
         version: its generation, by which Google Cloud Storage knows it where it is to be replaced.
+        crc32c: what was kept beside it when it was put; None where nothing was, and in a list.
     """
 
     name: str
@@ -58,6 +63,7 @@ class ObjectInfo:
     etag: str | None
     modified_ns: int = 0
     version: str | None = None
+    crc32c: str | None = None
 
 
 class ObjectStore:
@@ -73,14 +79,20 @@ class ObjectStore:
         self._store = _open_store(url, self._patience)
         self._process = os.getpid()
 
-    def find(self, name: str) -> ObjectInfo | None:
-        """What is known of an object; None if there is none."""
+    def find(self, name: str, check: Check = unchecked) -> ObjectInfo | None:
+        """What is known of an object; None if there is none.
+
+        Args:
+            check: called now and then; what it raises ends the request.
+        """
 
         def once() -> ObjectInfo:
-            return _info(name, self._obstore().head(self._store, name))
+            answer = self._obstore().get(self._store, name, options={"head": True})
+            crc32c = answer.attributes.get(_CRC32C)
+            return replace(_info(name, answer.meta), crc32c=None if crc32c is None else str(crc32c))
 
         try:
-            return self._asked(name, once)
+            return self._request(name, once, check)
         except ObjectNotFoundError:
             return None
 
@@ -97,7 +109,7 @@ class ObjectStore:
             check_length(len(content), answer.meta["size"])
             return content, _info(name, answer.meta)
 
-        return self._asked(name, once)
+        return self._request(name, once)
 
     def get_range(
         self, name: str, start: int, count: int, etag: str | None = None, check: Check = unchecked
@@ -119,7 +131,7 @@ class ObjectStore:
             check_length(len(content), count)
             return content  # type: ignore[no-any-return]
 
-        return self._asked(name, once, check)
+        return self._request(name, once, check)
 
     def download(self, name: str, descriptor: int, file_bytes: int, check: Check = unchecked) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time.
@@ -151,15 +163,39 @@ class ObjectStore:
         if len(etags) > 1:
             raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
 
+    def download_checked(
+        self, name: str, path: Path, file_bytes: int, crc32c: str, check: Check = unchecked
+    ) -> None:
+        """Write an object into the file at `path`, durable, and compare it with its checksum.
+
+        Raises:
+            StorageError: as every method; or it came three times with other bytes.
+        """
+
+        def once() -> None:
+            descriptor = open_single(path)
+            try:
+                self.download(name, descriptor, file_bytes, check)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            if (found := crc32c_file(path)) != crc32c:
+                raise WrongBytesError(
+                    f"{self.url / name}: its checksum is {found}, expected {crc32c} (fetched {FETCHES} "
+                    f"times); its bytes changed since it was written: put it there again"
+                )
+
+        fetch_right_bytes(once)
+
     def put(self, name: str, content: bytes, *, crc32c: str = "", check: Check = unchecked) -> str | None:
         """Write an object and return its etag; readers see the old one or all of the new one.
 
         Args:
-            crc32c: kept beside it, for `crc32c_of`.
+            crc32c: kept beside it, for `find`.
             check: called now and then; what it raises ends the request.
         """
         once = partial(self._put, name, content, crc32c, use_multipart=False)
-        return self._asked(name, once, check).etag
+        return self._request(name, once, check).etag
 
     def put_if(
         self, name: str, content: bytes, there: ObjectInfo | None = None, check: Check = unchecked
@@ -182,7 +218,7 @@ class ObjectStore:
                     return None
                 raise
 
-        return self._asked(name, once, check)
+        return self._request(name, once, check)
 
     def upload(self, path: Path, name: str, *, crc32c: str = "", check: Check = unchecked) -> str | None:
         """Write the file at `path` as an object, in parts if it is large; as `put`."""
@@ -194,20 +230,7 @@ class ObjectStore:
                 parts = {"chunk_size": 2 * PART_BYTES, "max_concurrency": 4}
                 return self._put(name, file, crc32c, use_multipart=True, **parts)
 
-        return self._asked(name, once, check).etag
-
-    def crc32c_of(self, name: str) -> str | None:
-        """What `put` was told to keep beside the object; None if nothing was, or there is no object."""
-
-        def once() -> Any:
-            answer = self._obstore().get(self._store, name, options={"head": True})
-            return answer.attributes.get(_CRC32C)
-
-        try:
-            found = self._asked(name, once)
-        except ObjectNotFoundError:
-            return None
-        return None if found is None else str(found)
+        return self._request(name, once, check).etag
 
     def list(self) -> Sequence[ObjectInfo]:
         """All objects below the URL, sorted by name."""
@@ -222,14 +245,7 @@ class ObjectStore:
             found = self._obstore().list(self._store, chunk_size=page_objects)
             return [_info(one["path"], one) for page in islice(found, pages) for one in page]
 
-        return sorted(self._asked("", once), key=lambda one: one.name)
-
-    def is_replaced(self, found: ObjectInfo, etag: str | None) -> bool:
-        """Whether the object found is another than the one whose upload was answered by `etag`."""
-        if not etag or found.etag is None or unquoted(found.etag) == unquoted(etag):
-            return False
-        again = self.find(found.name)  # some storages list etags in another form
-        return again is None or unquoted(again.etag) != unquoted(etag)
+        return sorted(self._request("", once), key=lambda one: one.name)
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove objects, many with one request where the storage can; a missing one is not an error."""
@@ -240,11 +256,11 @@ class ObjectStore:
         for start in range(0, len(names), _DELETED_AT_A_TIME):
             some = names[start : start + _DELETED_AT_A_TIME]
             try:
-                self._asked(some[0], partial(once, some))
+                self._request(some[0], partial(once, some))
             except ObjectNotFoundError:
                 for name in some:
                     with suppress(ObjectNotFoundError):
-                        self._asked(name, partial(once, [name]))
+                        self._request(name, partial(once, [name]))
 
     def __reduce__(self) -> Any:
         return ObjectStore, (self.url, self._patience)
@@ -254,8 +270,8 @@ class ObjectStore:
         done = self._obstore().put(self._store, name, content, attributes=attributes, **how)
         return ObjectInfo(name, 0, done["e_tag"], version=done["version"])
 
-    def _asked(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
-        return asked(self.url / name, self._patience, once, check)
+    def _request(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
+        return request_with_retries(self.url / name, self._patience, once, check)
 
     def _obstore(self) -> Any:
         if os.getpid() != self._process:  # its threads did not come along
@@ -280,16 +296,11 @@ class ObjectStore:
             check_length(len(content), count)
             return content, answer.meta["e_tag"]
 
-        content, etag = self._asked(name, once, check)
+        content, etag = self._request(name, once, check)
         while content:
             written = os.pwrite(descriptor, content, start)
             content, start = content[written:], start + written
         return etag
-
-
-def unquoted(etag: str | None) -> str:
-    """An etag without the quotes that some answers have around it."""
-    return (etag or "").strip('"')
 
 
 def _info(name: str, meta: Any) -> ObjectInfo:

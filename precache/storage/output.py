@@ -9,10 +9,10 @@ calls go through the cache.
 import errno
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 
 import google_crc32c
 import numpy as np
@@ -25,7 +25,9 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class OutputFile:
-    """A file being written under its temporary name; made by `write_beside`.
+    """A file being written under a temporary name beside `path`; `publish` gives it its name.
+
+    As a context manager it is closed at the end of the block, and abandoned if the block raises.
 
     Attributes:
         path: the name that `publish` gives it.
@@ -67,7 +69,7 @@ class OutputFile:
         """Write what is left; the file is complete, but not durable."""
         self._hand_over()
         self._wait()
-        self.abandon()
+        self._stop()
         with open(self.temporary, "rb+") as file:
             file.truncate(self.bytes)
             file.write(self._new_start)
@@ -75,7 +77,29 @@ class OutputFile:
         self.crc32c = crc32c_file(self.temporary) if self._new_start else crc
 
     def abandon(self) -> None:
-        """Stop writing; may be called again."""
+        """Stop writing and remove the file; may be called again."""
+        self._stop()
+        self.temporary.unlink(missing_ok=True)
+
+    def __enter__(self) -> "OutputFile":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self.abandon()
+            return
+        try:
+            self.close()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _stop(self) -> None:
         self._writer.shutdown()
         if self._descriptor >= 0:
             os.close(self._descriptor)
@@ -109,19 +133,6 @@ class OutputFile:
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
             return os.write(self._descriptor, data)
-
-
-@contextmanager
-def write_beside(path: Path) -> Iterator[OutputFile]:
-    """Write a file beside `path`; `publish` gives it its name. If the block raises, nothing is left."""
-    file = OutputFile(path)
-    try:
-        yield file
-        file.close()
-    except BaseException:
-        file.abandon()
-        file.temporary.unlink(missing_ok=True)
-        raise
 
 
 def publish(files: Sequence[OutputFile]) -> None:

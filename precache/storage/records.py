@@ -1,4 +1,4 @@
-"""Files of JSON lines with checksums: appended to, and each line is checked when it is read.
+"""Files of JSON lines that are appended to; those of records have a checksum in each line.
 
     {"journal": 1, "source_digest": "...", "checksum": "89b0d6f5e3a1c247"}
 
@@ -11,13 +11,39 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, BinaryIO
 
 import xxhash
 
 _END = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\n\Z')
 PROBED_BYTES = 1 << 16
 _MAX_LINE_BYTES = 1 << 28  # of a file that is something else, no more than this is read
+
+
+@dataclass(frozen=True, slots=True)
+class JsonLine:
+    """A whole line of a file: its object, its bytes, and where in the file it ends."""
+
+    content: dict[str, Any]
+    raw: bytes
+    end: int
+
+
+def read_json_lines(file: BinaryIO) -> Iterator[JsonLine]:
+    """Yield the lines from where `file` stands, up to the first that is torn or is no JSON object.
+
+    The last line is torn where its writer was killed, or is still writing: read on from the end of the line
+    before, or append there.
+    """
+    while line := file.readline(_MAX_LINE_BYTES):
+        try:
+            content = json.loads(line) if line.endswith(b"\n") else None
+        except (ValueError, RecursionError):
+            return
+        if not isinstance(content, dict):
+            return
+        yield JsonLine(content, line, file.tell())
 
 
 class RecordFile:
@@ -38,14 +64,15 @@ class RecordFile:
     def read(self) -> Iterator[dict[str, Any]]:
         """The records, up to the first damaged line."""
         with open(self._descriptor, "rb", closefd=False) as file:
-            while line := file.readline(_MAX_LINE_BYTES):
-                content = self._decode(line)
-                if content is None:
-                    self.damaged = True
-                    return
+            for line in read_json_lines(file):
+                end = _END.search(line.raw)
+                if end is None or _checksum(self._previous, line.raw[: end.start()] + b"}") != end[1]:
+                    break
+                del line.content["checksum"]
                 self.count += 1
-                self._end += len(line)
-                yield content
+                self._previous, self._end = end[1], line.end
+                yield line.content
+            self.damaged = self._end < os.fstat(self._descriptor).st_size
 
     def append(self, content: dict[str, Any], *, durable: bool = True) -> None:
         """Append a record, over what is damaged at the end; durable when this returns."""
@@ -72,20 +99,6 @@ class RecordFile:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor = -1
-
-    def _decode(self, line: bytes) -> dict[str, Any] | None:
-        end = _END.search(line)
-        if end is None:
-            return None
-        body = line[: end.start()] + b"}"
-        if _checksum(self._previous, body) != end[1]:
-            return None
-        try:
-            content = json.loads(body)
-        except (ValueError, RecursionError):  # forged, with a right checksum
-            return None
-        self._previous = end[1]
-        return content if isinstance(content, dict) else None
 
 
 def may_be_records(start: bytes, key: str) -> bool:

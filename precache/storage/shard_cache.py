@@ -26,22 +26,22 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol
 
-from precache.errors import SettingError, StorageError, check_range
-from precache.storage import atomic_write, crc32c_file, open_regular, open_single
+from precache.errors import SettingError, StorageError, check_range, os_errors_as
+from precache.storage import atomic_write, open_regular, open_single
 from precache.storage.locks import is_at, lock, unlock
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import Check, Patience, unchecked
+from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, unchecked
 from precache.storage.urls import Url
 
 CACHE_DIR = "PRECACHE_CACHE_DIR"
 """Environment variable: the folder that keeps what is fetched."""
 _MARK, _ROOM_LOCK, _FETCHING = ".precache-cache", ".precache-cache.lock", ".fetching"
 _AT_A_TIME = 8  # pieces of one file
-_TRIES = 3  # of a file that comes with other bytes than the manifest says
 _RESERVE_SHARE, _MOST_RESERVE = 20, 10 << 30  # a twentieth of the disk
 _POLL_S = 0.02
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -138,7 +138,11 @@ class CachedFiles:
         path = self.folder / (file.name if part is None else f"{part.prefix}{file.name}")
         temporary = path.with_name(f".{path.name}{_FETCHING}")
         begin_s = time.monotonic()
-        try:
+        with os_errors_as(
+            StorageError,
+            f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder}",
+            f"make room on that disk, or give another cache_dir or {CACHE_DIR}",
+        ):
             while (opened := _open_to_use(path, file.bytes)) is None:
                 alone = _open_alone(temporary)
                 if alone is None:
@@ -148,11 +152,6 @@ class CachedFiles:
                     self._fetch(file, part, alone, temporary, path, check)
                 finally:
                     unlock(alone)
-        except OSError as error:
-            raise StorageError(
-                f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder} "
-                f"({error.strerror}); make room on that disk, or give another cache_dir or {CACHE_DIR}"
-            ) from error
         return opened
 
     def forget(self, name: str) -> None:
@@ -166,7 +165,9 @@ class CachedFiles:
     def _mark_folder(self) -> None:
         """Make the folder one of the cache; SettingError if it cannot be one."""
         mark = self.folder / _MARK
-        try:
+        with os_errors_as(
+            SettingError, f"{self.folder}: cannot be made", f"give another cache_dir, or another {CACHE_DIR}"
+        ):
             self.folder.mkdir(parents=True, exist_ok=True)
             if mark.exists():
                 return
@@ -178,11 +179,6 @@ class CachedFiles:
                 )
             with atomic_write(mark) as file:
                 file.write(json.dumps({"url": str(self.url)}).encode())
-        except OSError as error:
-            raise SettingError(
-                f"{self.folder}: cannot be made ({error.strerror}); give another cache_dir, or another "
-                f"{CACHE_DIR}"
-            ) from error
 
     def _store(self) -> ObjectStore:
         if self._opened is None or self._opened[0] != os.getpid():
@@ -221,26 +217,13 @@ class CachedFiles:
                 self._compare_size(file)
             self._make_room(descriptor, file.bytes, ranges, check)
             if part is None:
-                self._download(file, temporary, descriptor, check)
+                self._store().download_checked(file.name, temporary, file.bytes, file.crc32c, check)
             else:
                 self._download_part(file, part, ranges, descriptor, check)
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-
-    def _download(self, file: WrittenFile, path: Path, descriptor: int, check: Check) -> None:
-        """Write the file to `path`, and compare it with its checksum."""
-        for _ in range(_TRIES):
-            self._store().download(file.name, descriptor, file.bytes, check)
-            found = crc32c_file(path)
-            if found == file.crc32c:
-                os.fsync(descriptor)
-                return
-        raise StorageError(
-            f"{self.url / file.name}: its checksum is {found}, expected {file.crc32c} (fetched {_TRIES} "
-            f"times); its bytes changed since it was written: put it there again"
-        )
 
     def _download_part(
         self,
@@ -254,18 +237,16 @@ class CachedFiles:
 
         def fetch(number: int) -> None:
             start, count = ranges[number]
-            for _ in range(_TRIES):
-                content = self._store().get_range(file.name, start, count, check=check)
-                if part.is_right(number, content):
-                    os.pwrite(descriptor, content, start)
-                    return
-            raise StorageError(
-                f"{self.url / file.name}: {count:,} bytes from {start:,} on are not the sample that was "
-                f"written (checksum; fetched {_TRIES} times); put the file there again"
-            )
+            content = self._store().get_range(file.name, start, count, check=check)
+            if not part.is_right(number, content):
+                raise WrongBytesError(
+                    f"{self.url / file.name}: {count:,} bytes from {start:,} on are not the sample that was "
+                    f"written (checksum; fetched {FETCHES} times); put the file there again"
+                )
+            os.pwrite(descriptor, content, start)
 
         with ThreadPoolExecutor(_AT_A_TIME) as pool:
-            pieces = [pool.submit(fetch, number) for number in range(len(ranges))]
+            pieces = [pool.submit(fetch_right_bytes, partial(fetch, number)) for number in range(len(ranges))]
             try:
                 for piece in pieces:
                     piece.result()

@@ -4,8 +4,7 @@
         .precache-staging                locked (flock) by the process whose folder it is
 
 Each process has its own, and one for each `temporary_folder`. What one that was killed has left is known by
-the lock that nobody holds, and is removed by the next that makes such a folder, by the end of a conversion,
-and by `precache clean`.
+the lock that nobody holds, and is removed by the next that makes such a folder.
 """
 
 import atexit
@@ -18,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from precache.errors import StorageError
+from precache.errors import StorageError, os_reason
 from precache.storage.locks import lock
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
@@ -44,7 +43,7 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
         inner.mkdir()
     except OSError as error:
         raise StorageError(
-            f"{error.filename or 'temporary folder'}: cannot be made ({error.strerror or error}); make room "
+            f"{error.filename or 'temporary folder'}: cannot be made ({os_reason(error)}); make room "
             f"there, or {'set TMPDIR to' if place is None else 'name'} a folder on another disk"
         ) from error
     try:

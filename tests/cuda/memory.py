@@ -38,15 +38,12 @@ def _find(key: object) -> np.ndarray | None:
 class Block:
     """Memory of a device; it goes back with the last tensor that shows it.
 
-    Args:
-        poisoned: by the stream, before what it does next; not for what writes there without regard to it.
-
     Attributes:
         owner: the stream that was current.
         others: streams that use it, too.
     """
 
-    def __init__(self, device: int, size: int, *, poisoned: bool = True) -> None:
+    def __init__(self, device: int, size: int) -> None:
         self.owner = current_stream(device)
         self.others: set[Stream] = set()
         size = max(_SMALLEST, size)
@@ -54,7 +51,7 @@ class Block:
         with world().lock:
             found = _find(key)
             memory = np.full(size, POISON, np.uint8) if found is None else found
-            if found is not None and poisoned:
+            if found is not None:
                 self.owner.put(lambda: memory.fill(POISON))
             self.memory = memory
             weakref.finalize(self, _give_back, world().lock, _free[key], memory, self.others).atexit = False

@@ -50,12 +50,10 @@ class DeviceTensor(torch.Tensor):
         return _launch(func, args, dict(kwargs or {}))
 
 
-def allocate(
-    size: Any, stride: Any, dtype: torch.dtype, device: int, *, poisoned: bool = True
-) -> DeviceTensor:
-    """A tensor that nothing has written; `poisoned` as of Block."""
+def allocate(size: Any, stride: Any, dtype: torch.dtype, device: int) -> DeviceTensor:
+    """A tensor that nothing has written."""
     elements = 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)) if all(size) else 0
-    block = Block(device, elements * dtype.itemsize, poisoned=poisoned)
+    block = Block(device, elements * dtype.itemsize)
     return DeviceTensor(shaped(block.memory, size, stride, dtype), block)
 
 

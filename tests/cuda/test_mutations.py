@@ -34,32 +34,9 @@ MUTATIONS = {
     "readers and caches are made on the lane": (
         "build.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
     ),
-    "what another stream made is waited for": (
-        "deliver.py", "self.stream.wait_event(ready)", "pass", f"{RIGHT} and nvjpeg-uint8",
-    ),
-    "memory of another stream is not lent while the lane reads it": (
-        "deliver.py", "tensor.record_stream(self.stream)", "pass", f"{RIGHT} and nvjpeg-float",
-    ),
-    "a cache waits for what another stream made": (
-        "read/cache.py", "self._lane.take(batch.images, batch.ready)", "batch.images",
-        f"{RIGHT} and nvjpeg-cache-on-the-device",
-    ),
-    "nvJPEG writes where nobody reads": (
-        "read/nvjpeg.py", "        lane.drain()\n", "", f"{RIGHT} and nvjpeg-uint8",
-    ),
-    "nvJPEG's pictures are made on its lane": (
-        "read/nvjpeg.py", "            with lane.active():", "            if True:",
-        f"{RIGHT} and nvjpeg-uint8",
-    ),
     "pictures are read into pinned memory": (
         "read/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",
         "read_into_pinned",
-    ),
-    "nvJPEG's work is marked behind it": (
-        "read/nvjpeg.py", "ready = lane.mark()", "ready = None", f"{RIGHT} and nvjpeg-uint8",
-    ),
-    "a decoder that failed is waited for": (
-        "read/nvjpeg.py", "            lane.drain_device()", "            pass", "damaged_picture",
     ),
     "what is sent comes from pinned memory": (
         "deliver.py",

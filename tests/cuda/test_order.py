@@ -2,7 +2,8 @@
 
 import itertools
 import weakref
-from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +11,18 @@ import torch
 
 import loaders
 from loaders import deliver
-from loaders.deliver import Lane
-from loaders.read import nvjpeg
+from loaders.augment import Crops
+from loaders.batch import DecodedBatch, Request
+from loaders.dataset import SplitData
+from loaders.deliver import Lane, upload
+from loaders.read import decoding
+from loaders.settings import LoaderSpec
 from precache import Recipe, convert
 from precache.example_data.sample_tree import make_sample
-from precache.pictures import jpeg
 from precache.sources import SourceOptions
 from tests.building import build_loader
 from tests.cuda.simulator import simulated
 from tests.cuda.streams import SCHEDULES
-from tests.cuda.tensors import allocate
 from tests.labelled_pictures import draw_trees
 from tests.loaders.test_masks import spoil_a_mask
 
@@ -41,22 +44,21 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "pytorch-float": ("raw", {**FLOAT, "workers": 0, "size": 20}),
     "mixture": ("both", {"shares": (2, 1), "views": 2, **FLOAT, **TRAIN}),
     "synthetic-float": ("shards", {"backend": "synthetic", **FLOAT}),
-    "nvjpeg-uint8": ("webdataset", {"backend": "nvjpeg", "workers": 3}),
-    "nvjpeg-float": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT}),
-    "nvjpeg-train": ("webdataset", {"backend": "nvjpeg", "workers": 3, **FLOAT, **TRAIN}),
-    "nvjpeg-raw": ("raw", {"backend": "nvjpeg", "workers": 3, "size": 20}),
-    "nvjpeg-cache-on-the-device": ("webdataset", {"backend": "nvjpeg", "cache": "device", **FLOAT}),
+    "dali-uint8": ("webdataset", {"backend": "dali"}),
+    "dali-float": ("webdataset", {"backend": "dali", **FLOAT}),
+    "dali-train": ("webdataset", {"backend": "dali", **FLOAT, **TRAIN}),
+    "dali-cache-on-the-device": ("webdataset", {"backend": "dali", "cache": "device", **FLOAT}),
     "share-on-the-device": ("shards", {"cache": "device", **FLOAT}),
-    "nvjpeg-share-on-the-device": ("webdataset", {"backend": "nvjpeg", "cache": "device", **FLOAT}),
-    "nvjpeg-cache-in-main-memory": ("webdataset", {"backend": "nvjpeg", "cache": "ram", **FLOAT}),
+    "dali-share-on-the-device": ("webdataset", {"backend": "dali", "cache": "device", **FLOAT}),
+    "dali-cache-in-main-memory": ("webdataset", {"backend": "dali", "cache": "ram", **FLOAT}),
     "masked-shards-train": ("masked-shards", {"cache": "device", **SKIP, **TRAIN}),
-    "masked-nvjpeg": ("masked-webdataset", {"backend": "nvjpeg", **SKIP}),
+    "masked-dali": ("masked-webdataset", {"backend": "dali", **SKIP}),
 }
 """What is read, and how; where there are masks, one picture is left out, of which the mask is damaged."""
 EACH_PATH = [
     "shards-float", "shards-train", "shards-views", "cache-on-the-device-train",
-    "cache-in-main-memory-train", "webdataset-float", "pytorch-float", "nvjpeg-train",
-    "nvjpeg-cache-in-main-memory", "masked-shards-train", "masked-nvjpeg",
+    "cache-in-main-memory-train", "webdataset-float", "pytorch-float", "dali-train",
+    "dali-cache-in-main-memory", "masked-shards-train", "masked-dali",
 ]  # fmt: skip
 """Those that take a path of their own."""
 
@@ -77,23 +79,21 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**{path.name: path for path in root.iterdir()}, "both": both}
 
 
+class OnDevice(decoding.ThreadsReader):
+    """Stands for DALI: what it hands over is on the device, by work of the current stream."""
+
+    def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
+        super().__init__(spec, data, crops)
+        self._device = spec.device
+
+    def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
+        for decoded in super().read(requests):
+            yield replace(decoded, images=upload(decoded.images, self._device))
+
+
 @pytest.fixture(autouse=True)
 def hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decoder that writes to its output at once, whatever the stream still has to do, as nvJPEG's does."""
-
-    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        decoded = []
-        for content in jpegs:
-            pixels = jpeg.decode_strictly(content.numpy().tobytes(), "RGB")
-            assert pixels is not None
-            picture = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
-            out = allocate(picture.size(), picture.stride(), picture.dtype, device.index, poisoned=False)
-            out.shown.copy_(picture)
-            decoded.append(out)
-        return decoded
-
-    decoder = nvjpeg.GpuDecoder(decode, turns=False, most=3)
-    monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: decoder)
+    monkeypatch.setitem(loaders.BACKENDS, "dali", OnDevice)
 
 
 Parts = list[tuple[torch.Tensor, ...]]
@@ -135,7 +135,7 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Any]) 
             found = serve(paths[kind], **settings)
         due = due or found
         assert all(same(due, found)), schedule
-    pixels = settings.get("backend") not in ("synthetic", "nvjpeg") and "augment" not in settings
+    pixels = settings.get("backend") != "synthetic" and "augment" not in settings
     if pixels or "masked" in case:
         on_cpu = serve(paths[kind], device="cpu", **{**settings, "backend": "auto", "cache": "none"})
         for ours, theirs in zip(due, on_cpu, strict=True):
@@ -144,7 +144,7 @@ def test_each_batch_is_right_whatever_is_late(case: str, paths: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("how", ["break", "close"])
-@pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "nvjpeg-float"])
+@pytest.mark.parametrize("case", ["shards-jitter", "cache-on-the-device-train", "dali-float"])
 def test_what_is_left_midway_spoils_nothing(case: str, how: str, paths: dict[str, Any]) -> None:
     """Memory of what was on its way is lent again, to loaders and to the training."""
     kind, settings = CASES[case]
@@ -177,17 +177,15 @@ def test_what_is_left_midway_spoils_nothing(case: str, how: str, paths: dict[str
 def test_the_host_waits_for_its_own_device_alone_and_once_a_batch_at_most(
     case: str, paths: dict[str, Any]
 ) -> None:
-    """That is for nvJPEG, which writes where the stream may still read; the others wait for nothing."""
+    """That is where a cache fetches what was decoded on the device; the others wait for nothing."""
     kind, settings = CASES[case]
-    most = 1 if settings.get("backend") == "nvjpeg" else 0
+    most = 1 if case == "dali-cache-in-main-memory" else 0
     with simulated("all late") as world:
         with build(paths[kind], device="cuda:1", **settings) as loader:
             world.syncs.clear()  # building may
             batches = sum(1 for _ in range(2) for _ in loader)
         assert world.used == {1}
         waits = [wait for wait in world.syncs if wait[0] != "MainThread"]
-    if "main-memory" in case and most:
-        most += 1  # what was decoded on the device is fetched
     ahead = 6  # batches that were read and not served
     assert len(waits) <= most * (batches + ahead), waits[:8]
 
@@ -220,35 +218,6 @@ def test_the_training_is_given_nothing_to_do_but_to_wait(paths: dict[str, Any]) 
         with build(paths["shards"], **FLOAT, **TRAIN) as loader:
             batches = list(loader)
         assert len(world.defaults[0].queue) == len(batches)
-
-
-def test_a_damaged_picture_is_left_out_and_the_rest_of_its_batch_decoded_on_the_device(
-    paths: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No thread of the CPU decodes the others, and nobody gets memory to which the decoder may write."""
-    asked: list[int] = []
-    decoder = nvjpeg.find_decoder(torch.device("cuda"))
-
-    def decode(jpegs: list[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        asked.append(len(jpegs))
-        if any(content.numpy().tobytes() == refused for content in jpegs):
-            raise RuntimeError("nvJPEG refuses it")
-        return decoder.decode(jpegs, device)
-
-    contents = Counter(file.read_bytes() for file in paths["raw"].glob("*/*.jpg"))
-    refused = min(content for content, times in contents.items() if times == 1)
-    other = nvjpeg.GpuDecoder(decode, turns=False, most=3)
-    with simulated("all late") as world:
-        due = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
-        monkeypatch.setattr(nvjpeg, "find_decoder", lambda device: other)
-        world.syncs.clear()
-        found = serve(paths["raw"], epochs=1, backend="nvjpeg", size=20, batch_size=22, shuffle=False)
-        assert "device" in {what for name, what in world.syncs if name != "MainThread"}
-    (ours, _), (theirs, _) = found[0], due[0]
-    differ = (ours != theirs).flatten(1).any(dim=1).sum()
-    assert differ <= 1, "the reference decodes it, as torchvision's CPU decoder does"
-    assert 1 in asked
-    assert len(asked) < len(contents), "two are refused; the halves with neither of them are not divided"
 
 
 def test_what_dali_lends_it_gets_back_when_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ A failure prints the command that repeats its case alone:
     python -m tests.faults folders --seed 4711 --count 1
 """
 
-import argparse
 import math
 import os
 import pickle
@@ -17,6 +16,8 @@ import time
 from collections import Counter
 from datetime import date
 from pathlib import Path
+
+import click
 
 from tests.command import ROOT
 from tests.faults import nursery, shim
@@ -40,37 +41,34 @@ def row(name: str, outcomes: dict[int, Outcome], seconds: float) -> str:
     return f"| {' | '.join([*cells, f'{seconds:.0f}', date.today().isoformat(), commit])} |"
 
 
-def main() -> int:
-    """Exit code 0 if no attack succeeds, 1 if one does."""
-    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="ATTACK", help=f"of: {', '.join(ATTACKS)} (default: all)")
-    parser.add_argument("--seed", type=int, default=0, help="of the first case")
-    parser.add_argument("--count", type=int, help="cases (default: those of the long run)")
-    parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="cases at a time")
-    parser.add_argument("--folder", type=Path, help="where to work (default: the system's temporary folder)")
-    given = parser.parse_args()
-    if unknown := set(given.names) - ATTACKS.keys():
-        parser.error(f"unknown attack {min(unknown)!r}; choose from: {', '.join(ATTACKS)}")
+@click.command()
+@click.argument("names", metavar="[ATTACK]...", type=click.Choice(list(ATTACKS)), nargs=-1)
+@click.option("--seed", default=0, help="Number of the first case.")
+@click.option("--count", type=int, help="Cases.  [default: those of the long run]")
+@click.option("--jobs", default=2 * (os.cpu_count() or 1), help="Cases at a time.")
+@click.option("--folder", type=Path, help="Where to work.  [default: the system's temporary folder]")
+def main(names: tuple[str, ...], seed: int, count: int | None, jobs: int, folder: Path | None) -> None:
+    """Attack in ways named, or in all one after another; exit code 1 if an attack succeeds."""
     if reason := shim.missing():
         print(f"not run: {', '.join(NEED_THE_SHIM)}: {reason}", file=sys.stderr)
     failed = False
-    for name in given.names or ATTACKS:
+    for name in names or ATTACKS:
         if reason and name in NEED_THE_SHIM:
             continue
-        start_s, folder = time.monotonic(), Path(tempfile.mkdtemp(dir=given.folder, prefix="faults-"))
+        start_s, work = time.monotonic(), Path(tempfile.mkdtemp(dir=folder, prefix="faults-"))
         try:
-            count = given.count if given.count is not None else long_count(name, folder)
-            outcomes = nursery.run(name, given.seed, count, folder, jobs=given.jobs)
+            cases = long_count(name, work) if count is None else count
+            outcomes = nursery.run(name, seed, cases, work, jobs=jobs)
         finally:
             if "FAULTS_KEEP" in os.environ:
-                print(f"kept: {folder}")
+                print(f"kept: {work}")
             else:
-                shutil.rmtree(folder, ignore_errors=True)
+                shutil.rmtree(work, ignore_errors=True)
         failures = nursery.failures(name, outcomes)
         print("\n".join([row(name, outcomes, time.monotonic() - start_s), *failures[:20]]), flush=True)
         failed = failed or bool(failures)
-    return int(failed)
+    sys.exit(int(failed))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(prog_name="python -m tests.faults")

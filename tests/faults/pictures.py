@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, PngImagePlugin
+from PIL import ExifTags, Image, PngImagePlugin
 
 from precache import ImageError, Recipe
 from precache.pictures import images
@@ -29,7 +29,7 @@ _SIDE = 32
 _BOMBS, _BOMB_EACH = 2, 400
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TURNED, _TEXTS = Image.Exif(), PngImagePlugin.PngInfo()
-_TURNED[0x0112] = 6
+_TURNED[ExifTags.Base.Orientation] = 6
 _TEXTS.add_text("Comment", "long " * 400, zip=True)
 _TEXTS.add_itxt("Title", "short")
 _WAYS: tuple[tuple[str, str, dict[str, Any]], ...] = (

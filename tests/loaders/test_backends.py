@@ -27,26 +27,22 @@ ARMS = [
     ("dali", "dali", 34.0),
 ]
 """The whole contract is asked of these."""
-NVJPEG, SYNTHETIC = ("nvjpeg", "webdataset", 34.0), ("synthetic", "shards", None)
+SYNTHETIC = ("synthetic", "shards", None)
 OTHER_ARMS = [
     ("dali", "raw", 42.0),
     ("dali", "webdataset", 34.0),
-    ("nvjpeg", "raw", 40.0),
     ("synthetic", "raw", None),
-    NVJPEG,
     SYNTHETIC,
     ("pytorch", "rectangle-raw", 55.0),  # within 1 in 255; stock Pillow gives one picture 14% of such values
     ("dali", "rectangle-raw", 42.0),
-    ("nvjpeg", "rectangle-raw", 40.0),
     # the centre of all that is kept is what a crop has kept, within 1 in 255
     ("shards", "keep-shards", 50.0),
     ("webdataset", "keep-webdataset", 34.0),
     ("dali", "keep-dali", 34.0),
-    ("nvjpeg", "keep-webdataset", 34.0),
     *(
         (backend, f"{shape}-{kind}", worst_psnr)
         for shape in ("rectangle", "grey")
-        for backend, kind, worst_psnr in (*ARMS[1:], NVJPEG, SYNTHETIC)
+        for backend, kind, worst_psnr in (*ARMS[1:], SYNTHETIC)
     ),
     ("ray-pytorch", "raw", 60.0),
     ("ray-shards", "shards", math.inf),
@@ -62,8 +58,6 @@ class Arm:
         backend, kind, self.worst_psnr = given
         if backend == "dali":
             pytest.importorskip("nvidia.dali", reason=NO_DALI)
-        if backend == "nvjpeg" and device == "cpu":
-            pytest.skip("decodes on a GPU")
         self.path, self.raw = folders[kind], kind == "raw"
         self.channels = "grey" if kind.startswith("grey") else "rgb"
         shape: Size = RECTANGLE if kind.startswith("rectangle") else STORED_SIZE

@@ -85,7 +85,6 @@ def test_what_cannot_be_done_here_is_refused(
     for kind, given, remedy in (
         ("shards", {"backend": "dali"}, "'dali' reads .*; use backend"),
         ("webdataset", {"shuffle": "full"}, "shuffle 'full' needs random access"),
-        ("raw", {"backend": "nvjpeg"}, "'nvjpeg' decodes on a GPU, device is 'cpu'"),
         ("shards", {"device": "cuda"}, "device 'cuda' .* finds no GPU"),
     ):
         with pytest.raises((DatasetError, SettingError), match=remedy):

@@ -13,7 +13,6 @@ import pytest
 
 import loaders
 from precache import Recipe, SourceOptions, convert, export, open_dataset, verify
-from precache.dataset import converted as reading
 from precache.dataset import inspection
 from precache.errors import PrecacheError
 from tests import forgery
@@ -82,12 +81,6 @@ def load(path: Path, **how: Any) -> None:
             pass
 
 
-def load_in_pieces(path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading, "WHOLE_SAMPLES", 0)
-        load(path)
-
-
 def read_one_by_one(path: Path) -> None:
     dataset = loaders.ImageDataset(path, decode="tensor")
     for number in range(len(dataset)):
@@ -114,7 +107,6 @@ USES: dict[str, Callable[[Path], object]] = {
     "window": partial(load, shuffle="window", augment="train"),
     "in order": partial(load, shuffle=False, augment="crop", on_error="skip"),
     "cache": partial(load, cache="ram"),
-    "pieces": load_in_pieces,
     "one by one": read_one_by_one,
     "verify": verify,
     "inspect": look_at,

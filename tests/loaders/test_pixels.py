@@ -31,7 +31,6 @@ STORED = {  # of the tree's pictures, which have 300 pixels or so
 CASES = [
     ("pytorch", "raw", (50, 60), (50, 60)),
     ("dali", "raw", (50, 54), (42, 50)),
-    ("nvjpeg", "raw", (40, 50), (40, 50)),
     ("shards", "original", (50, 60), (50, 60)),
     ("shards", "twice", (34, 38), (28, 38)),
     ("shards", "exact", (50, 60), (20, 28)),
@@ -62,10 +61,7 @@ def stored(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def opener(backend: str, path: Path) -> contract.Build:
     if backend == "dali":
         pytest.importorskip("nvidia.dali", reason="DALI is not installed: pip install nvidia-dali-cuda120")
-    if backend == "nvjpeg" and not torch.cuda.is_available():
-        pytest.skip("no GPU")
-    device = "cuda" if backend == "nvjpeg" else "cpu"
-    return partial(build_loader, path, backend=backend, device=device, workers=1, batch_size=32)
+    return partial(build_loader, path, backend=backend, device="cpu", workers=1, batch_size=32)
 
 
 @EACH_CASE

@@ -29,7 +29,6 @@ from loaders import Loader
 from loaders.augment import Crops
 from loaders.batch import Request
 from loaders.dataset import open_split
-from loaders.deliver import Lane
 from loaders.read import cache, host_memory, shards
 from precache import convert
 from tests.building import build_loader
@@ -304,7 +303,7 @@ def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
             yield Request(asked // IMAGES, np.array([asked % IMAGES]))
 
     open_shards = partial(shards.ShardsReader, spec, data)
-    with closing(cache.open_cached(open_shards, "shards", spec, data, crops, Lane(spec.device))) as reader:
+    with closing(cache.open_cached(open_shards, "shards", spec, data, crops)) as reader:
         for number, batch in enumerate(reader.read(ask())):
             assert len(batch.images) == 1
             assert asked - number < 600

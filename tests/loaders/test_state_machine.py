@@ -3,20 +3,18 @@
 A rule for each thing that training code does: take batches, leave the loop, raise in it, validate in its
 midst, make an iterator and not use it, name an epoch, change the size, go back to a state, go on from it with
 other workers in another world. What all ranks are served at a step is compared with what one rank alone
-would be. Below is what no history shows: which Python code runs, what a Ctrl-C or a hundred loaders leave.
+would be. Below is what no history shows: what a hundred loaders leave.
 """
 
 import gc
 import json
-import sys
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import median_low
-from types import BuiltinFunctionType, FrameType
 from typing import Any
 
 import numpy as np
@@ -276,61 +274,6 @@ def test_any_training_is_served_what_it_asks_for(
             suppress_health_check=list(HealthCheck),
         ),
     )
-
-
-def test_throwing_an_iterator_away_runs_no_python(converted: dict[str, Path]) -> None:
-    """Ctrl-C would raise its KeyboardInterrupt there, where nobody can catch it, and be lost."""
-    called = []
-    with build_loader(converted["shards"], batch_size=16) as loader:
-        iterator = iter(loader)
-        next(iterator)
-        sys.setprofile(
-            lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None
-        )
-        try:
-            del iterator
-        finally:
-            sys.setprofile(None)
-    assert called == []
-
-
-OF_FILES = {"open", "memfd_create", "fstat", "S_ISREG", "pread", "read", "fcntl", "FileIO", "pop", "extend"}
-"""Functions in C behind which Ctrl-C is tried: those that open files, and what is asked of an open one."""
-
-
-@pytest.mark.parametrize(("kind", "cache"), [("raw", "none"), ("shards", "none"), ("shards", "ram")])
-def test_ctrl_c_behind_any_call_leaves_no_file_open(
-    kind: str, cache: str, raw_tree: Path, converted: dict[str, Path]
-) -> None:
-    """While a loader is built; what reads ahead of a loop is a thread, which Ctrl-C never comes to."""
-    path = {"raw": raw_tree, **converted}[kind]
-    given = {"size": 40, "workers": 0 if kind == "raw" else 1, "cache": cache, "batch_size": 32}
-
-    def build(number: int) -> int:
-        """How many such calls there were until Ctrl-C came behind that of this number."""
-        count = 0
-
-        def interrupt(frame: FrameType, event: str, called: BuiltinFunctionType) -> None:
-            nonlocal count
-            if event == "c_return" and called.__name__ in OF_FILES:
-                count += 1
-                if count == number:
-                    sys.setprofile(None)
-                    raise KeyboardInterrupt
-
-        sys.setprofile(interrupt)
-        try:
-            with suppress(KeyboardInterrupt):
-                build_loader(path, **given).close()
-        finally:
-            sys.setprofile(None)
-        return count
-
-    calls, before = build(-1), open_files()
-    for number in range(1, calls + 1):
-        build(number)
-        gc.collect()
-        assert settles(lambda: open_files() <= before), f"behind call {number} of {calls}"
 
 
 @pytest.mark.parametrize(("backend", "kind"), MAIN[1:3])

@@ -20,7 +20,7 @@ def tree(raw_tree: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(datasets, "_FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(datasets, "_FIRST_PAUSE_S", 0.01)
     with Server() as running:
         thread = threading.Thread(target=running.serve_forever, args=(0.01,))
         thread.start()

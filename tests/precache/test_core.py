@@ -14,7 +14,7 @@ from tests.test_layers import files, imports
 
 DISTRIBUTIONS = {"PIL": "pillow", "botocore": "boto3", "google_crc32c": "google-crc32c"}
 """Of modules that are not named as what installs them."""
-OPTIONAL = {"boto3", "datasets", "huggingface_hub", "obstore", "pyarrow", "ray"}
+OPTIONAL = {"boto3", "datasets", "obstore", "pyarrow", "ray"}
 """Modules that extras bring, imported where they are needed alone."""
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 WITHOUT_EXTRAS = """
@@ -24,7 +24,7 @@ class Lacking:
     def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in (
             "torch", "torchvision", "cv2", "plotly", "webdataset", "nvidia", "datasets", "pyarrow",
-            "boto3", "huggingface_hub", "obstore", "ray", "psutil"
+            "boto3", "obstore", "ray", "psutil"
         ):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 

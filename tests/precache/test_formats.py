@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ from safetensors.numpy import load_file
 from precache import Recipe, convert, open_dataset
 from precache.dataset.converted import ConvertedDataset
 from precache.errors import DatasetError
-from precache.formats import FORMATS
+from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START, ShardFile
+from precache.pictures.jpeg import encode_jpeg
+from precache.storage.output import publish
 from tests import format_contract as contract
 from tests.precache.sources.listed import FIELDS, SAMPLES, TARGETS, listed
 
@@ -118,3 +121,46 @@ def test_a_shard_that_shrinks_is_named(converted: dict[str, Path], tmp_path: Pat
         shard.read_picture(0)
         with pytest.raises(DatasetError, match=f"{path}: breaks off"):
             shard.read_picture(1)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_shard_that_is_given_up_leaves_nothing(name: str, tmp_path: Path) -> None:
+    """Before its end, and where its last files cannot be written."""
+    form = FORMATS[name]
+    pixels = np.zeros((8, 8, 3), np.uint8)
+    sample = Sample(0, 0, pixels if form.holds_pixels else encode_jpeg(pixels, 90), "a.jpg", (8, 8))
+    writer = form.writer(tmp_path / "train-00000", 2, None)
+    writer.add(sample)
+    writer.abandon()
+    assert os.listdir(tmp_path) == []
+    writer = form.writer(tmp_path / "train-00000", 2, None)
+    writer.add(sample)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            writer.finish()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    writer.abandon()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_shard_has_its_name_once_it_is_published(name: str, tmp_path: Path) -> None:
+    """Also of fewer samples than were announced; of none, it is an empty shard."""
+    form = FORMATS[name]
+    pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
+    sample = Sample(7, 1, pixels if form.holds_pixels else encode_jpeg(pixels, 90), "a.jpg", (8, 8))
+    for base, samples in (("train-00000", [sample]), ("train-00001", [])):
+        writer = form.writer(tmp_path / base, 2, 8)
+        for added in samples:
+            writer.add(added)
+        files = writer.finish()
+        assert not any(file.path.exists() for file in files)
+        publish(files)
+        read = list(form.read_shard(files[0].path))
+        assert [(stored.id, stored.label) for stored in read] == [(one.id, one.label) for one in samples]
+    suffixes = [form.suffix, *([form.index_suffix] if form.index_suffix else [])]
+    expected = {f"train-0000{number}{suffix}" for number in range(2) for suffix in suffixes}
+    assert set(os.listdir(tmp_path)) == expected

@@ -28,7 +28,6 @@ from bench.report.result import Trial
 from precache.cli import commandline
 from precache.cli.main import main
 from precache.conversion.destination import AUTO_NAME
-from precache.conversion.shard_writer import predict_bytes
 from precache.errors import SettingError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
@@ -318,7 +317,7 @@ def test_what_is_slower_than_its_tree_or_larger_than_allowed_is_exit_code_1(
     ended = auto("out", "--yes")
     assert ended.returncode == 1
     assert "Converting lost: from shards the trainer gets 100 images/s, by `loaders.build`" in ended.stdout
-    monkeypatch.setattr(storing, "predict_bytes", lambda *_: 1)
+    monkeypatch.setattr(storing, "measure_bytes", lambda *_: 1)
     ended = auto("larger", "--yes", "--max-bytes", "1kB")
     assert ended.returncode == 1
     assert "larger: takes " in ended.stderr
@@ -376,7 +375,7 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     room, every = 1e9, []
     for _ in range(5):
         recipe, fitting = choose(scan, 96, names, room, "the disk")
-        needs = [SLACK * predict_bytes(scan, replace(recipe, format=name), 100) for name in fitting]
+        needs = [SLACK * storing.measure_bytes(scan, replace(recipe, format=name)) for name in fitting]
         assert max(needs) <= room
         every.append((recipe.size, recipe.quality, fitting))
         room = max(needs) - 1

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
@@ -125,7 +125,7 @@ def test_a_loader_that_does_other_work_is_refused(
 
 def test_writers_are_handed_upright_squares_also_of_damage(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[274] = 6  # to be turned by a quarter
+    exif[ExifTags.Base.Orientation] = 6  # to be turned by a quarter
     lying = Image.new("RGB", (40, 20), "red")
     lying.paste("blue", (0, 0, 20, 20))
     lying.save(tmp_path / "lying.png", exif=exif)

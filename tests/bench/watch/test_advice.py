@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch.utils.data import DataLoader
 from torchvision.datasets import vision
 
@@ -641,7 +641,7 @@ def test_pictures_that_exif_turns_are_counted(
     (tmp_path / "photos" / "ant").mkdir(parents=True)
     exif = Image.Exif()
     for place in range(4):
-        exif[0x0112] = 6 if place else 1
+        exif[ExifTags.Base.Orientation] = 6 if place else 1
         draw(place, 24, 32).save(tmp_path / "photos" / "ant" / f"{place}.jpg", exif=exif)
     text = HEAD + KINDS["plain"].body + "\nseen.append([batch for batch in loader])\n"
     _, source = record_of(tmp_path, monkeypatch, text)

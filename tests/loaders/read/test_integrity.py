@@ -83,7 +83,11 @@ def test_damage_after_the_first_epoch_is_found_where_every_read_is_checked(
 
 
 def read_all(path: Path) -> None:
-    open_dataset(path).read_source_state()
+    dataset = open_dataset(path)
+    dataset.read_source_state()
+    index = dataset.read_index()
+    for name in index.names:
+        index[name].content()
     with build_loader(path, workers=1) as loader:
         ids_of(loader)
 

@@ -20,9 +20,6 @@ IN_VAIN = (
     ("convert tree out --format shards --strict --max-rejects 5%", "--max-rejects 5%"),
     ("convert tree out --format shards --address head:1", "address"),
     ("convert tree out --format shards --splits 0.8", "'train=0.8,val=0.2'"),
-    ("export shards out --quality 50", "quality 50"),
-    ("export dali out --format png --quality 50", "quality 50"),
-    ("export dali out --quality 50", "quality 50"),
 )
 
 

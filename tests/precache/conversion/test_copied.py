@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from precache import convert, open_dataset, verify_deep
 from precache.conversion.shard_writer import predict_bytes, store
@@ -17,6 +17,7 @@ from tests.format_contract import stored as stored_in
 from tests.precache.destinations import contents
 
 SIZE = (70, 50)  # width, height
+DALI, LENIENT = Recipe(format="dali"), Recipe(format="dali", allow_truncated=True)
 
 
 def jpeg(mode: str = "RGB", size: tuple[int, int] = SIZE, **options: Any) -> bytes:
@@ -30,7 +31,7 @@ def jpeg(mode: str = "RGB", size: tuple[int, int] = SIZE, **options: Any) -> byt
 
 def exif(orientation: int) -> Image.Exif:
     tags = Image.Exif()
-    tags[0x0112] = orientation
+    tags[ExifTags.Base.Orientation] = orientation
     return tags
 
 
@@ -56,12 +57,12 @@ ENCODED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", ENCODED)
 def test_what_decoders_may_see_otherwise_is_encoded(kind: str) -> None:
-    stored, _, pixels = store(ENCODED[kind], "x", Recipe(format="dali"))
+    stored, _, pixels = store(ENCODED[kind], "x", DALI, DALI.rendering)
     assert isinstance(stored, bytes)
     assert stored != ENCODED[kind]
     with Image.open(io.BytesIO(stored)) as image:
         assert image.size == pixels.shape[1::-1]
-        assert image.getexif().get(0x0112, 1) == 1
+        assert image.getexif().get(ExifTags.Base.Orientation, 1) == 1
 
 
 def test_a_damaged_jpeg_is_never_copied() -> None:
@@ -69,10 +70,10 @@ def test_a_damaged_jpeg_is_never_copied() -> None:
     for whole in (jpeg(), jpeg("L")):
         for damaged in (whole[: len(whole) // 2] + b"\xff\xd9", whole[:-2]):
             with pytest.raises(ImageError, match="truncated or damaged"):
-                store(damaged, "x", Recipe(format="dali"))
-            stored, *_ = store(damaged, "x", Recipe(format="dali", allow_truncated=True))
+                store(damaged, "x", DALI, DALI.rendering)
+            stored, *_ = store(damaged, "x", LENIENT, LENIENT.rendering)
             assert stored != damaged
-            store(stored, "x", Recipe(format="dali"))  # type: ignore[arg-type]  # bytes of a JPEG
+            store(stored, "x", DALI, DALI.rendering)  # type: ignore[arg-type]  # bytes of a JPEG
 
 
 def test_a_jpeg_that_needs_no_resizing_is_copied_and_counted_as_what_is_served(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Whatever is converted, stopped anywhere, run again, updated, overwritten and cleaned, nothing is lost.
+"""Whatever is converted, stopped anywhere, run again, updated and overwritten, nothing is lost.
 
 After any history a command ends with the bytes of an undisturbed conversion, or refuses and changes nothing.
 At each moment DST is the dataset that it was or the one that it becomes, and files of the user's, in it and
@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from precache import PrecacheError, Recipe, convert, open_dataset, verify
-from precache.conversion.clean import leftovers
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.urls import Location
@@ -168,16 +167,6 @@ class Histories(RuleBasedStateMachine):
         if is_run_again or not stops:
             self.attempt(kind, recipe, Stop())
 
-    @rule(moment=st.one_of(st.just(0), st.integers(1, 20)))
-    def clean(self, moment: int) -> None:
-        stop = Stop(moment)
-        with suppress(KilledError), stopping(self.folder, stop), leftovers(self.place) as found:
-            found.remove()
-        self.look(self.bases)
-        if not stop.where and len(self.bases) == 1 and not self.waits_to_be_swapped_in():
-            self.begun.clear()
-            self.check_nothing_else(as_before=True)
-
     # What holds.
 
     @invariant()
@@ -218,7 +207,7 @@ class Histories(RuleBasedStateMachine):
             assert "\n" not in str(error)
 
     def check_what_is_left(self, kind: str, before: list[Dataset | None]) -> None:
-        """What was stopped goes on when it is run again, or with `clean`; what begins anew removes it."""
+        """What was stopped goes on when it is run again; what begins anew removes it."""
         is_new = before == [None] or kind == "overwrite"
         if is_new or not ("overwrite" in self.stopped or ("update" in self.stopped and kind == "convert")):
             self.check_nothing_else(as_before=self.bases == before)
@@ -256,9 +245,6 @@ class Histories(RuleBasedStateMachine):
         try:
             self.user_takes_files_out_of_it()
             self.attempt("overwrite", "shards", Stop())
-            self.clean(0)
-            with leftovers(self.place) as found:
-                assert not found
         finally:
             shutil.rmtree(self.folder)
 

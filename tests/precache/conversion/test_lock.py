@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.conversion.clean import leftovers
+from precache.conversion.url import leftovers
 from precache.errors import DatasetError
 from precache.storage import locks as lock
 from precache.storage.locks import lock_path
@@ -32,8 +32,9 @@ def test_two_conversions_into_one_destination_are_refused(
     def intrude(*_: object) -> None:
         with pytest.raises(DatasetError, match=rf"{place}: is being converted by process {os.getpid()} on"):
             convert(raw_tree, place, small_recipe("shards"), workers=0)
-        with pytest.raises(DatasetError, match="by process"), leftovers(place):
-            pass
+        if isinstance(place, Url):
+            with pytest.raises(DatasetError, match="by process"), leftovers(place):
+                pass
         told.append(where)
 
     assert convert(raw_tree, place, small_recipe("shards"), workers=0, on_start=intrude).published

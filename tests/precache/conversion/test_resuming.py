@@ -1,4 +1,4 @@
-"""What stopped conversions leave: the same command goes on from it, and `clean` removes it and nothing else.
+"""What stopped conversions leave: the same command goes on from it.
 
 See `test_histories.py` for runs that are stopped at any moment; the attack `kills` for SIGKILL.
 """
@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.conversion.clean import leftovers
 from precache.conversion.journal import JOURNAL_NAME
 from precache.errors import DatasetError
 from precache.pictures.kinds import made_by
@@ -94,16 +93,6 @@ def test_what_other_software_began_is_not_gone_on_with(
     assert contents(tmp_path / "out") == before
 
 
-def test_nothing_is_removed_where_nobody_can_be_asked(raw_tree: Path, tmp_path: Path) -> None:
-    interrupt(raw_tree, tmp_path / "out")
-    before = os.listdir(tmp_path / "out")
-    asked = run_here("precache", "clean", "out", cwd=tmp_path)
-    assert (asked.returncode, "pass --yes" in asked.stderr) == (2, True)
-    assert os.listdir(tmp_path / "out") == before
-    assert run_here("precache", "clean", "out", "--yes", cwd=tmp_path).returncode == 0
-    assert os.listdir(tmp_path / "out") == []
-
-
 def test_staging_folders_of_dead_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,9 +107,7 @@ def test_staging_folders_of_dead_processes_are_removed(
         folder.mkdir()
         for name in names:
             (folder / name).write_bytes(THESIS)
-    with leftovers(tmp_path / "nowhere") as found:
-        found.remove()
-    assert found.folders == (dead,)
+    assert staging.sweep() == [dead]
     assert own.exists()
     assert (mine / "thesis.txt").read_bytes() == THESIS
     assert not dead.exists()

@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from precache import convert
-from precache.conversion.clean import leftovers
 from precache.conversion.journal import JOURNAL_NAME
-from precache.conversion.url import working_folder
+from precache.conversion.url import leftovers, working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import PATIENCE
 from precache.storage.urls import Url
 from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
+from tests.command import check_bad_input, run_here
 from tests.conftest import small_recipe
 from tests.precache.destinations import contents, interrupt
 from tests.stopping import WAYS, KilledError, Stop, stopping
@@ -48,7 +48,7 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
 def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else(
     step: int, bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
-    """Nothing there looks finished before, and an object of the user's stays."""
+    """Nothing there looks finished before, and objects of the user's stay, also under a name of ours."""
     here = working_folder(bucket).parent
     with stopping(here, Stop(counts="requests")) as run:
         convert(raw_tree, bucket / "whole", small_recipe("shards"), workers=0)
@@ -56,7 +56,9 @@ def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else
         url, stop = bucket / str(moment), Stop(moment, WAYS[moment % len(WAYS)], "requests")
         with suppress(KilledError, KeyboardInterrupt, PrecacheError), stopping(here, stop):
             convert(raw_tree, url, small_recipe("shards"), workers=0)
-        mine = {"train-99999.safetensors": b"mine"} if (working_folder(url) / JOURNAL_NAME).exists() else {}
+        mine = dict.fromkeys(("train-99999.safetensors", "rejected.csv"), b"mine")
+        if not (working_folder(url) / JOURNAL_NAME).exists():
+            mine = {}
         for name, content in mine.items():
             ObjectStore(url).put(name, content)
         whole = {**contents(converted["shards"]), **mine}
@@ -133,9 +135,19 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
         if done == total and shards_there(bucket):
             replace_one(bucket)
 
-    with pytest.raises(DatasetError, match="was replaced after it was pushed"):
+    with pytest.raises(DatasetError, match=r"train-00000.*was replaced after it was sent"):
         convert(raw_tree, bucket, small_recipe("shards"), workers=0, on_progress=replace)
     assert ObjectStore(bucket).find("dataset.json") is None
+
+
+def test_nothing_is_removed_where_nobody_can_be_asked(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+    interrupt(raw_tree, bucket)
+    before = objects(bucket)
+    check_bad_input(run_here("precache", "clean", bucket, cwd=tmp_path), str(bucket), "pass --yes")
+    assert objects(bucket) == before
+    assert run_here("precache", "clean", bucket, "--yes", cwd=tmp_path).returncode == 0
+    assert objects(bucket) == {}
+    check_bad_input(run_here("precache", "clean", "out", cwd=tmp_path), "out", "precache convert")
 
 
 @pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 60), marks=pytest.mark.faults)])

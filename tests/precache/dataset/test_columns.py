@@ -1,13 +1,11 @@
 """What is known of every sample, in columns."""
 
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 
-from precache.dataset.columns import Column, Pieces
+from precache.dataset.columns import Column, Rows, rows_at
 
 VALUES: dict[str, tuple[list[Any], str]] = {
     "width": ([3, 0, -7], "int"),
@@ -24,31 +22,40 @@ def values_in(column: Column) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_a_column_in_pieces_is_what_it_is_in_memory(name: str) -> None:
-    """However it is cut, and whatever is asked for, and only pieces with what is asked for are read."""
+def test_rows_of_a_column_are_those_of_a_list_whatever_is_asked_for(name: str) -> None:
     (values, kind), random = VALUES[name], np.random.default_rng(len(name))
     many, rows = Column.of(values * 1000), random.permutation(3000)  # they are gathered some at a time
     assert values_in(many.select(rows)) == [values[row % 3] for row in rows]
-    whole = Column.of(values * 5)
-    assert (whole.kind, values_in(whole)) == (kind, values * 5)
+    whole, listed = Column.of(values * 5), values * 5
+    assert (whole.kind, values_in(whole)) == (kind, listed)
     for _ in range(20):
-        starts = np.unique([0, *random.integers(0, len(whole), 3), len(whole)])
-        parts = [whole.select(slice(*bounds)) for bounds in pairwise(starts.tolist())]
-        reads: list[int] = []
-        empty = whole.select(np.empty(0, np.int64))
-        read = partial(_read, parts, reads)
-        column, rows = Column(empty.values, empty.ends, Pieces(starts, read)), random.integers(-15, 15, 6)
-        assert (column.kind, len(column), column.row_shape) == (whole.kind, len(whole), whole.row_shape)
-        assert column.select(rows).content() == whole.select(rows % len(whole)).content()
-        wanted = np.searchsorted(starts, rows % len(whole), side="right") - 1
-        assert sorted(reads) == np.unique(wanted).tolist()
-        some = random.permutation(len(whole))[:7]
-        assert column.at(some).select(np.arange(1, 5)).content() == whole.select(some[1:5]).content()
-        assert values_in(column) == values_in(whole)
-        for asked in (slice(2, 9), random.random(len(whole)) < 0.5):
-            assert column.select(asked).content() == whole.select(asked).content()
-        with pytest.raises(IndexError):
-            column.select(np.array([len(whole)]))
+        first, last = sorted(random.integers(0, 16, 2).tolist())
+        chosen: list[Rows] = [range(first, last), random.permutation(15)[: last - first]]
+        for rows in chosen:
+            column, expected = whole.at(rows), [listed[row] for row in rows]
+            assert (column.kind, len(column), column.row_shape) == (kind, last - first, whole.row_shape)
+            assert values_in(column) == values_in(Column(column.values, column.ends)) == expected
+            if not len(rows):
+                assert values_in(column.select(np.arange(0))) == []
+                continue
+            some = random.integers(-len(rows), len(rows), 6)
+            assert values_in(column.select(some)) == [expected[row] for row in some]
+            some %= len(rows)
+            assert values_in(column.at(some)) == values_in(column.at(some).at(range(6)))
+            assert values_in(column.at(some).at(np.array([5, 0]))) == [expected[some[5]], expected[some[0]]]
+            for asked in (slice(1, 4), slice(None, None, -2)):
+                assert values_in(column.select(asked)) == expected[asked]
+            picked = random.random(len(rows)) < 0.5
+            assert values_in(column.select(picked)) == [expected[row] for row in np.flatnonzero(picked)]
+            for wrong in ([len(rows)], [-len(rows) - 1]):
+                with pytest.raises(IndexError):
+                    column.select(np.array(wrong))
+
+
+def test_rows_of_a_range_from_0_on_are_the_array_itself() -> None:
+    """So all columns of a choice share it."""
+    positions = np.array([3, 1])
+    assert rows_at(range(9), positions) is positions
 
 
 @pytest.mark.parametrize("name", VALUES)
@@ -58,8 +65,3 @@ def test_values_are_the_same_row_by_row_also_of_no_rows(name: str) -> None:
     assert column.same(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
     none = column.select(np.empty(0, np.int64))
     assert none.same(none).tolist() == []
-
-
-def _read(parts: list[Column], reads: list[int], number: int) -> Column:
-    reads.append(number)
-    return parts[number]

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from precache import convert, export, open_dataset
-from precache.conversion.clean import leftovers
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError
 from precache.sharing.push_pull import pull, push
@@ -40,7 +39,6 @@ def test_no_name_leads_out_of_the_folder(name: Any, converted: dict[str, Path], 
 
 
 CONSUMERS: dict[str, Callable[[Path, Path, Url], object]] = {
-    "clean": lambda path, tree, url: leftovers(path).__enter__().remove(),
     "export": lambda path, tree, url: export(path, path.with_name("new"), workers=0),
     "read": lambda path, tree, url: convert(path, path.with_name("new"), small_recipe("dali"), workers=0),
     "update": lambda path, tree, url: convert(tree, path, small_recipe("shards"), workers=0, update=True),

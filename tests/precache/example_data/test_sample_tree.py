@@ -2,7 +2,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from precache.errors import SettingError
 from precache.example_data.sample_tree import PICTURES_LIKE, make_sample
@@ -30,7 +30,7 @@ def test_the_tree_has_the_kinds_and_sizes_of_what_it_is_like(tmp_path: Path) -> 
         found, areas = set(), []
         for path in (tmp_path / like).glob("*/*"):
             with Image.open(path) as picture:
-                rotated = " rotated" if picture.getexif().get(0x0112, 1) != 1 else ""
+                rotated = " rotated" if picture.getexif().get(ExifTags.Base.Orientation, 1) != 1 else ""
                 found.add(f"{picture.format} {picture.mode}{rotated}")
                 areas.append(picture.width * picture.height)
         assert found == kinds

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image
 
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels
@@ -27,7 +27,7 @@ def encoded(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any
     """A file; `exif=6` is its orientation."""
     if isinstance(options.get("exif"), int):
         exif = Image.Exif()
-        exif[0x0112] = options["exif"]
+        exif[ExifTags.Base.Orientation] = options["exif"]
         options["exif"] = exif
     buffer = io.BytesIO()
     image = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)

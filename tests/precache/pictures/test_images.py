@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simplejpeg
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 from torchvision.transforms import CenterCrop, InterpolationMode, Resize
 
 from precache import Recipe
@@ -110,7 +110,7 @@ def test_exif_orientation_is_applied_and_the_header_says_it(kind: str, mode: str
         assert (upright.size, upright.mode) == ((40, 24) if orientation < 5 else (24, 40), "RGB")
         assert images.upright_shape(data, "x") == upright.size[::-1]
         saved = image.copy()
-        saved.getexif()[0x0112] = orientation
+        saved.getexif()[ExifTags.Base.Orientation] = orientation
         expected = np.asarray(ImageOps.exif_transpose(saved)).astype(int)
         assert np.abs(np.asarray(upright) - expected).mean() < 4, orientation
 

@@ -13,6 +13,7 @@ from precache import convert
 from precache.errors import ImageError, OpenFilesError, SourceError
 from precache.pictures import images, reading
 from precache.sources.tree import scan_tree
+from precache.storage import retries
 from tests.building import build_loader
 from tests.conftest import small_recipe
 from tests.precache.pictures.drawing import rendered_within
@@ -36,7 +37,7 @@ def test_an_error_that_passes_costs_no_picture(
 
     path.write_bytes(b"content")
     monkeypatch.setattr(reading, "open_regular", open_regular)
-    monkeypatch.setattr(reading.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
     assert reading.read_picture(str(path)) == b"content"
     assert fails == []
     fails.extend([True] * 99)

@@ -66,8 +66,7 @@ def zip_with_links(path: Path, files: Files, links: list[tarfile.TarInfo]) -> Pa
 @pytest.mark.parametrize(("make", "suffix"), [(make_tar, "tar"), (zip_with_links, "zip")])
 def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_path: Path) -> None:
     wrong = [
-        link("b/../b/self.jpg", "self.jpg"),  # its name leads out of the archive
-        link("c/self.jpg", "self.jpg"),
+        link("b/../b/name.jpg", "../a/1.jpg"),  # its name leads out of the archive
         link("c/out.jpg", "../../etc/passwd"),
         link("a/abs.jpg", "/1.jpg"),
         link("b/past.jpg", "../../a/1.jpg"),
@@ -76,14 +75,15 @@ def test_links_are_what_they_lead_to_in_the_archive(make: Any, suffix: str, tmp_
     ]
     odd: list[tarfile.TarInfo] = []
     right = [link("b/again.jpg", "nowhere"), link("b/again.jpg", "../a/1.jpg")]  # the last one counts
-    right += [link("b/soft.jpg", "../a/1.jpg"), link("b/chain.jpg", "soft.jpg")]
+    right += [link("b/soft.jpg", "../a/1.jpg"), link("./b//dots.jpg", "./../b/../a/1.jpg")]
     if suffix == "tar":
         kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE, b"V")
         odd = [link(f"a/{kind!r}.jpg", "", kind) for kind in kinds]
         wrong.append(link("c/gone.jpg", "none", tarfile.LNKTYPE))
-        right.append(link("b/hard.jpg", "a/1.jpg", tarfile.LNKTYPE))
+        right += [link(f"b/{name}.jpg", "a/1.jpg", tarfile.LNKTYPE) for name in ("hard", "again")]
+        right.append(link("b/hard2.jpg", "b/hard.jpg", tarfile.LNKTYPE))
     scan = scan_of(make(tmp_path / f"x.{suffix}", {"a/1.jpg": b"picture"}, wrong + right + odd))
-    names = {"a/1.jpg", *(member.name for member in right)}
+    names = {"a/1.jpg", *(os.path.normpath(member.name) for member in right)}
     assert {ref.path: scan.source.read(ref, 10) for ref in scan.samples} == dict.fromkeys(names, b"picture")
     assert f" and {len(wrong) - 1 - 3} more" in scan.warnings[0]
     assert scan.scanned == len(scan.samples) + len(scan.ignored)
@@ -103,18 +103,78 @@ def test_names_lead_nowhere(make: Any, suffix: str, tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == [archive.name]
 
 
-def many_headers(path: Path) -> bytes:
+PICTURES = {"a/1.jpg": JPEG, "b/2.jpg": JPEG}
+CHAINS = {
+    "a link to a link": [link("b/1st.jpg", "2nd.jpg"), link("b/2nd.jpg", "2.jpg")],
+    "a circle of two": [link("b/1st.jpg", "../a/3.jpg"), link("a/3.jpg", "../b/1st.jpg")],
+    "itself": [link("b/1st.jpg", "./1st.jpg")],
+    "a link out of the archive": [link("b/1st.jpg", "2nd"), link("b/2nd", "/etc/passwd")],
+}
+
+
+@pytest.mark.parametrize("links", CHAINS.values(), ids=CHAINS)
+@pytest.mark.parametrize(("make", "suffix"), [(make_tar, "tar"), (zip_with_links, "zip")])
+def test_a_link_to_a_link_is_refused_by_name(
+    make: Any, suffix: str, links: list[tarfile.TarInfo], tmp_path: Path
+) -> None:
+    path = make(tmp_path / f"x.{suffix}", PICTURES, links)
+    with pytest.raises(SourceError, match=f"^{path}: .*'b/1st.jpg'.* link"):
+        scan_of(path)
+
+
+@MAKERS
+def test_an_archive_in_an_archive_is_refused_by_name(make: Any, suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{suffix}"
+    for name in ("train.zip", "a/more.TAR", "a/b/c.tar.gz"):
+        for pictures in ({}, PICTURES):
+            with pytest.raises(SourceError, match=f"^{path}: .*'{name}' is an archive"):
+                scan_of(make(path, {**pictures, name: b""}))
+    left_alone = {"@Recycle/x.zip": b"", "__MACOSX/._y.zip": b"", ".cache/z.tar": b"", "a/x.zip/3.jpg": JPEG}
+    assert len(scan_of(make(path, {**PICTURES, **left_alone})).samples) == 3
+    samples = {"1.jpg": JPEG, "1.cls": b"0", "1.depth.zip": b""}
+    assert len(scan_of(make(path, samples)).samples) == 1, "a part of a sample of WebDataset"
+
+
+@pytest.mark.parametrize(("place", "value", "says"), [(8, 1, "encrypted"), (10, 9, "method 9")])
+@pytest.mark.parametrize("name", ["b/2.jpg", "b/2", "notes.txt"])
+def test_what_zipfile_cannot_unpack_is_refused_by_name(
+    name: str, place: int, value: int, says: str, tmp_path: Path
+) -> None:
+    path = make_zip(tmp_path / "x.zip", {"a/1.jpg": JPEG, name: JPEG})
+    whole = bytearray(path.read_bytes())
+    entry = whole.rindex(b"PK\1\2")
+    struct.pack_into("<H", whole, entry + place, value)
+    path.write_bytes(whole)
+    with pytest.raises(SourceError, match=f"^{path}: .*'{name}'.* {says}"):
+        scan_of(path)
+
+
+def headers_about_headers(path: Path) -> bytes:
     """Headers about a header that is never there, behind a member."""
     whole = make_tar(path, {"a/1.jpg": JPEG}).read_bytes()[:1024]
     return whole + tarfile.TarInfo("a" * 200).tobuf(tarfile.GNU_FORMAT)[:1024] * 5000
 
 
+def header_that_leads_back(path: Path) -> bytes:
+    """Behind a member, a header with a size below zero, of which a global one says that it is another."""
+    whole = make_tar(path, {"a/1.jpg": JPEG}).read_bytes()[:1024]
+    global_header = tarfile.TarInfo.create_pax_global_header({"size": "3"})
+    member = bytearray(tarfile.TarInfo("a/2.jpg").tobuf())
+    member[124:136] = (-1536).to_bytes(12, "big", signed=True)
+    member[148:156] = b" " * 8
+    member[148:156] = b"%06o\0 " % sum(member)
+    return whole + global_header + bytes(member) + bytes(10240)
+
+
 def test_a_tar_that_cannot_be_read_in_place_is_refused_by_name(tmp_path: Path) -> None:
-    path, sparse = tmp_path / "x.tar", link("a/s.jpg", "", tarfile.GNUTYPE_SPARSE)
+    path = tmp_path / "x.tar"
+    sparse, continued = link("a/s.jpg", "", tarfile.GNUTYPE_SPARSE), link("a/m.jpg", "", b"M")
     for content, says in (
         (make_tar(path, {}, [sparse]).read_bytes(), "'a/s.jpg'.* sparse"),
+        (make_tar(path, {}, [continued]).read_bytes(), "'a/m.jpg'.* another archive"),
         (make_tar(path, {"a/1.jpg": JPEG}).read_bytes() * 2, "'tar -A'"),
-        (many_headers(path), "at byte 1,024.* recursion"),
+        (headers_about_headers(path), "at byte 1,024.* recursion"),
+        (header_that_leads_back(path), "damaged.* at byte 1,024"),
     ):
         path.write_bytes(content)
         with pytest.raises(SourceError, match=f"^{path}: .*{says}"):

@@ -16,7 +16,7 @@ from precache.storage import (
     read_regular_part,
     temporary_path,
 )
-from precache.storage.output import publish, write_beside
+from precache.storage.output import OutputFile, publish
 
 
 def test_crc32c_is_castagnolis(tmp_path: Path) -> None:
@@ -35,7 +35,7 @@ def test_a_file_holds_what_was_written(where: str, tmp_path: Path, monkeypatch: 
     lengths = [0, 1, 4095, 4096, 4097, 3 * 4096]
     for pieces in (*([n] for n in lengths), lengths, [1] * 9, [100_001] * 3):
         parts = [np.random.default_rng(count).bytes(count) for count in pieces]
-        with write_beside(tmp_path / "file") as file:
+        with OutputFile(tmp_path / "file") as file:
             for part in parts:
                 file.write(np.frombuffer(part, np.uint8).data)
             if sum(pieces) > 4:
@@ -53,7 +53,7 @@ def test_a_file_holds_what_was_written(where: str, tmp_path: Path, monkeypatch: 
 
 def test_what_is_given_up_or_fails_in_the_background_leaves_nothing(tmp_path: Path) -> None:
     def give_up() -> None:
-        with write_beside(tmp_path / "file") as file:
+        with OutputFile(tmp_path / "file") as file:
             for _ in range(8):
                 file.write(bytes(4 << 20))
             raise OSError("enough")

@@ -1,0 +1,144 @@
+"""The index of a dataset is mapped: sets of any size cost what a batch needs, and processes share it."""
+
+import multiprocessing
+import pickle
+import shutil
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from loaders import ImageDataset
+from loaders.dataset import SplitData, open_split
+from loaders.read.integrity import SampleCheck
+from precache import convert, open_dataset
+from precache.dataset.columns import Column
+from precache.dataset.index import SampleIndex, index_name, write_index
+from precache.dataset.manifest import write_manifest
+from precache.dataset.shard_table import ShardTable
+from precache.errors import DatasetError
+from tests.conftest import small_recipe
+from tests.precache.sources.listed import listed
+
+SAMPLES, SHARDS = 2_000_000, 2_000
+
+
+@pytest.fixture(scope="module")
+def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of two million samples, of which no shard is there."""
+    path = tmp_path_factory.mktemp("large")
+    ids, per_shard = np.arange(SAMPLES), np.diff(np.arange(SHARDS + 1) * SAMPLES // SHARDS)
+    manifest = open_dataset(converted["shards"]).manifest
+    table = ShardTable(
+        ("train",),
+        manifest.shards.suffixes,
+        splits=np.zeros(SHARDS, np.int32),
+        numbers=np.arange(SHARDS),
+        samples=per_shard,
+        bytes=(per_shard * 48 * 48 * 3 + 8192).reshape(-1, 1),
+        crc32c=np.zeros((SHARDS, 1), np.uint32),
+    )
+    columns = {
+        "ids": Column(ids),
+        "labels": Column(ids % 2),
+        "source_sizes": Column(np.zeros((SAMPLES, 2), np.int32)),
+        "checksums": Column(np.zeros(SAMPLES, np.uint64)),
+        "paths": Column(np.empty(0, np.uint8), np.zeros(SAMPLES, np.int64)),
+    }
+    none = np.empty(0, np.int64)
+    source = {"source:bytes": none, "source:modified_ns": none, "source:checksums": none.astype(np.uint64)}
+    index = write_index(path, SampleIndex(columns), {**table.arrays(), **source})
+    counted = {"classes": ("even", "odd"), "samples_per_class": {"train": (SAMPLES // 2,) * 2}}
+    write_manifest(path, replace(manifest, shards=table, index=index, scanned=SAMPLES, **counted))
+    return path
+
+
+def test_two_million_samples_cost_a_few_numbers_a_shard(large: Path) -> None:
+    """To open them and for the first batch; and 8 bytes each in another order."""
+    positions = np.random.default_rng(0).integers(0, SAMPLES, 64)
+    tracemalloc.start()
+    data = open_split(large, "train")
+    assert np.array_equal(data.ids[positions], positions)
+    assert np.array_equal(data.labels[positions], positions % 2)
+    assert data.files[SHARDS - 1].endswith(f"train-{SHARDS - 1:05d}.safetensors")
+    opened, most = tracemalloc.get_traced_memory()
+    with pytest.raises(DatasetError):
+        SampleCheck(data, "first-read").compare(int(positions[0]), b"not what was written")
+    checked = tracemalloc.get_traced_memory()[0]
+    dataset = ImageDataset(large)  # in the order of the ids
+    by_index = tracemalloc.get_traced_memory()[0] - checked
+    tracemalloc.stop()
+    assert dataset.ids[-1] == SAMPLES - 1
+    assert opened < (1 << 19) + 300 * SHARDS
+    assert most < 2 * SAMPLES + (1 << 20)
+    assert checked - opened < SAMPLES / 7  # with a bit for each, and room for the error
+    assert by_index < 8.5 * SAMPLES + (1 << 20)
+
+
+def rows_in_another_process(data: SplitData, positions: Any, answers: Any) -> None:
+    answers.put((data.ids[positions].tolist(), data.labels[positions].tolist()))
+
+
+def test_a_process_that_gets_a_split_maps_its_index_itself(large: Path) -> None:
+    data = open_split(large, "train")
+    positions = np.array([5, SAMPLES - 1, 0])
+    expected = data.ids[positions].tolist(), data.labels[positions].tolist()
+    assert len(pickle.dumps(data)) < 1 << 19
+    spawn = multiprocessing.get_context("spawn")
+    answers = spawn.SimpleQueue()
+    process = spawn.Process(target=rows_in_another_process, args=(data, positions, answers))
+    process.start()
+    assert answers.get() == expected
+    process.join()
+
+
+def test_an_index_that_is_removed_or_replaced_stays_mapped_as_it_was(
+    converted: dict[str, Path], tmp_path: Path
+) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    data = open_split(path, "train")
+    (path / "other").write_bytes(bytes(open_dataset(path).manifest.index.bytes))
+    (path / "other").replace(path / index_name())
+    expected = open_split(converted["shards"], "train")
+    assert data.index.names == expected.index.names
+    for name in data.index.names:
+        assert data.index[name].content() == expected.index[name].content()
+    assert data.path_at(3) == expected.path_at(3)
+    with pytest.raises(DatasetError, match=str(path / index_name())):
+        open_split(path, "train")
+
+
+def test_a_truncated_index_is_an_error_that_names_it(converted: dict[str, Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
+    content = (path / index_name()).read_bytes()
+    for length in (0, 7, 8, len(content) // 2, len(content) - 1):
+        (path / index_name()).write_bytes(content[:length])
+        with pytest.raises(DatasetError, match=str(path / index_name())):
+            open_dataset(path)
+
+
+@pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
+def test_splits_have_their_rows_of_every_column_also_between_those_of_others(
+    target: str, tmp_path: Path
+) -> None:
+    """After updates the shards of a split are no range any more."""
+    recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
+    how = {"workers": 0, "max_rejects": 1}
+    convert(listed(target, missing=range(3, 11)), tmp_path / "out", recipe, **how)
+    for missing in ((3, 5), (8,)):
+        convert(listed(target, missing=missing), tmp_path / "out", recipe, update=True, **how)
+    dataset = open_dataset(tmp_path / "out")
+    table = dataset.manifest.shards
+    whole = dataset.read_index(removed=True)
+    for split in ("train", "val"):
+        assert not isinstance(table.rows_of(split), range)
+        data, index = open_split(tmp_path / "out", split), dataset.read_index(split)
+        rows = np.flatnonzero(np.repeat(table.of_split(split), table.samples) & whole.served)
+        for name in whole.names:
+            expected = whole[name].select(rows).content()
+            assert data.index[name].content() == index[name].content() == expected
+        assert data.ids[:].tolist() == data.index.select(np.arange(len(data))).ids.tolist()
+        assert [data.path_at(row) for row in range(len(data))] == [whole.path(row) for row in rows]

@@ -9,7 +9,7 @@ from pathlib import Path
 from precache import engines
 from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
-from precache.errors import ImageError, SettingError, SourceError, check_range, shell_command
+from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.turns import Turn
@@ -91,12 +91,8 @@ def check(
     with closing(engines.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
         refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
     rejected = tuple(Rejected(ref.path, why, ref.id, ref.bytes, ref.modified_ns) for ref, why in refused)
-    try:
+    with os_errors_as(SettingError, f"{target}: cannot be written", "choose another with --list"):
         write_list(target, rejected)
-    except OSError as error:
-        raise SettingError(
-            f"{target}: cannot be written ({error.strerror}); choose another with --list"
-        ) from error
     return CheckReport(len(scan.samples), rejected, target, scan.deeper)
 
 

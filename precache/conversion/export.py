@@ -35,7 +35,7 @@ from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.index import VALUE, SampleIndex
 from precache.dataset.manifest import Manifest
 from precache.dataset.shard_table import ShardEntry
-from precache.errors import DatasetError, SettingError, check_open_files, shell_command
+from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
@@ -134,7 +134,7 @@ def export(
     except OSError as error:
         check_open_files(error, error.filename)
         raise DatasetError(
-            f"{error.filename or tree}: cannot be written ({error.strerror or error}); nothing is kept: make "
+            f"{error.filename or tree}: cannot be written ({os_reason(error)}); nothing is kept: make "
             f"room or fix permissions, then export again"
         ) from error
     flags = [] if layout.is_whole else _table_flags(manifest)

@@ -24,7 +24,7 @@ from precache.dataset.index import (
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
-from precache.errors import DatasetError, PrecacheError, did_you_mean, shell_command
+from precache.errors import DatasetError, PrecacheError, did_you_mean, os_reason, shell_command
 from precache.formats import FORMATS, StoredSample
 from precache.storage import read_regular
 from precache.storage.objects import ObjectStore
@@ -287,4 +287,6 @@ def _why_not_converted(folder: Path, error: OSError) -> str:
         return f"{folder}: not a converted dataset (no such folder){near}"
     if isinstance(error, NotADirectoryError):
         return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
-    return f"{folder / MANIFEST_NAME}: cannot be read ({error.strerror}); check its permissions and its disk"
+    return (
+        f"{folder / MANIFEST_NAME}: cannot be read ({os_reason(error)}); check its permissions and its disk"
+    )

@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 import google_crc32c
 
+from precache.errors import os_reason
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, unchecked
@@ -66,7 +67,7 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     except FileNotFoundError:
         return f"{path}: missing"
     except OSError as error:
-        return f"{path}: cannot be read ({error.strerror})"
+        return f"{path}: cannot be read ({os_reason(error)})"
     if found_bytes != file.bytes:
         return f"{path}: expected {file.bytes:,} bytes, got {found_bytes:,}"
     if crc32c != file.crc32c:

@@ -23,7 +23,7 @@ from precache.dataset.files import FileEntry, check_file, first_problem, in_fold
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.engines import is_of_caller, of_caller
-from precache.errors import DatasetError, SettingError, check_open_files, shell_command
+from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
 from precache.reporting import Progress, some, tells, unseen
 from precache.sharing.publisher import Publisher, difference, files_of
 from precache.storage import (
@@ -173,7 +173,7 @@ def pull(
             raise
         check_open_files(error, error.filename)
         raise DatasetError(
-            f"{error.filename or path}: cannot be written ({error.strerror or error}); what has arrived is "
+            f"{error.filename or path}: cannot be written ({os_reason(error)}); what has arrived is "
             f"kept: make room or fix permissions, then run the same command again"
         ) from error
     return report.result()

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from precache.dataset.columns import Ints
-from precache.errors import ImageError, MissingDependencyError, SourceError
+from precache.errors import ImageError, MissingDependencyError, SourceError, os_errors_as
 from precache.packages import install_extra
 from precache.pictures.reading import read_part, read_picture, status_of
 from precache.sources.base import ANY_SIZE
@@ -204,20 +204,21 @@ def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: in
     """
     folder = staging.folder()
     sizes = []
-    try:
-        with tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy:
-            try:
-                for picture in reader.column(column):
-                    data = reader.content(picture)
-                    sizes.append(-1 if data is None else copy.write(data))
-            except BaseException:
-                os.unlink(copy.name)
-                raise
-    except OSError as error:
-        raise SourceError(
-            f"{reader.name}: its pictures cannot be copied into {folder.parent} ({error.strerror}); set "
-            f"TMPDIR to a folder on a larger disk"
-        ) from error
+    with (
+        os_errors_as(
+            SourceError,
+            f"{reader.name}: its pictures cannot be copied into {folder.parent}",
+            "set TMPDIR to a folder on a larger disk",
+        ),
+        tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
+    ):
+        try:
+            for picture in reader.column(column):
+                data = reader.content(picture)
+                sizes.append(-1 if data is None else copy.write(data))
+        except BaseException:
+            os.unlink(copy.name)
+            raise
     status = os.stat(copy.name)
     found = np.array(sizes, np.int64)
     return _Copy(

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from precache.dataset.manifest import Manifest
-from precache.errors import SettingError, SourceError
+from precache.errors import SettingError, SourceError, os_errors_as
 from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
 from precache.reporting import counted, some
 from precache.sources.base import IgnoredPath, Scan
@@ -48,13 +48,12 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     path = local_path(path)
     if recipe.splits != Recipe(format=recipe.format).splits:
         raise SettingError(f"splits {recipe.splits!r} and the list {path} cannot be combined; give one")
-    try:
+    with os_errors_as(
+        SettingError,
+        f"splits {str(path)!r}: neither shares like 'train=0.8,val=0.2' nor a list that can be read",
+        "give one or the other",
+    ):
         content = read_regular(path)
-    except OSError as error:
-        raise SettingError(
-            f"splits {str(path)!r}: neither shares like 'train=0.8,val=0.2' nor a list that can be read "
-            f"({error.strerror}); give one or the other"
-        ) from error
     split_of = _parse(path, content)
     names = list(dict.fromkeys(split_of.values()))
     rows, splits, unlisted = [], [], []

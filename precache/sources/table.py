@@ -24,7 +24,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from precache.errors import SourceError, did_you_mean
+from precache.errors import SourceError, did_you_mean, os_reason
 from precache.sources.rows import Row, TableColumn
 from precache.storage import open_regular
 
@@ -152,7 +152,7 @@ def open_table(table: str, path: Path) -> Iterator[BinaryIO]:
             yield file
     except OSError as error:
         raise SourceError(
-            f"{table}: the table cannot be read ({error.strerror or error})"
+            f"{table}: the table cannot be read ({os_reason(error)})"
             f"{did_you_mean(path) or '; check its name and permissions'}"
         ) from error
 

@@ -22,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
@@ -298,6 +299,9 @@ class _Worker:
         context: Any = multiprocessing.get_context(method)
         work = (function, finish) if method == "fork" else _packed((function, finish))
         try:
+            if method == "spawn":
+                # now, for the first worker's start would start it, which lets SIGINT through again
+                resource_tracker.ensure_running()
             self._shared = context.RawValue(_Shared)
             self.connection, theirs = context.Pipe()
             arguments = (theirs, self._shared, work)

@@ -1,5 +1,6 @@
 """Workers that die, and functions of the caller that raise."""
 
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,12 +65,17 @@ list(engines.run(tasks.note_process, given, len(given), print, finish=tasks.slee
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_workers_end_with_a_parent_that_is_killed(method: str, tmp_path: Path) -> None:
+def test_workers_end_with_their_parent_and_not_by_ctrl_c(method: str, tmp_path: Path) -> None:
     """Whatever they do: here they finish what is done."""
     notes = [tmp_path / "1", tmp_path / "2"]
     with subprocess.Popen([sys.executable, "-c", PARENT, method, *notes], cwd=ROOT) as parent:
         until(lambda: all(note.exists() and note.read_text() for note in notes) or parent.poll() is not None)
         workers = [psutil.Process(int(note.read_text())) for note in notes]
+        for worker in workers:
+            worker.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            parent.wait(0.5)
+        assert all(lives(worker) for worker in workers)
         parent.kill()
     until(lambda: not any(lives(worker) for worker in workers), seconds=10)
 

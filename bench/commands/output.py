@@ -12,7 +12,8 @@ from bench.measure.trials import is_kept
 from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
-from precache.cli.commandline import STDOUT, ProgressBar, check_output, gathered, note
+from precache.cli.commandline import STDOUT, check_output, gathered, note
+from precache.cli.terminal import ProgressBar
 from precache.page import write as write_page
 from precache.reporting import Progress, tells, unseen
 

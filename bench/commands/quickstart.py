@@ -17,7 +17,7 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import DEFAULT_PRESET, PRESETS
 from bench.report.forecast import stored_size
 from precache.cli import commandline
-from precache.cli.commandline import ProgressBar
+from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import convert
 from precache.errors import SettingError
 from precache.example_data.sample_tree import make_sample

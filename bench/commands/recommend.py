@@ -41,7 +41,7 @@ from bench.report.stats import is_disturbed
 from bench.report.verdict import RAW_TREE, training_rate
 from loaders.dataset import open_split
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, gathered, human_bytes, note, parse_bytes, parse_share
+from precache.cli.commandline import STDOUT, gathered, note, parse_bytes, parse_share
 from precache.cli.main import DATA, convert
 from precache.conversion.convert import Conversion
 from precache.conversion.destination import AUTO_NAME
@@ -50,7 +50,7 @@ from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, SettingError, check_choice, printable
 from precache.plan import plan_conversion
 from precache.recipe import DEFAULT_SPLITS, FORMAT_NAMES, Recipe, parse_splits
-from precache.reporting import Progress
+from precache.reporting import Progress, human_bytes
 from precache.sources.base import Scan
 from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Location, Url

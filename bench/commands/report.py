@@ -1,5 +1,6 @@
 """`bench report`: results that were written before: one is shown, two are compared."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,10 +20,11 @@ from bench.report.regression import (
 )
 from bench.report.result import Document, Result
 from bench.report.stats import disturbance
-from bench.report.words import counted, say
+from bench.report.words import say
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, write_json
+from precache.cli.commandline import STDOUT
 from precache.errors import SettingError, check_share
+from precache.reporting import counted
 
 
 def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
@@ -127,7 +129,7 @@ def command(
             "tolerance": tolerance,
             **asdict(comparison),
         }
-        write_json(output.json_path, written, quiet=output.quiet)
+        _write_json(output.json_path, written, quiet=output.quiet)
     if not output.quiet and output.json_path != STDOUT:
         count = counted(len(comparison.differences), "figure")
         say(f"{len(comparison.regressions)} of {count} got worse by more than {tolerance:.0%}.")
@@ -139,6 +141,18 @@ def command(
         _show_differences(comparison, results, markdown=output.markdown)
     if comparison.regressions or lost_rows:
         raise click.exceptions.Exit(1)
+
+
+def _write_json(path: Path, content: object, *, quiet: bool) -> None:
+    """Write `content` to `path` and, unless `quiet`, say so; print it alone for `-`."""
+    text = json.dumps(content, indent=1)
+    if path == STDOUT:
+        click.echo(text)
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+    if not quiet:
+        click.echo(f"wrote {path}")
 
 
 def _show_differences(

@@ -16,10 +16,11 @@ from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
 from bench.report.stats import Estimate, estimate, ratio
 from bench.report.table import Table
-from bench.report.words import counted, machine_line
+from bench.report.words import machine_line
 from precache.cli import commandline
-from precache.cli.commandline import ProgressBar
+from precache.cli.terminal import ProgressBar
 from precache.errors import check_range
+from precache.reporting import counted
 
 Run: TypeAlias = Callable[[], Mapping[str, float]]
 

@@ -16,8 +16,9 @@ from bench.measure.candidates import Candidate, open_candidates
 from bench.measure.settings import Settings, check_fills_batch
 from bench.measure.trainers import resolve
 from bench.measure.trial import HostClock, measure
-from bench.report.words import counted, machine_line, say
+from bench.report.words import machine_line, say
 from precache.errors import DatasetError
+from precache.reporting import counted
 
 WAIT, STEP = "wait for batch", "train step"
 STEPS = 10

@@ -6,13 +6,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from bench.report.forecast import SLACK, stored_words, ways_to_store
-from precache.cli.commandline import human_bytes, parse_bytes
+from precache.cli.commandline import parse_bytes
 from precache.conversion.destination import is_untouched
 from precache.conversion.journal import JOURNAL_NAME, check_empty, read_header
 from precache.conversion.shard_writer import dataset_bytes, spread_evenly, store
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, PrecacheError, SettingError
 from precache.recipe import Recipe
+from precache.reporting import human_bytes
 from precache.sources.base import Scan, check_apart
 
 _PICTURES = 100

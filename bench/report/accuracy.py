@@ -18,7 +18,8 @@ from bench.report import stats
 from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance
-from bench.report.words import counted, machine_line
+from bench.report.words import machine_line
+from precache.reporting import counted
 
 LEVEL = 0.95
 AS_GOOD, WORSE, BETTER, WITHIN_NOISE = "as good", "worse", "better", "within noise"

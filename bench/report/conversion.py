@@ -11,8 +11,8 @@ from bench.report import stats
 from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance, is_disturbed
-from bench.report.words import counted, machine_line, percent
-from precache.cli.commandline import human_bytes
+from bench.report.words import machine_line, percent
+from precache.reporting import counted, human_bytes
 
 QUESTION = "What limits converting?"
 STAGES, WHOLE = "stages", "whole"

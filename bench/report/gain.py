@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from bench.report.result import Row
 from bench.report.stats import Estimate, disturbance, exceeds
 from bench.report.verdict import KEEPS_UP, SYNTHETIC, judge, reads_tree, training_rate
-from bench.report.words import counted, duration, percent
-from precache.cli.commandline import human_bytes
+from bench.report.words import duration, percent
+from precache.reporting import counted, human_bytes
 
 TODAY_BACKEND = "imagefolder"
 TODAY = "ImageFolder and DataLoader"

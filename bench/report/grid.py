@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.report.result import Row
 from bench.report.stats import NEGLIGIBLE_SHARE
 from bench.report.verdict import KEEPS_UP, NO_TRAINER, UNCLEAR, judge, lost_share, training_rate
-from bench.report.words import counted
+from precache.reporting import counted
 
 FALLING_SHARE = 0.9
 """With less of what fewer workers gave, more of them do harm."""

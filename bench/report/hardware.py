@@ -11,8 +11,8 @@ from bench.report import stats
 from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance
-from bench.report.words import counted, duration, machine_line, number
-from precache.cli.commandline import human_bytes
+from bench.report.words import duration, machine_line, number
+from precache.reporting import counted, human_bytes
 
 QUESTION = "What limits this machine?"
 SERVED_BYTES = 224 * 224 * 3

@@ -16,7 +16,8 @@ from bench.report.result import Result, Row, Trial
 from bench.report.spikes import analyse
 from bench.report.stats import Estimate, disturbance, is_disturbed
 from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, reads_tree, training_rate
-from bench.report.words import counted, machine_line
+from bench.report.words import machine_line
+from precache.reporting import counted
 
 LOADER, COLD, FED, STAGES, PEER, PEER_COLD = "loader", "cold", "fed", "stages", "peer", "peer cold"
 TRAINER, TRANSFER = "trainer", "transfer"

@@ -6,7 +6,8 @@ from typing import Any
 from bench.report import stats
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
-from bench.report.words import counted, machine_line
+from bench.report.words import machine_line
+from precache.reporting import counted
 
 ALONE, OWN_PACE, IN_STEP = "one rank alone", "own pace", "in step"
 """What a trial is of; it says its rank, too."""

@@ -25,9 +25,10 @@ from bench.report.loaders import TRAINER, other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
 from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
-from bench.report.words import counted, machine_line, number
+from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
+from precache.reporting import counted
 from precache.storage.urls import locate
 
 QUESTION = "What would another loader, or converting, bring?"

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from bench.report.result import Batches, Spikes
-from bench.report.words import counted, milliseconds
+from bench.report.words import milliseconds
+from precache.reporting import counted
 
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
 _DEVIATIONS = 8.0

@@ -17,8 +17,8 @@ from bench.report.result import Result, Row
 from bench.report.stats import Estimate
 from bench.report.words import WIDTH, duration, number, percent
 from precache import page
-from precache.cli.commandline import human_bytes
 from precache.cli.terminal import new_console
+from precache.reporting import human_bytes
 
 
 def _rate(value: Estimate) -> str:

@@ -25,8 +25,8 @@ from bench.report.waiting import (
     Stream,
     warm_up,
 )
-from bench.report.words import counted, duration, machine_line, number, percent
-from precache.cli.commandline import human_bytes
+from bench.report.words import duration, machine_line, number, percent
+from precache.reporting import counted, human_bytes
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """What a trial is of."""

@@ -41,11 +41,6 @@ def duration(seconds: float | None) -> str:
     return f"{number(seconds / length)} {unit}"
 
 
-def counted(count: int, one: str, several: str = "") -> str:
-    """`1 run`, `2 runs`; `several` where its plural has more than an s."""
-    return f"{count:,} {one if count == 1 else several or one + 's'}"
-
-
 def accelerator_of(machine: Mapping[str, str]) -> str:
     """The accelerator of `bench.machine.hardware.describe_machine`, with what drives it."""
     versions = ", ".join(f"{title} {machine[name]}" for name, title in _GPU.items() if name in machine)

@@ -1,4 +1,7 @@
-"""What the examples share: the command line, the two loaders, checkpoints, a line per epoch, errors."""
+"""What the examples share: the command line, the two loaders, checkpoints, a line per epoch, errors.
+
+Options are read by argparse, as most scripts that an example is copied into have it.
+"""
 
 import argparse
 import os

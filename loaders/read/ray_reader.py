@@ -9,14 +9,13 @@ On a node a task asks the backend's own reader for one batch. Ray gives tasks of
 have run such before: their readers stay open.
 """
 
-import logging
 import os
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any, TypeAlias
 
@@ -24,7 +23,6 @@ import cv2
 import numpy as np
 import torch
 
-import precache
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
@@ -32,10 +30,9 @@ from loaders.deliver import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
 from precache.dataset.converted import open_dataset
-from precache.engines.ray import imported
+from precache.engines import connector
 from precache.errors import DatasetError, ImageError, SettingError, WorkerError
 from precache.pictures.jpeg import Pixels
-from precache.pictures.kinds import made_by
 
 Decoded: TypeAlias = tuple[Pixels, dict[int, ImageError]]
 """`images` and `refused` of a DecodedBatch."""
@@ -46,7 +43,7 @@ _MOST_OPEN = 4  # readers of a process: those of loaders that are gone end when 
 def versions() -> dict[str, str]:
     """What the served pixels depend on, name -> version."""
     resizer = f"torch {torch.__version__}" if torch_is_fast() else "pillow"
-    return {"precache": precache.__version__, **made_by(), "opencv": cv2.__version__, "resizer": resizer}
+    return {**connector.versions(), "opencv": cv2.__version__, "resizer": resizer}
 
 
 def decode(job: list[Any], request: Request) -> Decoded | Exception:
@@ -83,37 +80,23 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
     folder, backend, spec, data, crops, theirs = ray.get(reference)
     with suppress(OSError):  # where there is no such folder, the path is not there either
         os.chdir(folder)  # that relative paths are in
-    _check_versions(theirs)
-    _check_sees(data)
+    node = connector.this_node()
+    connector.check_versions(node, versions(), theirs)
+    connector.check_sees(node, partial(_look_at, data))
     asked: deque[Request] = deque()
     reader = BACKENDS[backend](spec, data, crops)
     return asked, iter(reader.read(iter(asked.popleft, None)))
 
 
-def _check_versions(theirs: dict[str, str]) -> None:
-    ours = versions()
-    for name, _ in sorted(ours.items() ^ theirs.items()):
-        raise SettingError(
-            f"engine 'ray': {name} is {ours.get(name, 'none')} on a node of the cluster and "
-            f"{theirs.get(name, 'none')} here, so pixels would differ; install the same versions on all nodes"
-        )
-
-
-def _check_sees(data: SplitData) -> None:
-    """DatasetError where the path holds something else on this node than where the loader was built."""
+def _look_at(data: SplitData) -> None:
+    """Raise DatasetError where the path holds something else than where the loader was built."""
     if data.remote is not None:
         return  # a URL is the same everywhere, and what is fetched of it has its manifest's checksum
-    remedy = "put it on storage that every node sees at the same path"
     if data.kind == RAW:
         if not os.path.isdir(str(data.path)):
-            raise DatasetError(f"{data.path}: is not there on a node of the Ray cluster; {remedy}")
-        return
-    try:
-        digest = open_dataset(data.path).digest
-    except DatasetError as error:
-        raise DatasetError(f"{error} (on a node of the Ray cluster; {remedy})") from error
-    if digest != data.whole.digest:
-        raise DatasetError(f"{data.path}: is another dataset on a node of the Ray cluster; {remedy}")
+            raise DatasetError(f"{data.path}: is not there")
+    elif open_dataset(data.path).digest != data.whole.digest:
+        raise DatasetError(f"{data.path}: is another dataset there")
 
 
 DECODING = ("pytorch", "shards", "webdataset")
@@ -145,7 +128,8 @@ class RayReader:
         self.random_access = backend == "pytorch" or (backend == "shards" and fetches_few)
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
-        self._ray = _connect()
+        connector.connect()
+        self._ray = connector.imported()
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
@@ -195,8 +179,7 @@ class RayReader:
         while len(left := self._ray.wait(running, timeout=_LOOK_S)[1]) == len(running):
             check()
             now_s = time.monotonic()
-            nodes = self._ray.nodes()
-            if any(node["Alive"] and node["Resources"].get("CPU", 0) >= 1 for node in nodes):
+            if connector.live_nodes(cpus=1):
                 seen_s = now_s
             if now_s - seen_s > _NO_NODE_S:
                 raise WorkerError(
@@ -214,10 +197,9 @@ class RayReader:
         try:
             return self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:  # what `decode` meets, it returns
-            said = str(error).strip().splitlines()[-1]
             raise WorkerError(
-                f"workers on the Ray cluster fail to start ({said}); install precache[loaders,ray] "
-                f"{versions()['precache']} on every node"
+                f"workers on the Ray cluster fail to start ({connector.last_line(error)}); install "
+                f"precache[loaders,ray] {versions()['precache']} on every node"
             ) from error
         except self._ray.exceptions.RayError as error:
             positions = request.positions
@@ -243,18 +225,3 @@ def _for_task(backend: str, spec: LoaderSpec) -> LoaderSpec:
     workers = 0 if backend == "pytorch" else 1
     reading = Reading(workers=workers, threads=1, check=spec.reading.check, on_error=spec.reading.on_error)
     return replace(spec, device=torch.device("cpu"), shuffle="full", reading=reading)
-
-
-def _connect() -> Any:
-    """Ray, connected to a cluster that runs."""
-    ray = imported()
-    if not ray.is_initialized():
-        try:
-            ray.init(address="auto", log_to_driver=False, logging_level=logging.WARNING)
-        except ConnectionError as error:
-            reason = str(error).strip().partition("\n")[0]
-            raise SettingError(
-                f"engine 'ray' found no Ray cluster that takes it ({reason}); start one ('ray start --head' "
-                f"here, 'ray start --address=HEAD:6379' on other machines), or name it in RAY_ADDRESS"
-            ) from error
-    return ray

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, ProgressBar, check_output, note, printable
+from precache.cli.commandline import Command, PathOrUrl, check_output, note
 from precache.cli.convert import RAW, line_of_deeper, lines_of_ignored
+from precache.cli.terminal import ProgressBar
 from precache.dataset.converted import ConvertedDataset, is_converted
-from precache.errors import DatasetError, SettingError, shell_command
+from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import counted, human_bytes
 from precache.sources.options import help_of

@@ -17,7 +17,6 @@ The exit code is that of the job, even if nobody reads its output:
 """
 
 import importlib
-import json
 import re
 import signal
 import sys
@@ -30,7 +29,7 @@ from typing import Any, TypeVar
 import click
 
 from precache.cli import terminal
-from precache.cli.terminal import Guarded, ProgressBar, guarded
+from precache.cli.terminal import Guarded, guarded
 from precache.errors import (
     MissingDependencyError,
     OpenFilesError,
@@ -43,13 +42,7 @@ from precache.errors import (
 )
 from precache.imports import OURS, explain_hiding, hiding_files
 from precache.packages import check_package, check_pillow
-from precache.reporting import human_bytes
 from precache.storage.urls import Location, local_path, locate
-
-__all__ = [
-    "STDOUT", "Command", "Group", "PathOrUrl", "ProgressBar", "check_output", "gathered",
-    "human_bytes", "note", "parse_bytes", "parse_share", "printable", "run", "write_json",
-]  # fmt: skip
 
 STDOUT = Path("-")
 """What `--json` is told to print to, instead of writing a file."""
@@ -328,18 +321,6 @@ def gathered(
         return command  # type: ignore[return-value]
 
     return decorate
-
-
-def write_json(path: Path, content: object, *, quiet: bool = False) -> None:
-    """Write `content` to `path` and, unless `quiet`, say so; print it alone for `-`."""
-    text = json.dumps(content, indent=1)
-    if path == STDOUT:
-        click.echo(text)
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
-    if not quiet:
-        click.echo(f"wrote {path}")
 
 
 def parse_bytes(text: str) -> int:

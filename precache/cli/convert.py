@@ -10,21 +10,13 @@ import click
 from click.core import ParameterSource
 
 import precache
-from precache.cli.commandline import (
-    Command,
-    PathOrUrl,
-    ProgressBar,
-    gathered,
-    note,
-    parse_bytes,
-    parse_share,
-    printable,
-)
+from precache.cli.commandline import Command, PathOrUrl, gathered, note, parse_bytes, parse_share
+from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import Manifest
-from precache.errors import SettingError, shell_command
+from precache.errors import SettingError, printable, shell_command
 from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
@@ -45,7 +37,7 @@ RUNNING_FLAGS = {
         "--workers",
         type=int,
         help="Worker processes; 0 converts in this one. With Ray, shards that are written at a time.  "
-        "[default: one per CPU; with Ray two per CPU of the cluster]",
+        "[default: one per CPU, two into a URL; with Ray two per CPU of the cluster]",
     ),
     "engine": click.option(
         "--engine",

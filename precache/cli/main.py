@@ -13,10 +13,11 @@ import click
 import precache
 from precache.cli import commandline
 from precache.cli.checks import check_command, inspect_command, verify_command
-from precache.cli.commandline import LocalPath, PathOrUrl, ProgressBar, note, printable
+from precache.cli.commandline import LocalPath, PathOrUrl, note
 from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
-from precache.errors import SettingError, check_choice, shell_command
+from precache.cli.terminal import ProgressBar
+from precache.errors import SettingError, check_choice, printable, shell_command
 from precache.reporting import counted, human_bytes
 from precache.storage.urls import Location, Url
 

@@ -148,8 +148,8 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
     Args:
         source: a path, a dataset, or several as splits; see `precache.open_source`.
-        workers: processes; default one per CPU, 0 for the calling process. With the engine `ray`, shards at
-            a time; default twice the CPUs of the cluster.
+        workers: processes; default one per CPU, two into a URL, 0 for the calling process. With the
+            engine `ray`, shards at a time; default twice the CPUs of the cluster.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.
             A finished dataset at a URL is not overwritten.
@@ -177,13 +177,15 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         MissingDependencyError: an extra is not installed.
     """
     start_s = time.perf_counter()
-    if engine == "local" or workers is not None:
-        workers = engines.worker_count(workers)
     check_share("max_rejects", max_rejects)
     if update and overwrite:
         raise SettingError("update and overwrite cannot be combined; give one")
     options = replace(options or SourceOptions(), **named)
     destination = locate(destination)
+    if engine == "local" and workers is None and isinstance(destination, Url):
+        workers = 2 * engines.available_cpus()  # half of them wait for the storage
+    elif engine == "local" or workers is not None:
+        workers = engines.worker_count(workers)
     source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
     with engines.connected(engine, address):
         opened, scan, recipe, options = _scanned(source, recipe, options, split_list)
@@ -360,7 +362,7 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     """
     samples = job.scan.samples
     waiting = [shard for shard in job.plan.shards if shard.name not in journal.finished]
-    at_a_time = 2 * engines.worker_count(job.workers) if isinstance(journal.files.place, Url) else None
+    at_a_time = engines.worker_count(job.workers) if isinstance(journal.files.place, Url) else None
     check_disk_space(job.scan, job.target.recipe, waiting, journal.files.folder, job.on_start, at_a_time)
     total = len(samples)
     report = engines.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))

@@ -179,7 +179,7 @@ def remove_if_same(folder: Path, target: Target) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What a conversion into a URL that did not end has left, and a finished dataset there does not need.
+    """Objects and files that an unfinished conversion into a URL has left, and no finished dataset needs.
 
     Attributes:
         url: where it was converted to.
@@ -201,7 +201,7 @@ class Leftovers:
 
 @contextmanager
 def leftovers(url: Url) -> Iterator[Leftovers]:
-    """Those of a conversion into `url` that began on this machine; meanwhile no other one begins here.
+    """Find the leftovers of a conversion into `url` that began on this machine; no other begins meanwhile.
 
     Raises:
         DatasetError: a process is converting into it, or its journal cannot be read.
@@ -223,7 +223,7 @@ def leftovers(url: Url) -> Iterator[Leftovers]:
 
 
 def _sent(found: dict[str, ObjectInfo]) -> list[str]:
-    """The names of those objects that this project has put there."""
+    """Names of the objects that this project has put there."""
     return [name for name, info in found.items() if info.crc32c is not None]
 
 

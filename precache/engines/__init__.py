@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from precache.engines import processes, ray
+from precache.engines import connector, processes, ray
 from precache.engines.processes import (
     KILLED,
     Nodes,
@@ -41,7 +41,7 @@ def connected(engine: str, address: str | None = None) -> AbstractContextManager
     """
     check_choice("engine", engine, ENGINES)
     if engine == "ray":
-        return ray.connected(ray.imported(), address)
+        return connector.connected(address)
     if address is not None:
         raise SettingError(f"address {address!r} is for the engine ray; this one is {engine!r}")
     return nullcontext()

@@ -1,10 +1,15 @@
-"""The engine `local`: processes of this machine, or the calling one; and the loop that every engine runs.
+"""The engine `local`: processes of this machine, or the calling one.
 
-The loop hands out tasks, passes progress on, and tries a task again whose worker died. A worker may die over
-a picture: one that takes all memory, or that makes a decoder crash. So a task says which unit it begins, in
-memory that outlives the worker. A unit over which two workers died is left out, the rest of its task is done.
+A worker may die over a picture: one that takes all memory, or that makes a decoder crash. So a task says
+which unit it begins, in memory that outlives the worker, and is tried again. A unit over which two workers
+died is left out, the rest of its task is done. The engine `ray` finds such a unit by this one, on the node.
+
+Why no `concurrent.futures.ProcessPoolExecutor`: where a worker is killed while it sends a result, that waits
+for the rest of the result forever; and when one worker dies, it ends the others too, so that the tasks of all
+are done again. Here each worker has a pipe of its own, and the end of the pipe says that the worker is gone.
 """
 
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -15,13 +20,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from precache.errors import SettingError, WorkerError, check_open_files, check_range
 from precache.reporting import Progress
@@ -39,9 +42,9 @@ _MAX_DEATHS = 2
 _MAX_FATAL = 16
 
 
-REPORT_S = 0.1
-"""How often a worker reports its progress."""
+_REPORT_S = 0.1  # how often progress is reported
 _NO_UNIT = -1
+_REMEDY = "use workers=0, or define its class at the top of a module"
 
 
 def available_cpus() -> int:
@@ -137,140 +140,42 @@ class Ticks:
         """Count one more unit as done."""
 
 
-class Loss(Enum):
-    """What happened to the worker of a task that has no result."""
-
-    WORKER = "its worker died"
-    NODE = "its Ray worker, or the node of it, died"
-    MEMORY = "Ray killed its worker to free memory"
-    OTHER_TASK = "its worker died over another task"
-
-
-_MAX_LOSSES = {Loss.NODE: 5, Loss.MEMORY: 2}
-
-
 @dataclass(slots=True, eq=False)
-class Attempt:
-    """A task, and its failed tries so far.
+class _Attempt:
+    """A task, and over which of its units workers have died.
 
     Attributes:
-        done: units, in the present try.
-        losses: how often it was lost, by what happened.
-        deaths: how often a worker died over each unit; over None where it is not known which.
-        fatal: units that two workers died over.
+        deaths: how often over each unit; over None where it is not known which.
+        fatal: units over which two died.
     """
 
     task: Any
-    done: int = 0
-    losses: Counter[Loss] = field(default_factory=Counter)
     deaths: Counter[int | None] = field(default_factory=Counter)
     fatal: frozenset[int] = frozenset()
 
-    @property
-    def name(self) -> str:
-        """What errors call the task: its `name`, where it has one."""
-        name = str(getattr(self.task, "name", self.task))
-        return name if len(name) <= 100 else f"{name[:99]}…"
-
-    def lose(self, loss: Loss, unit: int | None, detail: str) -> None:
-        """Note that it was lost over `unit`; WorkerError with the `detail` if another try makes no sense."""
-        self.losses[loss] += 1
-        if loss is Loss.WORKER:
-            self.deaths[unit] += 1
-            if unit is not None and self.deaths[unit] == 2 and len(self.fatal) < _MAX_FATAL:
-                self.fatal |= {unit}
-                return
-            others = sum(times for unit, times in self.deaths.items() if unit not in self.fatal)
-            is_last = self.deaths[unit] > 1 or others > _MAX_DEATHS
-        else:
-            is_last = self.losses[loss] == _MAX_LOSSES.get(loss)
-        if is_last:
-            raise WorkerError(
-                f"{self.name}: {loss.value} {self.losses[loss]} times ({detail}); run the same command "
-                f"again, with fewer --workers if memory is short: a conversion continues where it stopped"
-            )
+    def blame(self, unit: int | None, how: str) -> None:
+        """Note that a worker died over `unit`, and `how`; WorkerError if another try makes no sense."""
+        self.deaths[unit] += 1
+        if unit is not None and self.deaths[unit] == 2 and len(self.fatal) < _MAX_FATAL:
+            self.fatal |= {unit}
+            return
+        others = sum(times for unit, times in self.deaths.items() if unit not in self.fatal)
+        if self.deaths[unit] > 1 or others > _MAX_DEATHS:
+            raise given_up(self.task, "its worker died", sum(self.deaths.values()), how)
 
 
-class Advanced(NamedTuple):
-    """So many more units are done."""
-
-    attempt: Attempt
-    units: int
-
-
-class Finished(NamedTuple):
-    """A task is done, and this is what `finish` returned."""
-
-    attempt: Attempt
-    result: Any
+def given_up(task: Any, what: str, times: int, detail: str) -> WorkerError:
+    """The error for a task to which `what` happened too often."""
+    return WorkerError(
+        f"{name_of(task)}: {what} {times} times ({detail}); run the same command again, with fewer --workers "
+        f"if memory is short: a conversion continues where it stopped"
+    )
 
 
-class Lost(NamedTuple):
-    """A task was lost, over this unit if that is known; `detail` is for the message."""
-
-    attempt: Attempt
-    loss: Loss
-    unit: int | None = None
-    detail: str = ""
-
-
-Event = Advanced | Finished | Lost
-
-
-class Pool(Protocol):
-    """The workers of an engine."""
-
-    def has_room(self) -> bool:
-        """Whether a worker is free for another task."""
-
-    def is_busy(self) -> bool:
-        """Whether it has a task that is neither finished nor lost."""
-
-    def start(self, attempt: Attempt) -> None:
-        """Start a task on a free worker."""
-
-    def receive(self) -> Iterator[Event]:
-        """Wait a moment for what happens to tasks; raises what a task raised."""
-
-    def end(self) -> None:
-        """Kill what runs; may be called again."""
-
-
-def run_all(
-    pool: Pool, tasks: Iterable[Any], on_progress: Callable[[int], None]
-) -> Generator[Any, None, None]:
-    """Yield what `pool` makes of each task; see `precache.engines.run`."""
-    waiting = map(Attempt, tasks)
-    again: deque[Attempt] = deque()
-    try:
-        while True:
-            while pool.has_room() and (attempt := again.popleft() if again else next(waiting, None)):
-                pool.start(attempt)
-            if not pool.is_busy():
-                return
-            for event in pool.receive():
-                attempt = event.attempt
-                if isinstance(event, Finished):
-                    yield event.result
-                    continue
-                units = event.units if isinstance(event, Advanced) else -attempt.done
-                attempt.done += units
-                on_progress(units)
-                if isinstance(event, Lost):
-                    attempt.lose(event.loss, event.unit, event.detail)
-                    again.append(attempt)
-    finally:
-        pool.end()
-
-
-class _CallerTicks(Ticks):
-    """Progress of tasks that the calling process does itself."""
-
-    def __init__(self, on_progress: Callable[[int], None]) -> None:
-        self._on_progress = on_progress
-
-    def __call__(self) -> None:
-        self._on_progress(1)
+def name_of(task: Any) -> str:
+    """What errors call a task: its `name`, where it has one."""
+    name = str(getattr(task, "name", task))
+    return name if len(name) <= 100 else f"{name[:99]}…"
 
 
 def run(
@@ -284,14 +189,14 @@ def run(
 ) -> Generator[Any, None, None]:
     """Yield `finish(function(task, tick))` for each task as it is done, in any order.
 
-    `function` is for what needs the CPU, `finish` for what waits for the disk: it runs in a thread of
-    its worker, while the next task's `function` begins. `function` calls `tick()` once per unit of
-    progress; `on_progress` gets the units done since its last call, a negative number where those of a dead
-    worker are done again. `workers=0` runs all in this process. An exception of any of them is raised
-    here. Leaving the iterator, by an exception or by closing it, ends the workers at once.
+    `function` calls `tick()` once per unit of progress; `on_progress` gets the units done since its last
+    call, a negative number where those of a dead worker are done again. `workers=0` runs all in this
+    process. An exception of any of them is raised here. Leaving the iterator, by an exception or by closing
+    it, ends the workers at once.
 
     A task whose worker died is tried again. If `function` calls `tick.begin(unit)` before each unit, a
-    unit over which a second worker dies is in `tick.fatal` from then on.
+    unit over which a second worker dies is in `tick.fatal` from then on. A death in `finish` is no unit's
+    fault.
 
     Args:
         tasks: taken one by one, as workers ask for them; errors name one by its `name`, if it has one.
@@ -300,128 +205,161 @@ def run(
     Raises:
         WorkerError: a task's workers died, and not over the same unit.
     """
-    if workers == 0:
-        for task in tasks:
-            yield finish(function(task, _CallerTicks(on_progress)))
+    if workers > 0:
+        yield from _run_in_processes(function, tasks, workers, on_progress, finish)
         return
-    yield from run_all(_Processes(function, finish, workers), tasks, on_progress)
+    for task in tasks:
+        yield finish(function(task, _CallerTicks(on_progress)))
 
 
-class _Processes:
-    """A `Pool` of at most `limit` processes, started as tasks come."""
-
-    def __init__(self, function: Callable[..., Any], finish: Callable[..., Any], limit: int) -> None:
-        self._function, self._finish, self._limit = function, finish, limit
-        self._workers: list[Worker] = []
-
-    def has_room(self) -> bool:
-        return len(self._workers) < self._limit or any(worker.is_free for worker in self._workers)
-
-    def is_busy(self) -> bool:
-        return any(worker.attempts for worker in self._workers)
-
-    def start(self, attempt: Attempt) -> None:
-        worker = next((worker for worker in self._workers if worker.is_free), None)
-        if worker is None:
-            worker = Worker(self._function, self._finish)
-            self._workers.append(worker)
-        worker.start(attempt)
-
-    def receive(self) -> Iterator[Event]:
-        wait([worker.connection for worker in self._workers if worker.attempts], timeout=REPORT_S)
-        for worker in list(self._workers):
-            yield from worker.receive()
-            if worker.is_dead:
-                self._workers.remove(worker)
-                worker.end()
-
-    def end(self) -> None:
-        for worker in self._workers:
+def _run_in_processes(
+    function: Callable[[Task, Ticks], Any],
+    tasks: Iterable[Task],
+    workers: int,
+    on_progress: Callable[[int], None],
+    finish: Callable[[Any], Any],
+) -> Generator[Any, None, None]:
+    waiting = map(_Attempt, tasks)
+    again: deque[_Attempt] = deque()
+    idle: list[_Worker] = []
+    busy: list[_Worker] = []
+    answers: list[_Answer] = []
+    try:
+        while True:
+            while len(busy) < workers and (attempt := again.popleft() if again else next(waiting, None)):
+                busy.append(idle.pop() if idle else _Worker(function, finish))
+                busy[-1].start(attempt)
+            for answer in answers:  # only now, so that no worker waits for what is done with it
+                if answer.error is not None:
+                    raise answer.error
+                yield answer.result
+            if not busy:
+                return
+            wait([worker.connection for worker in busy], _REPORT_S)
+            answers = []
+            for worker in list(busy):
+                received = worker.receive()
+                if units := worker.new_units():
+                    on_progress(units)
+                if worker.is_dead:
+                    busy.remove(worker)
+                    worker.attempt.blame(worker.unit, worker.end())
+                    again.append(worker.attempt)
+                elif received is not None:
+                    busy.remove(worker)
+                    idle.append(worker)
+                    answers.append(received)
+    finally:
+        for worker in (*busy, *idle):
             worker.end()
 
 
-class Worker:
-    """A process that works on one task, while it may still finish the one before.
+class _CallerTicks(Ticks):
+    """Progress of tasks that the calling process does itself."""
+
+    def __init__(self, on_progress: Callable[[int], None]) -> None:
+        self._on_progress = on_progress
+
+    def __call__(self) -> None:
+        self._on_progress(1)
+
+
+class _Answer(NamedTuple):
+    """What comes of a task: `error`, or what `finish` returned."""
+
+    result: Any = None
+    error: Exception | None = None
+
+
+class _Shared(ctypes.Structure):
+    """How far a worker is, in memory that outlives it; writing to it costs no system call."""
+
+    _fields_ = (("unit", ctypes.c_longlong), ("done", ctypes.c_longlong))
+    unit: int
+    done: int
+
+
+class _Worker:
+    """A process that does one task after another.
 
     Attributes:
-        attempts: what it has, oldest first.
-        is_free: whether it takes another task.
+        attempt: the task that it does, or did last.
+        connection: can be read as soon as there is an answer, or the process is dead.
         is_dead: whether it ended by itself.
     """
 
+    attempt: _Attempt
+    connection: "Connection[Any, Any]"
+
     def __init__(self, function: Callable[..., Any], finish: Callable[..., Any]) -> None:
-        self.attempts: deque[Attempt] = deque()
-        self.is_free, self.is_dead = True, False
+        self.is_dead = False
+        self._reported = 0
         method = "fork" if _may_fork() else "spawn"
         context: Any = multiprocessing.get_context(method)
         work = (function, finish) if method == "fork" else _packed((function, finish))
-        self.connection: Connection[Any, Any]
-        self.connection, theirs = context.Pipe()
-        # shared memory outlives the worker, and writing to it costs no system call
-        self._unit = context.RawValue("q", _NO_UNIT)
-        arguments = (theirs, self._unit, work)
-        self._process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
         try:
-            # On Ctrl-C the parent ends the run. NumPy's threads would only idle. A random.py in the working
-            # folder is not ours to import; what the source needs is found, for the path is the parent's.
-            with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
-                self._process.start()
+            self._shared = context.RawValue(_Shared)
+            self.connection, theirs = context.Pipe()
+            arguments = (theirs, self._shared, work)
+            self._process: BaseProcess = context.Process(target=_serve, args=arguments, daemon=True)
+            try:
+                # On Ctrl-C the parent ends the run. NumPy's threads would only idle. A random.py in the
+                # working folder is not ours to import; what the source needs is found, for the path is the
+                # parent's.
+                with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
+                    self._process.start()
+            except BaseException:
+                self.connection.close()
+                raise
+            finally:
+                theirs.close()  # so that reading fails once the worker is gone
         except OSError as error:
-            self.connection.close()
             check_open_files(error, error.filename)
             raise WorkerError(
                 f"no worker process can be started ({error.strerror or error}); run the same command again "
                 f"with fewer --workers; 0 needs none"
             ) from error
-        finally:
-            theirs.close()  # so that reading fails once the worker is gone
 
-    def start(self, attempt: Attempt) -> None:
+    @property
+    def unit(self) -> int | None:
+        """The unit that it is at, if that is known."""
+        return None if self._shared.unit == _NO_UNIT else self._shared.unit
+
+    def start(self, attempt: _Attempt) -> None:
         """Send it a task, of which it skips the fatal units."""
-        self.attempts.append(attempt)
-        self.is_free = False
-        self._unit.value = _NO_UNIT
-        with suppress(OSError):  # it is dead: `receive` finds that out
+        self.attempt = attempt
+        self._reported = 0
+        self._shared.unit, self._shared.done = _NO_UNIT, 0
+        try:
             self.connection.send((attempt.task, attempt.fatal))
+        except OSError:
+            pass  # it is dead: `receive` finds that out
+        except Exception as error:  # packing runs other people's code
+            raise cannot_be_sent(error, "worker processes", _REMEDY) from error
 
-    def receive(self) -> Iterator[Event]:
-        """What happened to its tasks; raises what one of them raised."""
-        while self.attempts and (message := self._next_message()) is not None:
-            kind, content = message
-            if kind == "progress":
-                yield Advanced(self.attempts[-1], content)
-            elif kind == "free":
-                self.is_free = True
-            elif kind == "error":
-                raise content
-            else:
-                yield Finished(self.attempts.popleft(), content)
-        if self.is_dead:
-            yield from self._lose()
-
-    def _next_message(self) -> tuple[str, Any] | None:
+    def receive(self) -> _Answer | None:
+        """The answer, if there is one."""
         try:
             return self.connection.recv() if self.connection.poll() else None
-        except (EOFError, OSError):  # its end of the connection closed, perhaps in the middle of a message
+        except (EOFError, OSError):  # its end of the connection closed, perhaps in the middle of an answer
             self.is_dead = True
             return None
 
-    def _lose(self) -> Iterator[Event]:
+    def new_units(self) -> int:
+        """Units done since the last call; once it is dead, none of its task are."""
+        done = 0 if self.is_dead else self._shared.done
+        units = done - self._reported
+        self._reported = done
+        return units
+
+    def end(self) -> str:
+        """Kill it if it lives; how it ended."""
+        self._process.kill()
         self._process.join()
         how = f"exit code {self._process.exitcode}; -9 means killed, often because memory ran out"
-        unit = None if self._unit.value == _NO_UNIT else int(self._unit.value)
-        while self.attempts:
-            # it died over the last one, not over what it was still finishing
-            loss = Loss.WORKER if len(self.attempts) == 1 else Loss.OTHER_TASK
-            yield Lost(self.attempts.popleft(), loss, unit, how)
-
-    def end(self) -> None:
-        """Kill it if it lives; may be called again."""
-        if not self.connection.closed:
-            self._process.kill()
-            self._process.join()
-            self._process.close()
-            self.connection.close()
+        self._process.close()
+        self.connection.close()
+        return how
 
 
 def _may_fork() -> bool:
@@ -462,47 +400,6 @@ def environment_with(**variables: str) -> Iterator[None]:
                 os.environ[name] = value
 
 
-class _ParentGone(BaseException):
-    """The parent process has ended: the result of the task is not needed."""
-
-
-def _serve(
-    connection: "Connection[Any, Any]",
-    unit: Any,
-    work: tuple[Callable[..., Any], Callable[..., Any]] | bytes,
-) -> None:
-    """Run the tasks that the parent sends, until it is gone.
-
-    Args:
-        work: `function` and `finish`, as they are in a fork, else packed.
-    """
-    if not isinstance(work, bytes):
-        _drop_inherited(connection.fileno())
-    tick = _PipeTicks(connection, unit)
-    with ThreadPoolExecutor(1) as finisher, suppress(_ParentGone):
-        try:
-            function, finish = pickle.loads(work) if isinstance(work, bytes) else work
-        except Exception as error:  # unpacking runs other people's code
-            tick.send("error", cannot_be_sent(error, "worker processes", _REMEDY))
-            return
-        finishing: Future[None] | None = None
-        while True:
-            task = tick.receive()
-            try:
-                produced = function(task, tick)
-            except Exception as error:
-                tick.send("error", sendable(error))
-                return
-            unit.value = _NO_UNIT
-            if finishing is not None:
-                finishing.result()  # one at a time: a finished shard and the next one are memory enough
-            tick.send("free")
-            finishing = finisher.submit(_finish, tick, finish, produced)
-
-
-_REMEDY = "use workers=0, or define its class at the top of a module"
-
-
 def _packed(work: Any) -> bytes:
     """`work` as bytes, which we unpack in the new process: so an error there is reported in one line."""
     try:
@@ -517,15 +414,6 @@ def cannot_be_sent(error: Exception, where: str, remedy: str) -> SettingError:
     return SettingError(f"the source cannot be sent to {where} ({reason}); {remedy}")
 
 
-def _finish(tick: "_PipeTicks", finish: Callable[..., Any], produced: Any) -> None:
-    try:
-        result = finish(produced)
-    except Exception as error:
-        tick.send("error", sendable(error))
-    else:
-        tick.send("result", result)
-
-
 def sendable(error: Exception) -> Exception:
     """`error`, or one with its text if it cannot be pickled."""
     try:
@@ -535,54 +423,68 @@ def sendable(error: Exception) -> Exception:
     return error
 
 
-def _drop_inherited(connection: int) -> None:
-    """Drop what a fork inherits: the handler of SIGTERM, and open files but the standard ones and this one.
+def _serve(
+    connection: "Connection[Any, Any]",
+    shared: _Shared,
+    work: tuple[Callable[..., Any], Callable[..., Any]] | bytes,
+) -> None:
+    """Do the tasks that the parent sends, until it is gone.
 
-    A worker that held the parent's ends of the pipes open would never see that the parent has ended.
+    Args:
+        work: `function` and `finish`, as they are in a fork, else packed.
+    """
+    parent: Any = multiprocessing.parent_process()
+    if not isinstance(work, bytes):
+        _drop_inherited({connection.fileno(), parent.sentinel})
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
+    try:
+        function, finish = pickle.loads(work) if isinstance(work, bytes) else work
+    except Exception as error:  # unpacking runs other people's code
+        connection.send(_Answer(error=cannot_be_sent(error, "worker processes", _REMEDY)))
+        return
+    with suppress(EOFError, OSError):  # the parent is gone
+        while True:
+            task, fatal = connection.recv()
+            connection.send(_do(task, _SharedTicks(shared, fatal), function, finish))
+
+
+def _do(task: Any, tick: "_SharedTicks", function: Callable[..., Any], finish: Callable[..., Any]) -> _Answer:
+    try:
+        produced = function(task, tick)
+        tick.begin(_NO_UNIT)
+        return _Answer(finish(produced))
+    except Exception as error:
+        return _Answer(error=sendable(error))
+
+
+def _drop_inherited(needed: set[int]) -> None:
+    """Drop what a fork inherits: the handler of SIGTERM, and open files but the standard ones and `needed`.
+
+    A pipe or a lock of the parent would else stay open as long as a worker lives.
     """
     gc.freeze()  # the parent's objects are not ours to collect
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.closerange(3, connection)
-    os.closerange(connection + 1, os.sysconf("SC_OPEN_MAX"))
+    start = 3
+    for descriptor in (*sorted(needed), os.sysconf("SC_OPEN_MAX")):
+        os.closerange(start, descriptor)
+        start = descriptor + 1
 
 
-class _PipeTicks(Ticks):
-    """The worker's end of the pipe, used by two threads; progress is sent at most every `REPORT_S`.
+def _end_after(parent: Any) -> None:
+    """End this process as soon as its parent is gone, whatever it is doing: nothing more is to be written."""
+    while os.getppid() == parent.pid:
+        parent.join(_REPORT_S)  # not without end: another child of the parent may hold this pipe open
+    os._exit(1)
 
-    Args:
-        unit: in shared memory, the unit that is about to be done.
-    """
 
-    def __init__(self, connection: "Connection[Any, Any]", unit: Any) -> None:
-        self._connection, self._unit = connection, unit
-        self._lock = threading.Lock()
-        self._pending, self._reported_s = 0, time.monotonic()
+class _SharedTicks(Ticks):
+    """Progress of a worker's task; the parent reads it in `shared`."""
 
-    def receive(self) -> Any:
-        """The next task; from then on `fatal` is of this one."""
-        try:
-            task, self.fatal = self._connection.recv()
-        except (EOFError, OSError) as error:
-            raise _ParentGone from error
-        return task
+    def __init__(self, shared: _Shared, fatal: frozenset[int]) -> None:
+        self._shared, self.fatal = shared, fatal
 
     def begin(self, unit: int) -> None:
-        self._unit.value = unit
+        self._shared.unit = unit
 
     def __call__(self) -> None:
-        self._pending += 1
-        if time.monotonic() - self._reported_s >= REPORT_S:
-            self._report()
-
-    def send(self, kind: str, content: Any = None) -> None:
-        if kind == "free":  # the task's last progress comes before the next task's first
-            self._report()
-        try:
-            with self._lock:
-                self._connection.send((kind, content))
-        except OSError as error:
-            raise _ParentGone from error
-
-    def _report(self) -> None:
-        self.send("progress", self._pending)
-        self._pending, self._reported_s = 0, time.monotonic()
+        self._shared.done += 1

@@ -47,12 +47,12 @@ class Publisher:
         return content
 
     def find(self, names: Iterable[str]) -> dict[str, ObjectInfo]:
-        """Those of the objects of these names that are there, with their checksums."""
+        """Look for the objects of these names; what is known of each that is there, with its checksum."""
         wanted = frozenset(names)
         return self.with_checksums([found for found in self.store.list() if found.name in wanted])
 
     def with_checksums(self, listed: Sequence[ObjectInfo]) -> dict[str, ObjectInfo]:
-        """As `find`, of objects that a list has."""
+        """Ask for the checksums of objects that a list has; see `find`."""
 
         def look(info: ObjectInfo, check: Check) -> ObjectInfo | None:
             return self.store.find(info.name, check)
@@ -117,7 +117,7 @@ class Publisher:
 
 
 def difference(found: ObjectInfo | None, file: FileEntry) -> str | None:
-    """How the object found in the place of `file` differs from it, in a few words; None if it does not."""
+    """Describe how the object found in the place of `file` differs from it; None if it does not."""
     if found is None:
         return "missing"
     if found.bytes != file.bytes:
@@ -128,9 +128,9 @@ def difference(found: ObjectInfo | None, file: FileEntry) -> str | None:
 
 
 def files_of(manifest: Manifest, folder: Path) -> list[FileEntry]:
-    """All files of the dataset in `folder` but its manifest, the largest first.
+    """List the files of the dataset in `folder`, but for its manifest, the largest first.
 
-    Among them is the list of rejects, which people read, and the manifest does not name.
+    Among them is the list of rejects, which the manifest does not name.
     """
     files = sorted(manifest.files, key=lambda file: -file.bytes)
     path = folder / REJECTED_NAME

@@ -229,7 +229,7 @@ def _manifest_at(url: Url, raw: bytes) -> Manifest:
 
 
 def _files_at(store: ObjectStore, manifest: Manifest) -> list[FileEntry]:
-    """As `files_of`, of the dataset at a URL."""
+    """List the files of the dataset at a URL, as `files_of` does of one in a folder."""
     files = sorted(manifest.files, key=lambda file: -file.bytes)
     if manifest.rejected:
         with suppress(ObjectNotFoundError):

@@ -18,7 +18,7 @@ What is fetched lies in the staging folder (TMPDIR) until the process ends.
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,9 @@ from precache.sources.options import (
     is_table,
 )
 from precache.sources.parquet import ParquetReader
-from precache.sources.rows import RowPart, RowReader, RowSource
-from precache.sources.shard_files import shards_among, shards_in, splits_of
-from precache.sources.table import CsvReader, JsonLinesReader
+from precache.sources.rows import RowPart, RowSource
+from precache.sources.shard_files import find_split, shards_among, shards_in, splits_of
+from precache.sources.table import DELIMITERS, JSON_LINES, CsvReader, JsonLinesReader
 from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
 from precache.storage import staging
@@ -61,13 +61,6 @@ _OTHER_TABLES = (*_PACKED, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feathe
 _OTHER_ARCHIVES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
 _PROBED = 1000  # objects that say whether a prefix holds tars alone
 _AT_A_TIME = 4  # tars that are fetched
-_TABLES: dict[str, Callable[[Location, Path, str], RowReader]] = {
-    ".csv": CsvReader,
-    ".tsv": CsvReader,
-    ".jsonl": JsonLinesReader,
-    ".parquet": lambda place, file, folder: ParquetReader(place, file, folder, place),
-}
-"""What reads the table of a suffix: its name in messages, its file, and where its pictures are."""
 
 
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
@@ -107,22 +100,23 @@ def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
     if is_url(mask):
         raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
     path = local_path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
-    if not (is_table(path) and path.is_file()):
-        return MaskedSource(open_source(source, options), local_path(mask))
-    reader = _table_reader(path, path, options)
-    if mask not in reader.names():
-        return MaskedSource(open_source(path, options), local_path(mask))
-    if isinstance(reader, ParquetReader) and reader.holds_pictures(options.image):
+    pictures = open_source(source, options)
+    if not (isinstance(pictures, RowSource) and is_table(path) and path.is_file()):
+        return MaskedSource(pictures, local_path(mask))
+    (part,) = pictures.parts
+    if mask not in [column.name for column in part.reader.columns()]:
+        return MaskedSource(pictures, local_path(mask))
+    _, image = part.choose(options)
+    if image.pictures is not None:
         raise SettingError(f"--mask {mask}: masks of pictures in Parquet are read from a folder; name that")
-    folder = locate(options.root or path.parent)
+    folder = locate(part.folder or "")
     if isinstance(folder, Url):
         raise SettingError(
             f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
         )
     fields = tuple(dict.fromkeys((*options.fields, mask)))
-    return MaskedSource(
-        open_source(path, replace(options, fields=fields)), folder, mask, mask in options.fields
-    )
+    pictures = replace(pictures, options=replace(pictures.options, fields=fields))
+    return MaskedSource(pictures, folder, mask, mask in options.fields)
 
 
 def _open_named(place: Location, options: SourceOptions) -> Source | None:
@@ -139,27 +133,38 @@ def _open_named(place: Location, options: SourceOptions) -> Source | None:
 
 def _open_table(place: Location, file: Path, options: SourceOptions) -> RowSource:
     """The source of a table; where it is Parquet with pictures, its name says their split."""
-    reader, split = _table_reader(place, file, options), ""
-    if isinstance(reader, ParquetReader) and file.is_file() and reader.holds_pictures(options.image):
-        (split,) = splits_of(place, [place.name])
-    return RowSource(place, _paths_of(place, options), (RowPart(reader, split),), options)
-
-
-def _table_reader(place: Location, file: Path, options: SourceOptions) -> RowReader:
     folder = str(place.parent) if options.root is None else options.root
-    return _TABLES[file.suffix.lower()](place, file, folder)
+    suffix, name = file.suffix.lower(), str(place)
+    if suffix in DELIMITERS:
+        part = RowPart(CsvReader(name, file), folder)
+    elif suffix == JSON_LINES:
+        part = RowPart(JsonLinesReader(name, file), folder)
+    else:
+        part = RowPart(ParquetReader(name, file, folder), folder)
+        _, image = part.choose(options)
+        if image.pictures is not None:
+            _warn_of_copies(place)
+            part = replace(part, split=find_split(place.name))
+    return RowSource(place, _paths_of(place, options), (part,), options)
 
 
 def _open_parquets(place: Location, folder: Path, names: Sequence[str], options: SourceOptions) -> RowSource:
     """The source of Parquet files with pictures, of which each says its split by its name."""
     options.only(TABLE)
-    splits = splits_of(place, names)
     pictures = str(folder) if options.root is None else options.root
     parts = [
-        RowPart(ParquetReader(place / name, folder / name, pictures, place), split, f"{name}/")
-        for name, split in zip(names, splits, strict=True)
+        RowPart(ParquetReader(str(place / name), folder / name, pictures), split=split, prefix=f"{name}/")
+        for name, split in zip(names, splits_of(place, names), strict=True)
     ]
+    _warn_of_copies(place)
     return RowSource(place, _paths_of(place, options), tuple(parts), options)
+
+
+def _warn_of_copies(place: Location) -> None:
+    warn(
+        f"{place}: its pictures are copied into {tempfile.gettempdir()} first: they are read in shuffled "
+        f"order, and of Parquet only many rows at once"
+    )
 
 
 def _paths_of(place: Location, options: SourceOptions) -> tuple[Location, ...]:
@@ -213,13 +218,14 @@ def _open_dataset(dataset: Any, options: SourceOptions, folder: Path | None = No
         if not len(one):
             raise SourceError(f"{name}: has no samples; expected one for each picture")
         if huggingface.is_dataset(one):
-            parts.append(RowPart(huggingface.HuggingFaceReader(one, name), split))
+            parts.append(RowPart(huggingface.HuggingFaceReader(one, name), split=split, is_dataset=True))
             continue
         reader = reader_of(one, name)
+        part = RowPart(reader, split=split, is_dataset=True)
         if isinstance(reader, FolderReader):
             paths.append(Path(reader.folder))
-        prefix = f"{split}/" if split and isinstance(reader, FolderReader) else ""
-        parts.append(RowPart(reader, split, prefix))
+            part = replace(part, folder=reader.folder, prefix=f"{split}/" if split else "")
+        parts.append(part)
     return RowSource(root, tuple(paths), tuple(parts), options)
 
 

@@ -175,7 +175,7 @@ class Archive:
         return self.as_scanned[0]
 
     def members(self) -> Iterator[Member]:
-        """All of them, in the archive's order.
+        """List the members, in the archive's order.
 
         Raises:
             SourceError: it is damaged, breaks off, or holds what cannot be read in place.
@@ -188,7 +188,7 @@ class Archive:
                 self.file = None
 
     def read(self, start: int, count: int) -> bytes:
-        """Some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
+        """Read some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
         if self.file is None:
             return read_part(self.path, self.shown, self.as_scanned, start, count)
         self.file.seek(start)
@@ -197,7 +197,7 @@ class Archive:
     def first_bytes(self, place: int, size: int, count: int = kinds.PREFIX_BYTES) -> bytes:
         """The first bytes of a member; none where it cannot be unpacked."""
         if self.is_zip:
-            return self._unzipped(place, count, _FIRST_PACKED_BYTES)
+            return self._unzip(place, count, _FIRST_PACKED_BYTES)
         return self.read(place, min(size, count))
 
     def content(self, where: str, place: int, size: int) -> bytes:
@@ -217,13 +217,13 @@ class Archive:
             return data
         assert self.entries is not None
         # no more of either: it may be a bomb, or lie about its packed size
-        data = self._unzipped(place, size + 1, 2 * size + _READ_BYTES)
+        data = self._unzip(place, size + 1, 2 * size + _READ_BYTES)
         if len(data) != size or zlib.crc32(data) != self.entries["crc"][place]:
             raise ImageError(where, "is damaged in the archive: it does not match its CRC-32")
         return data
 
     def picture(self, where: str, place: int, size: int, max_pixels: int) -> bytes:
-        """As `content`; ImageError, too, where no picture of `max_pixels` can be so large."""
+        """The content of a picture; ImageError, too, where none of `max_pixels` can be so large."""
         check_bytes(where, size, max_pixels)
         if self.entries is not None:
             check_bytes(where, int(self.entries["packed"][place]), max_pixels)
@@ -233,8 +233,8 @@ class Archive:
         """An error to raise: `what` begins with a verb."""
         return SourceError(f"{self.shown}: {what}; {remedy}")
 
-    def _unzipped(self, place: int, most: int, most_packed: int) -> bytes:
-        """Up to `most` first bytes of a zip's member, of up to `most_packed`; none if they are damaged."""
+    def _unzip(self, place: int, most: int, most_packed: int) -> bytes:
+        """Unpack `most` first bytes of a zip's member from `most_packed`; none where they are damaged."""
         assert self.entries is not None
         header, packed, _, method = self.entries[place].item()
         packed = min(packed, most_packed)
@@ -269,9 +269,9 @@ def open_archive(path: Path, shown: str) -> Archive:
     as_scanned = status.st_size, status.st_mtime_ns
     archive = Archive(shown, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
     start = b"" if archive.is_zip else archive.read(0, 6)
-    for mark, (opened, command) in _COMPRESSIONS.items():
+    for mark, (decompressed, command) in _COMPRESSIONS.items():
         if start.startswith(mark):
-            unpacked = _unpack(archive, opened, command)
+            unpacked = _unpack(archive, decompressed, command)
             status = os.stat(unpacked)
             return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
     return archive
@@ -387,7 +387,7 @@ def _zip_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
 
 
 def _name_in_zip(info: zipfile.ZipInfo) -> str:
-    """As a file system has it, in UTF-8 where the zip says nothing else."""
+    """The name as a file system has it, in UTF-8 where the zip says nothing else."""
     name = info.filename
     if not info.flag_bits & _UTF8:
         stored = name.encode("cp437")  # which zipfile takes it for, and which has a letter for each byte
@@ -559,18 +559,18 @@ _COMPRESSIONS: dict[bytes, tuple[Callable[..., Any], str]] = {
     b"BZh": (bz2.open, "bunzip2 -k"),
     b"\xfd7zXZ": (lzma.open, "unxz -k"),
 }
-"""First bytes of a compressed file -> what opens it, and the command that unpacks it."""
+"""First bytes of a compressed file -> what decompresses it, and the command that unpacks it."""
 
 
-def _unpack(archive: Archive, opened: Callable[..., Any], command: str) -> Path:
-    """The file that holds what is in a compressed one: pictures are read in shuffled order.
+def _unpack(archive: Archive, decompressed: Callable[..., Any], command: str) -> Path:
+    """Unpack a compressed tar into the staging folder, since pictures are read in shuffled order.
 
     Raises:
         SourceError: it is damaged, cannot be read, or there is no room for what it holds.
     """
     folder = staging.folder()
-    told = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
-    path = folder / f"{hashlib.sha256(told).hexdigest()[:16]}.tar"
+    identity = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.tar"
     if path.exists():  # of an earlier scan
         return path
     warn(
@@ -579,7 +579,7 @@ def _unpack(archive: Archive, opened: Callable[..., Any], command: str) -> Path:
     )
     temporary = temporary_path(path)
     try:
-        with _ArchiveFile(archive) as packed, opened(packed) as unpacked, open(temporary, "xb") as file:
+        with _ArchiveFile(archive) as packed, decompressed(packed) as unpacked, open(temporary, "xb") as file:
             shutil.copyfileobj(unpacked, file, _READ_BYTES)
         os.replace(temporary, path)
     except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError) as error:

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,9 @@ import numpy as np
 from precache.errors import ImageError, SourceError
 from precache.pictures.reading import steadily
 from precache.reporting import warn
-from precache.sources.labelled_list import IMAGE_NAMES
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import is_tensor, reason_of
-from precache.sources.rows import PicturesInFiles, PicturesInRows, Row
+from precache.sources.rows import Row, StoredPictures, TableColumn
 
 _TRIED = 16  # samples, until one can be read
 _PROBED = 8  # samples that are looked at for the names of their parts
@@ -50,22 +49,13 @@ class FolderReader:
     counts_lines = False
     is_text = False
 
-    def names(self) -> tuple[str, ...]:
-        return _PAIR
-
-    def picture_names(self) -> tuple[str, ...]:
-        return _PAIR[:1]
-
-    def class_names(self, label: str) -> tuple[str, ...] | None:
-        return _class_names(self.dataset)
+    def columns(self) -> list[TableColumn]:
+        return [TableColumn("image"), TableColumn("label", _class_names(self.dataset))]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         for number, (path, label) in enumerate(self.samples):
             values = {"image": _within(self.folder, path), "label": label}
             yield Row(number, [values[name] for name in names])
-
-    def pictures(self, name: str) -> PicturesInFiles:
-        return PicturesInFiles(self.folder, "check the folder of the dataset", may_repeat=True)
 
     @property
     def folder(self) -> str:
@@ -74,7 +64,7 @@ class FolderReader:
         return folder
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class DatasetReader:
     """The samples of any dataset.
 
@@ -89,24 +79,14 @@ class DatasetReader:
     counts_lines = False
     is_text = False
 
-    def names(self) -> list[str]:
-        return self._names
-
-    @cached_property
-    def _names(self) -> list[str]:
+    def columns(self) -> list[TableColumn]:
+        """The parts of its usual sample; any of them may hold pictures."""
         usual = _usual_sample(self.dataset, self.name, len(self.dataset))
-        if _has_names(usual):
-            return list(usual)
-        names = list(_PAIR[: len(_parts_of(usual))])
+        names = list(usual) if _has_names(usual) else list(_PAIR[: len(_parts_of(usual))])
         if not names:
             raise SourceError(f"{self.name}: its samples are empty; expected (picture, label)")
-        return names
-
-    def picture_names(self) -> list[str]:
-        return [name for name in self.names() if name in IMAGE_NAMES]
-
-    def class_names(self, label: str) -> tuple[str, ...] | None:
-        return _class_names(self.dataset)
+        classes = _class_names(self.dataset)
+        return [TableColumn(name, classes, partial(self._pictures, name)) for name in names]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         """The rows; one that cannot be read gets the values of another one."""
@@ -131,8 +111,8 @@ class DatasetReader:
                 else:
                     yield Row(number, found)
 
-    def pictures(self, name: str) -> PicturesInRows:
-        return PicturesInRows(partial(read_picture_of, self.dataset, self.name, name))
+    def _pictures(self, column: str) -> StoredPictures:
+        return StoredPictures(partial(read_picture_of, self.dataset, self.name, column))
 
     def _values(self, row: int, names: Sequence[str]) -> list[Any] | None:
         """The values of one sample; None where it cannot be read."""
@@ -234,7 +214,7 @@ def _read_sample(dataset: Any, name: str, row: int) -> Any:
 
 
 def read_picture_of(dataset: Any, name: str, column: str, row: int) -> Any:
-    """What a sample has for its picture; raises as `PicturesInRows.read`."""
+    """What a sample has for its picture; raises as `StoredPictures.read`."""
     try:
         return _value_of(_read_sample(dataset, name, row), column)
     except ValueError as error:

@@ -14,10 +14,9 @@ from precache.errors import MissingDependencyError, SourceError
 from precache.packages import install_extra
 from precache.reporting import warn
 from precache.sources.dataset import read_picture_of
-from precache.sources.labelled_list import IMAGE_NAMES
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import reason_of
-from precache.sources.rows import PicturesInRows, Row
+from precache.sources.rows import Row, StoredPictures, TableColumn
 
 PREFIX = "hf:"
 _BATCH_ROWS = 65_536
@@ -38,19 +37,18 @@ class HuggingFaceReader:
     counts_lines = False
     is_text = False
 
-    def names(self) -> list[str]:
-        return list(self.dataset.features or {})
-
-    def picture_names(self) -> list[str]:
-        features = self.dataset.features or {}
+    def columns(self) -> list[TableColumn]:
+        """The columns; those of pictures hold them, or where there are none, any may."""
+        features = dict(self.dataset.features or {})
         images = [name for name, feature in features.items() if _is_image(feature)]
-        return images or [name for name in features if name in IMAGE_NAMES]
-
-    def class_names(self, label: str) -> tuple[str, ...] | None:
-        """The names of a ClassLabel, or of a list of them."""
-        feature = self.dataset.features[label]
-        names = getattr(getattr(feature, "feature", feature), "names", None)
-        return unique_names(list(map(str, names))) if names else None
+        return [
+            TableColumn(
+                name,
+                _class_names(feature),
+                partial(self._pictures, name) if name in (images or features) else None,
+            )
+            for name, feature in features.items()
+        ]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         if not names:
@@ -68,13 +66,13 @@ class HuggingFaceReader:
             for place, values in enumerate(zip(*(columns[name] for name in names), strict=True)):
                 yield Row(start + place, values)
 
-    def pictures(self, name: str) -> PicturesInRows:
+    def _pictures(self, name: str) -> StoredPictures:
         if (self.dataset.format or {}).get("type") == "custom":
             warn(f"{self.name}: its transform is left out: pictures are converted as they are stored")
         pictures, feature = self.dataset.with_format(None).select_columns([name]), self.dataset.features[name]
         if _is_image(feature):
             pictures = pictures.cast_column(name, type(feature)(decode=False))
-        return PicturesInRows(partial(read_picture_of, pictures, self.name, name))
+        return StoredPictures(partial(read_picture_of, pictures, self.name, name))
 
 
 def load_saved(folder: str) -> Any:
@@ -105,3 +103,9 @@ def load_saved(folder: str) -> Any:
 
 def _is_image(feature: Any) -> bool:
     return type(feature).__name__ == "Image" and hasattr(feature, "decode")
+
+
+def _class_names(feature: Any) -> tuple[str, ...] | None:
+    """The names of a ClassLabel, or of a list of them."""
+    names = getattr(getattr(feature, "feature", feature), "names", None)
+    return unique_names(list(map(str, names))) if names else None

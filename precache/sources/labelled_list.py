@@ -15,8 +15,6 @@ from precache.sources.cells import typed
 from precache.sources.labels import Labelled, Labels
 from precache.sources.options import SourceOptions
 
-IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
-"""What the column of the pictures, or of their paths, is called more often than not."""
 LABEL_NAMES = ("label", "labels", "class", "class_name", "target", "category")
 """What the column of the labels is called more often than not."""
 
@@ -46,29 +44,24 @@ class Columns:
         return list(dict.fromkeys(name for name in every if name is not None))
 
     @classmethod
-    def of(
-        cls, where: str, names: Sequence[str], options: SourceOptions, pictures: Sequence[str] = ()
-    ) -> "Columns":
+    def of(cls, where: str, names: Sequence[str], images: Sequence[str], options: SourceOptions) -> "Columns":
         """The columns of what messages call `where`: those that the options name, or whose names say it.
 
         Args:
             names: those of the columns that there are.
-            pictures: those of the columns that hold pictures, where that is known.
+            images: those of the columns that may be the pictures, where the options name none.
 
         Raises:
             SettingError: a column is not there, or several may be meant.
         """
-        found = pictures or [name for name in names if name in IMAGE_NAMES]
-        if options.image is None and len(found) != 1:
-            which = "several columns" if found else "no column"
+        if options.image is None and len(images) != 1:
+            which = "several columns" if images else "no column"
             raise SettingError(
                 f"{where}: {which} may be the pictures; name theirs with --image; there are {_listed(names)}"
             )
-        image = found[0] if options.image is None else options.image
+        image = images[0] if options.image is None else options.image
         fields = tuple(dict.fromkeys(options.fields))
         label, note = _find_label(where, names, options, (image, options.split, *fields))
-        if pictures and label == "label":
-            note = ""  # so are they called in datasets
         flags = [("image", image), ("label", label), ("split", options.split)]
         for flag, name in [*flags, *(("field", field) for field in fields)]:
             if name is not None and names.count(name) != 1:

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,11 @@ from precache.dataset.columns import Ints
 from precache.errors import ImageError, MissingDependencyError, SourceError, os_errors_as
 from precache.packages import install_extra
 from precache.pictures.reading import read_part, read_picture, status_of
-from precache.reporting import warn
 from precache.sources.base import ANY_SIZE
-from precache.sources.labelled_list import IMAGE_NAMES
 from precache.sources.labels import unique_names
-from precache.sources.rows import PicturesInFiles, PicturesInRows, Row
-from precache.sources.table import PATHS_REMEDY, open_table
+from precache.sources.rows import Row, StoredPictures, TableColumn
+from precache.sources.table import open_table
 from precache.storage import staging
-from precache.storage.urls import Location
 
 SUFFIX = ".parquet"
 _PAGES_BYTES = 1 << 20  # read at a time, in the place of a row group
@@ -54,45 +51,28 @@ class ParquetReader:
     """The rows of a Parquet file.
 
     Attributes:
-        table: its name in messages.
-        file: what is read: `table`, or what was fetched from there.
-        folder: the folder or the URL that paths are relative to.
-        source: the folder of which it is one of several files, which then hold their pictures; or `table`.
+        file: what is read: the file of this name, or what was fetched from there.
+        folder: the folder that paths are relative to, of files that are named in the place of bytes.
     """
 
-    table: Location
+    name: str
     file: Path
     folder: str
-    source: Location
 
     counts_lines = False
     is_text = False
 
-    @property
-    def name(self) -> str:
-        return str(self.table)
-
-    def names(self) -> list[str]:
-        return list(self._schema().names)
-
-    def picture_names(self) -> list[str]:
-        schema = self._schema()
-        found = _columns_of_bytes(schema)
-        usual = [name for name in schema.names if name in IMAGE_NAMES]
-        called = [name for name in usual if name in found]
-        if called:
-            return called
-        return [] if usual and not self._is_one_of_several else found
-
-    def class_names(self, label: str) -> tuple[str, ...] | None:
-        """The names as Hugging Face's library stores them."""
-        try:
-            features = json.loads((self._schema().metadata or {})[b"huggingface"])["info"]["features"]
-            feature = features[label]
-            names = feature.get("feature", feature)["names"]
-        except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
-            return None
-        return unique_names(list(map(str, names))) if isinstance(names, list) and names else None
+    def columns(self) -> list[TableColumn]:
+        with self._open() as parquet:
+            schema = parquet.schema_arrow
+        return [
+            TableColumn(
+                field.name,
+                _class_names(schema, field.name),
+                partial(self._pictures, field.name) if _holds_bytes(field.type) else None,
+            )
+            for field in schema
+        ]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         if not names:
@@ -107,27 +87,6 @@ class ParquetReader:
                 yield Row(number, values)
                 number += 1
 
-    def pictures(self, name: str) -> PicturesInFiles | PicturesInRows:
-        found = _columns_of_bytes(self._schema())
-        if name not in found and self._is_one_of_several:
-            raise SourceError(
-                f"{self.table}: has no column of pictures, as bytes; where it has their paths, name one "
-                f"file, not the folder, and --image"
-            )
-        if name not in found:
-            held = "".join(f"; or take the bytes in {other!r}: --image {other}" for other in found)
-            return PicturesInFiles(self.folder, f"{PATHS_REMEDY}{held}")
-        status = os.stat(self.file)
-        copy = _copied(self, name, status.st_size, status.st_mtime_ns)
-        if not os.path.exists(copy.path):  # somebody has cleaned up
-            _copied.cache_clear()
-            copy = _copied(self, name, status.st_size, status.st_mtime_ns)
-        return PicturesInRows(copy.read, copy.sizes)
-
-    def holds_pictures(self, name: str | None) -> bool:
-        """Whether it holds the pictures of this column, or of any if it is None, and not their paths."""
-        return bool(self.picture_names()) if name is None else name in _columns_of_bytes(self._schema())
-
     def content(self, picture: Any) -> bytes | None:
         """The bytes of a picture, or of the file that is named for them; None where there is neither."""
         data: bytes | None = picture.get("bytes") if isinstance(picture, dict) else picture
@@ -141,13 +100,13 @@ class ParquetReader:
         for (pictures,) in self._batches([name], _BATCH_PICTURES):
             yield from pictures
 
-    @property
-    def _is_one_of_several(self) -> bool:
-        return self.source != self.table
-
-    def _schema(self) -> Any:
-        with self._open() as parquet:
-            return parquet.schema_arrow
+    def _pictures(self, column: str) -> StoredPictures:
+        status = os.stat(self.file)
+        copy = _copied(self, column, status.st_size, status.st_mtime_ns)
+        if not os.path.exists(copy.path):  # somebody has cleaned up
+            _copied.cache_clear()
+            copy = _copied(self, column, status.st_size, status.st_mtime_ns)
+        return StoredPictures(copy.read, copy.sizes)
 
     def _batches(self, names: Sequence[str], count: int) -> Iterator[list[list[Any]]]:
         """The values of the columns, so many rows at a time; SourceError where the file is damaged."""
@@ -160,7 +119,7 @@ class ParquetReader:
                     break
                 yield [batch.column(found.index(name)).to_pylist() for name in names]
         if left:
-            raise SourceError(f"{self.table}: has more or fewer rows than its end says; write it again")
+            raise SourceError(f"{self.name}: has more or fewer rows than its end says; write it again")
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
@@ -175,9 +134,9 @@ class ParquetReader:
             from pyarrow import parquet
         except ImportError as error:
             raise MissingDependencyError(
-                f"{self.table}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
+                f"{self.name}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
             ) from error
-        with open_table(self.table, self.file) as file:
+        with open_table(self.name, self.file) as file:
             try:
                 yield parquet.ParquetFile(
                     file, pre_buffer=False, page_checksum_verification=True, buffer_size=_PAGES_BYTES
@@ -185,13 +144,19 @@ class ParquetReader:
             except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise SourceError(
-                    f"{self.table}: not Parquet that can be read ({reason}); write it again"
+                    f"{self.name}: not Parquet that can be read ({reason}); write it again"
                 ) from error
 
 
-def _columns_of_bytes(schema: Any) -> list[str]:
-    """The names of the columns that may hold pictures."""
-    return [field.name for field in schema if _holds_bytes(field.type)]
+def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
+    """The names of classes as Hugging Face's library stores them."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        feature = features[column]
+        names = feature.get("feature", feature)["names"]
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        return None
+    return unique_names(list(map(str, names))) if isinstance(names, list) and names else None
 
 
 def _holds_bytes(kind: Any) -> bool:
@@ -220,7 +185,7 @@ class _Copy:
     ends: Ints
 
     def read(self, row: int) -> bytes:
-        """The picture of a row; raises as `PicturesInRows.read`."""
+        """The picture of a row; raises as `StoredPictures.read`."""
         size, where = int(self.sizes[row]), f"{self.table}: row {row}"
         if size < 0:
             raise ImageError(where, "has no picture, neither bytes nor a file")
@@ -238,12 +203,11 @@ def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: in
         SourceError: there is no room for it.
     """
     folder = staging.folder()
-    _warn_of_copies(reader.source, folder)
     sizes = []
     with (
         os_errors_as(
             SourceError,
-            f"{reader.source}: its pictures cannot be copied into {folder.parent}",
+            f"{reader.name}: its pictures cannot be copied into {folder.parent}",
             "set TMPDIR to a folder on a larger disk",
         ),
         tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
@@ -259,13 +223,4 @@ def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: in
     found = np.array(sizes, np.int64)
     return _Copy(
         reader.name, copy.name, (status.st_size, status.st_mtime_ns), found, np.cumsum(np.maximum(found, 0))
-    )
-
-
-@cache
-def _warn_of_copies(source: Location, folder: Path) -> None:
-    """Say it once, not for each of the files of a source."""
-    warn(
-        f"{source}: its pictures are copied into {folder.parent} first: they are read in shuffled order, and "
-        f"of Parquet only many rows at once"
     )

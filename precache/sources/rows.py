@@ -45,6 +45,9 @@ from precache.sources.tree import ObjectTree, read_object
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 
+IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
+"""What the column of the pictures, or of their paths, is called more often than not."""
+
 _PATH_BYTES = 4096  # no system takes longer ones
 _PROBED = 8  # pictures that are looked at to tell two datasets apart
 
@@ -64,33 +67,8 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class PicturesInFiles:
-    """Pictures whose paths stand in the rows.
-
-    Attributes:
-        folder: the folder or the URL that the paths are relative to.
-        remedy: what to look at where none of the files is there.
-        may_repeat: whether a file may be in several rows.
-    """
-
-    folder: str
-    remedy: str
-    may_repeat: bool = False
-
-    @property
-    def url(self) -> Url | None:
-        """The folder, where that is a URL."""
-        place = locate(self.folder)
-        return place if isinstance(place, Url) else None
-
-    def path_of(self, name: str) -> str:
-        """The path of a file as messages show it."""
-        return os.path.join(self.folder, name)
-
-
-@dataclass(frozen=True, slots=True)
-class PicturesInRows:
-    """Pictures that are values of the rows; all of a reader that worker processes get.
+class StoredPictures:
+    """The pictures of a column that holds them; all of a reader that worker processes get.
 
     Attributes:
         read: gives what the row of a number has for its picture, see `precache.sources.picture_values`.
@@ -102,43 +80,45 @@ class PicturesInRows:
     sizes: Ints | None = None
 
 
-class RowReader(Protocol):
-    """What is particular to a kind of table or dataset.
+@dataclass(frozen=True, slots=True)
+class TableColumn:
+    """A column, as a reader knows it.
 
     Attributes:
-        name: of the file or the dataset, in messages.
-        counts_lines: whether rows are known by the line that they begin in, as in a text editor.
-        is_text: whether values are text that says what it holds, as the cells of a CSV are.
+        class_names: names that whole numbers in it are indices of; None: there are none.
+        pictures: opens the pictures that it holds; None: it holds none, but perhaps the paths of files.
     """
+
+    name: str
+    class_names: tuple[str, ...] | None = None
+    pictures: Callable[[], StoredPictures] | None = None
+
+
+class RowReader(Protocol):
+    """What is particular to a kind of table or dataset."""
 
     @property
     def name(self) -> str:
-        """See the class."""
+        """The name of the file or the dataset, in messages."""
 
     @property
     def counts_lines(self) -> bool:
-        """See the class."""
+        """Whether rows are known by the line that they begin in, as in a text editor."""
 
     @property
     def is_text(self) -> bool:
-        """See the class."""
+        """Whether values are text that says what it holds, as the cells of a CSV are."""
 
-    def names(self) -> Sequence[str]:
-        """The names of the columns.
+    def columns(self) -> list[TableColumn]:
+        """The columns.
 
         Raises:
             SourceError: it cannot be read, or has none.
             MissingDependencyError: a library is missing.
         """
 
-    def picture_names(self) -> Sequence[str]:
-        """The columns that hold pictures, where that is known; none where only their names may say it."""
-
-    def class_names(self, label: str) -> tuple[str, ...] | None:
-        """The names that whole numbers in the column of the labels are indices of; None: there are none."""
-
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        """The rows, with the values of these columns: of none of them, where there are no labels or fields.
+        """The rows, with the values of the columns of these names, of which there may be none.
 
         None stands for a value that is not there.
 
@@ -146,22 +126,56 @@ class RowReader(Protocol):
             SourceError: one is damaged; names it.
         """
 
-    def pictures(self, name: str) -> PicturesInFiles | PicturesInRows:
-        """Where the pictures are that this column says."""
-
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
     """The rows of a reader as a part of a source: the whole of it, or a split, or one of several files.
 
     Attributes:
+        folder: the folder or URL that paths of pictures are relative to; None: rows have to hold pictures.
         split: the split of its rows, where they have no column of splits.
         prefix: what the paths of its samples begin with.
+        is_dataset: whether it is a dataset of a program, not a table: a file may be in several rows, and it
+            goes without saying that labels are in the column of this name.
     """
 
     reader: RowReader
+    folder: str | None = None
     split: str = ""
     prefix: str = ""
+    is_dataset: bool = False
+
+    def choose(self, options: SourceOptions) -> tuple[Columns, TableColumn]:
+        """Which columns hold what, and that of the pictures.
+
+        Raises:
+            SettingError: one is not there, or several may be meant.
+            SourceError: there are no pictures.
+        """
+        reader, columns = self.reader, self.reader.columns()
+        by_name = {column.name: column for column in columns}
+        # what is called a picture and is one; or else is called so and may be a path; or else is one
+        usual = [column for column in columns if column.name in IMAGE_NAMES]
+        images = [column for column in usual if column.pictures is not None]
+        if not images and self.folder is not None:
+            images = usual
+        if not images:
+            images = [column for column in columns if column.pictures is not None]
+        if options.image in by_name:
+            images = [by_name[options.image]]
+        if self.folder is None and all(column.pictures is None for column in images):
+            raise SourceError(
+                f"{reader.name}: has no column of pictures, as bytes; where it has their paths, name one "
+                f"file, not the folder, and --image"
+            )
+        names = [column.name for column in columns]
+        chosen = Columns.of(reader.name, names, [column.name for column in images], options)
+        image = by_name[chosen.image]
+        if chosen.label is not None:
+            chosen = replace(chosen, class_names=by_name[chosen.label].class_names)
+        if chosen.label == "label" and (self.is_dataset or image.pictures is not None):
+            chosen = replace(chosen, note="")  # so are they called there
+        return chosen, image
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,21 +185,32 @@ class ScannedPart:
     Attributes:
         name, counts_lines: those of the reader.
         prefix: see `RowPart`.
-        pictures: where the pictures are.
+        pictures: what the rows hold; None: files in `folder`.
         first: id of its first row; `SampleRef.place` is the number of a row, counted on from there.
     """
 
     name: str
     counts_lines: bool
+    folder: str
     prefix: str
-    pictures: PicturesInFiles | PicturesInRows
+    pictures: StoredPictures | None
     first: int
+
+    @property
+    def url(self) -> Url | None:
+        """The folder of the pictures, where that is a URL."""
+        place = locate(self.folder) if self.pictures is None else None
+        return place if isinstance(place, Url) else None
 
     def row_name(self, place: int, sample_id: int) -> str:
         """The name of a row for messages."""
         if self.counts_lines:
             return f"{self.name}, line {place:,} (id {sample_id})"
         return f"{self.name}: row {place - self.first}"
+
+    def file_of(self, path: str) -> str:
+        """The file of the sample of this path, as messages show it."""
+        return os.path.join(self.folder, path.removeprefix(self.prefix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,15 +232,13 @@ class RowSource:
     @property
     def reads_at_a_time(self) -> int:
         """How many pictures are asked for at a time, once it is scanned."""
-        for part in self.scanned:
-            if isinstance(part.pictures, PicturesInFiles) and part.pictures.url is not None:
-                return ObjectTree.reads_at_a_time
-        return 0
+        return ObjectTree.reads_at_a_time if any(part.url for part in self.scanned) else 0
 
     def scan(self) -> Scan:
-        columns = [_columns_of(part.reader, self.options) for part in self.parts]
-        for part, its_columns in zip(self.parts, columns, strict=True):
-            if difference := _difference(its_columns, columns[0]):
+        chosen = [part.choose(self.options) for part in self.parts]
+        first, _ = chosen[0]
+        for part, (columns, _) in zip(self.parts, chosen, strict=True):
+            if difference := _difference(columns, first):
                 raise SourceError(
                     f"{part.reader.name}: {difference} {self.parts[0].reader.name}; convert it alone, or "
                     f"write both with the same columns"
@@ -223,21 +246,24 @@ class RowSource:
         scanned: list[ScannedPart] = []
         rows = LabelledList(
             lambda row: _part_at(scanned, rows.places[row]).row_name(rows.places[row], row),
-            columns[0],
+            first,
             is_text=self.parts[0].reader.is_text,
         )
         warnings: list[str] = []
-        for part, its_columns in zip(self.parts, columns, strict=True):
+        for part, (columns, image) in zip(self.parts, chosen, strict=True):
             reader = part.reader
-            pictures = reader.pictures(its_columns.image)
-            listed = ScannedPart(reader.name, reader.counts_lines, part.prefix, pictures, len(rows))
-            scanned.append(listed)
-            if isinstance(pictures, PicturesInFiles):
-                warnings += _list_files(rows, part, listed, pictures, its_columns)
+            pictures = None if image.pictures is None else image.pictures()
+            scanned.append(
+                ScannedPart(
+                    reader.name, reader.counts_lines, part.folder or "", part.prefix, pictures, len(rows)
+                )
+            )
+            if pictures is None:
+                warnings += _list_files(rows, part, scanned[-1], columns)
             else:
-                _list_pictures(rows, part, listed, pictures, its_columns)
-            if its_columns.note:
-                warnings.append(f"{reader.name}: {its_columns.note}")
+                _list_stored(rows, part, scanned[-1], pictures, columns)
+            if columns.note:
+                warnings.append(f"{reader.name}: {columns.note}")
         if not len(rows):
             raise SourceError(f"{self.root}: has no rows; expected one for each picture")
         source = replace(self, parts=(), scanned=tuple(scanned))
@@ -249,8 +275,8 @@ class RowSource:
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         part, where = _part_at(self.scanned, ref.place), self.where(ref)
-        if isinstance(part.pictures, PicturesInFiles):
-            return _read_file(part, part.pictures, ref, where, max_pixels)
+        if part.pictures is None:
+            return _read_file(part, ref, where, max_pixels)
         check_bytes(where, ref.bytes, max_pixels)
         picture = picture_of(part.pictures.read(ref.place - part.first), where, max_pixels)
         if ref.bytes < 0:
@@ -261,9 +287,7 @@ class RowSource:
         """Its row, and the path of its file where it has one."""
         part = _part_at(self.scanned, ref.place)
         row = part.row_name(ref.place, ref.id)
-        if isinstance(part.pictures, PicturesInFiles):
-            return f"{row}: {part.pictures.path_of(ref.path.removeprefix(part.prefix))}"
-        return row
+        return row if part.pictures is not None else f"{row}: {part.file_of(ref.path)}"
 
     def _probe(self, samples: Samples) -> str:
         """Checksums of a few of the pictures in rows: labels alone do not tell two datasets apart.
@@ -274,7 +298,7 @@ class RowSource:
         found = []
         for row in sorted({round(at) for at in np.linspace(0, len(samples) - 1, _PROBED)}):
             ref = samples[row]
-            if isinstance(_part_at(self.scanned, ref.place).pictures, PicturesInFiles):
+            if _part_at(self.scanned, ref.place).pictures is None:
                 continue  # their sizes are in the digest
             try:
                 once, again = (picture_checksum(self.read(ref, ANY_SIZE)) for _ in range(2))
@@ -287,13 +311,6 @@ class RowSource:
                 )
             found.append(f"{row}:{once}")
         return " ".join(found)
-
-
-def _columns_of(reader: RowReader, options: SourceOptions) -> Columns:
-    columns = Columns.of(reader.name, reader.names(), options, reader.picture_names())
-    if columns.label is None:
-        return columns
-    return replace(columns, class_names=reader.class_names(columns.label))
 
 
 def _part_at(parts: Sequence[ScannedPart], place: int) -> ScannedPart:
@@ -313,8 +330,8 @@ def _difference(columns: Columns, first: Columns) -> str:
     return ""
 
 
-def _list_pictures(
-    rows: LabelledList, part: RowPart, listed: ScannedPart, pictures: PicturesInRows, columns: Columns
+def _list_stored(
+    rows: LabelledList, part: RowPart, listed: ScannedPart, pictures: StoredPictures, columns: Columns
 ) -> None:
     """Add the rows of a part that hold their pictures."""
     names = columns.names
@@ -328,17 +345,15 @@ def _list_pictures(
         rows.add_row(dict(zip(names, row.values, strict=True)), part.split, path, size, 0, place)
 
 
-def _list_files(
-    rows: LabelledList, part: RowPart, listed: ScannedPart, files: PicturesInFiles, columns: Columns
-) -> list[str]:
+def _list_files(rows: LabelledList, part: RowPart, listed: ScannedPart, columns: Columns) -> list[str]:
     """Add the rows of a part whose pictures are files; and a warning of those that are not there.
 
     Raises:
         SourceError: two rows name one picture, or there is none of them, or one cannot be looked at.
     """
     names = list(dict.fromkeys((columns.image, *columns.names)))
-    find, missing, hashes = _finder_of(files), list[int](), array("Q")
-    folder = None if files.url else os.path.abspath(files.folder)
+    find, missing, hashes = _finder_of(listed), list[int](), array("Q")
+    folder = None if listed.url else os.path.abspath(listed.folder)
     for row in part.reader.rows(names):
         values, place = dict(zip(names, row.values, strict=True)), listed.first + row.number
         path = values[columns.image]
@@ -352,25 +367,33 @@ def _list_files(
             missing.append(len(rows))
         size, modified_ns = status or (-1, 0)
         rows.add_row(values, part.split, f"{part.prefix}{short}", size, modified_ns, place)
-    if not files.may_repeat:
+    if not part.is_dataset:
         _check_once(rows, listed, columns.image, np.frombuffer(hashes, np.uint64))
     if not missing:
         return []
-    path = files.path_of(rows.path(missing[0]).removeprefix(part.prefix))
+    path = listed.file_of(rows.path(missing[0]))
     if len(missing) == len(hashes):
+        remedy = (
+            "check the folder of the dataset"
+            if part.is_dataset
+            else "paths are relative to the table, or to the folder that --root names, and have the same "
+            "extension as the files"
+        )
+        stored = [column.name for column in part.reader.columns() if column.pictures is not None]
+        instead = "".join(f"; or take the bytes in {name!r}: --image {name}" for name in stored)
         raise SourceError(
             f"{rows.where(missing[0])}: there is no picture {path!r}, nor one for any other row; "
-            f"{files.remedy}"
+            f"{remedy}{instead}"
         )
     count = f"{counted(len(missing), 'row')} of {len(hashes):,} without a picture"
     return [f"{listed.name}: {count}; the first is {rows.where(missing[0])}: {path!r}"]
 
 
-def _finder_of(files: PicturesInFiles) -> Callable[[str], tuple[int, int] | None]:
+def _finder_of(part: ScannedPart) -> Callable[[str], tuple[int, int] | None]:
     """Function that gives size and time of the last write of a file, in ns; None where there is none."""
-    if files.url is None:
-        return lambda name: status_of(files.path_of(name))
-    objects = {info.name: (info.bytes, info.modified_ns) for info in ObjectStore(files.url).list()}
+    if part.url is None:
+        return lambda name: status_of(os.path.join(part.folder, name))
+    objects = {info.name: (info.bytes, info.modified_ns) for info in ObjectStore(part.url).list()}
     return lambda name: objects.get(os.path.normpath(name))
 
 
@@ -431,17 +454,14 @@ def _check_once(rows: LabelledList, listed: ScannedPart, column: str, hashes: np
     )
 
 
-def _read_file(
-    part: ScannedPart, files: PicturesInFiles, ref: SampleRef, where: str, max_pixels: int
-) -> bytes:
+def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -> bytes:
     """The content of the file that a row names, which is as it was scanned."""
-    name = ref.path.removeprefix(part.prefix)
-    path, as_scanned = files.path_of(name), (ref.bytes, ref.modified_ns)
+    path, as_scanned, url = part.file_of(ref.path), (ref.bytes, ref.modified_ns), part.url
     if ref.bytes < 0:
         reason = "is a folder" if os.path.isdir(path) else "is not a file"
         raise ImageError(where, f"{reason}; named in {part.row_name(ref.place, ref.id)}")
-    if files.url is None:
+    if url is None:
         return read_picture(path, max_pixels, as_scanned)
     return read_object(
-        files.url, name, ref.bytes, max_pixels, lambda it: (it.bytes, it.modified_ns) == as_scanned
+        url, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, it.modified_ns) == as_scanned
     )

@@ -25,16 +25,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from precache.errors import SourceError, did_you_mean, os_reason
-from precache.sources.rows import PicturesInFiles, Row
+from precache.sources.rows import Row, TableColumn
 from precache.storage import open_regular
-from precache.storage.urls import Location
 
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
-PATHS_REMEDY = (
-    "paths are relative to the table, or to the folder that --root names, and have the same extension as the "
-    "files"
-)
-"""What to look at where none of the files that a table names is there."""
+JSON_LINES = ".jsonl"
 
 _LINE_BYTES = 64 << 20  # a longer line is not a line of a table
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
@@ -45,52 +40,39 @@ class CsvReader:
     """The rows of a CSV or TSV.
 
     Attributes:
-        table: its name in messages.
-        file: what is read: `table`, or what was fetched from there.
-        folder: the folder or the URL that paths are relative to.
+        file: what is read: the file of this name, or what was fetched from there.
     """
 
-    table: Location
+    name: str
     file: Path
-    folder: str
 
     counts_lines = True
     is_text = True
 
-    @property
-    def name(self) -> str:
-        return str(self.table)
-
-    def names(self) -> list[str]:
-        with open_table(self.table, self.file) as file:
-            _, names = next(self._records(file), (0, []))
-        if not names:
-            raise SourceError(f"{self.table}: is empty; expected a first line with the names of its columns")
-        return [name.strip() for name in names]
-
-    def picture_names(self) -> tuple[str, ...]:
-        return ()
-
-    def class_names(self, label: str) -> None:
-        return None
-
-    def pictures(self, name: str) -> PicturesInFiles:
-        return PicturesInFiles(self.folder, PATHS_REMEDY)
+    def columns(self) -> list[TableColumn]:
+        return [TableColumn(name) for name in self._names()]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        header = self.names()
+        header = self._names()
         wanted = [header.index(name) for name in names]
-        with open_table(self.table, self.file) as file:
+        with open_table(self.name, self.file) as file:
             for row, (line, cells) in enumerate(self._records(file)):
                 if row == 0:
                     continue  # the header
                 if len(cells) != len(header):
                     raise SourceError(
-                        f"{self.table}, line {line:,} (id {row - 1}): expected {len(header)} cells as in the "
+                        f"{self.name}, line {line:,} (id {row - 1}): expected {len(header)} cells as in the "
                         f"header, got {len(cells)}; put quotes around a cell with a "
                         f"{'tab' if self._delimiter != ',' else 'comma'} or a line break"
                     )
                 yield Row(line, [cells[column] for column in wanted])
+
+    def _names(self) -> list[str]:
+        with open_table(self.name, self.file) as file:
+            _, names = next(self._records(file), (0, []))
+        if not names:
+            raise SourceError(f"{self.name}: is empty; expected a first line with the names of its columns")
+        return [name.strip() for name in names]
 
     @property
     def _delimiter(self) -> str:
@@ -98,7 +80,7 @@ class CsvReader:
 
     def _records(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
         """The line that each row begins in, and its cells; the header is the first."""
-        lines = _lines(self.table, file)
+        lines = _lines(self.name, file)
         first = next(lines, "")
         reader = csv.reader(
             chain([first], lines),
@@ -114,7 +96,7 @@ class CsvReader:
                 return
             except csv.Error as error:
                 raise SourceError(
-                    f"{self.table}, line {line:,}: not CSV ({error}); close every quote, double those within "
+                    f"{self.name}, line {line:,}: not CSV ({error}); close every quote, double those within "
                     f"quotes, and write cells of over {csv.field_size_limit():,} characters as JSON lines"
                 ) from error
             if cells:
@@ -125,32 +107,18 @@ class CsvReader:
 class JsonLinesReader:
     """The rows of JSON lines; see `CsvReader` for the attributes."""
 
-    table: Location
+    name: str
     file: Path
-    folder: str
 
     counts_lines = True
     is_text = False
 
-    @property
-    def name(self) -> str:
-        return str(self.table)
-
-    def names(self) -> list[str]:
+    def columns(self) -> list[TableColumn]:
         # any line may be the first one with a key
         names = list(dict.fromkeys(name for _, values in self._objects() for name in values))
         if not names:
-            raise SourceError(f"{self.table}: is empty; expected one JSON object per line")
-        return names
-
-    def picture_names(self) -> tuple[str, ...]:
-        return ()
-
-    def class_names(self, label: str) -> None:
-        return None
-
-    def pictures(self, name: str) -> PicturesInFiles:
-        return PicturesInFiles(self.folder, PATHS_REMEDY)
+            raise SourceError(f"{self.name}: is empty; expected one JSON object per line")
+        return [TableColumn(name) for name in names]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         for line, values in self._objects():
@@ -158,26 +126,26 @@ class JsonLinesReader:
 
     def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The object of each line that is not blank, and the line's number."""
-        with open_table(self.table, self.file) as file:
-            for line, text in enumerate(_lines(self.table, file), 1):
+        with open_table(self.name, self.file) as file:
+            for line, text in enumerate(_lines(self.name, file), 1):
                 if text.isspace():
                     continue
                 try:
                     value = json.loads(text)
                 except (ValueError, RecursionError) as error:
                     raise SourceError(
-                        f"{self.table}, line {line:,}: not JSON ({error}); expected one object per line"
+                        f"{self.name}, line {line:,}: not JSON ({error}); expected one object per line"
                     ) from error
                 if not isinstance(value, dict):
                     raise SourceError(
-                        f"{self.table}, line {line:,}: is not a JSON object; expected one per line: "
+                        f"{self.name}, line {line:,}: is not a JSON object; expected one per line: "
                         f'{{"path": "a.jpg"}}'
                     )
                 yield line, value
 
 
 @contextmanager
-def open_table(table: Location, path: Path) -> Iterator[BinaryIO]:
+def open_table(table: str, path: Path) -> Iterator[BinaryIO]:
     """The file of a table, open; SourceError where it cannot be opened or read in the block."""
     try:
         with BufferedReader(open_regular(path)) as file:
@@ -189,7 +157,7 @@ def open_table(table: Location, path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def _lines(path: Location, file: BinaryIO) -> Iterator[str]:
+def _lines(path: str, file: BinaryIO) -> Iterator[str]:
     number = 0
     while line := file.readline(_LINE_BYTES + 1):
         number += 1

@@ -83,7 +83,7 @@ def is_mount_point(folder: Path) -> bool:
 
 
 def others_in(folder: Path, names: frozenset[str]) -> list[str]:
-    """What the folder holds that is neither of `names`, nor left of writing one of them, nor its lock."""
+    """Names in a folder that are not of `names`, nor left of writing one of them, nor that of its lock."""
     allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
     found = (path for path in folder.iterdir() if path.name not in names | allowed)
     return sorted(path.name for path in found if not is_leftover(path, names))

@@ -1,4 +1,4 @@
-"""What is tried again when it fails: `with_retries`; and requests to a storage, with their errors in words.
+"""The loop that tries again what fails for a moment; and requests to a storage, with their errors in words.
 
 obstore repeats what may pass by itself, with waits that double and are drawn at random: refused connections,
 answers of 5xx and 429, a GET that breaks off or stalls. It does not repeat a list that breaks off, an answer
@@ -250,7 +250,7 @@ def _status(error: BaseException) -> int | None:
 
 def _may_pass(error: Exception) -> bool:
     """Whether the same request may succeed, and obstore has not repeated it."""
-    if not is_of_storage(error):
+    if not is_of_storage(error) or isinstance(error, FileNotFoundError):
         return False
     if isinstance(error, ShortError) or _TOO_SLOW in str(error):
         return True

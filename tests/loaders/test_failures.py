@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 import loaders
 from precache import open_dataset
 from precache.dataset.columns import Column
+from precache.dataset.index import index_name
 from precache.errors import DatasetError, PrecacheError, WorkerError
 from tests.building import build_loader
 from tests.command import ROOT
@@ -126,18 +127,21 @@ TRUNCATE_IN_PLACE = """
 import os, sys
 import loaders
 
-path, shard = sys.argv[1:]
+path, mapped, left = sys.argv[1:]
 with loaders.build(path, batch_size=16, reading=loaders.Reading(check="never", workers=2)) as loader:
     list(loader)
-    os.truncate(shard, 5000)
+    os.truncate(mapped, int(left))
     for _ in range(3):
         list(loader)
 """
 
 
-def test_a_shard_truncated_in_place_ends_the_program(converted: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "left"), [(f"{SHARD}.safetensors", 5000), (index_name(), 0)])
+def test_a_file_truncated_in_place_ends_the_program(
+    name: str, left: int, converted: dict[str, Path], tmp_path: Path
+) -> None:
     """What a mapped file has no longer cannot be read; promises.md says so, and that we truncate none."""
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
-    command = [sys.executable, "-c", TRUNCATE_IN_PLACE, str(path), str(path / f"{SHARD}.safetensors")]
+    command = [sys.executable, "-c", TRUNCATE_IN_PLACE, str(path), str(path / name), str(left)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
     assert result.returncode == -signal.SIGBUS, result

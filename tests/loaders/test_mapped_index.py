@@ -95,9 +95,7 @@ def test_a_process_that_gets_a_split_maps_its_index_itself(large: Path) -> None:
     process.join()
 
 
-def test_an_index_that_is_removed_or_replaced_stays_mapped_as_it_was(
-    converted: dict[str, Path], tmp_path: Path
-) -> None:
+def test_an_index_that_is_replaced_stays_mapped_as_it_was(converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     data = open_split(path, "train")
     (path / "other").write_bytes(bytes(open_dataset(path).manifest.index.bytes))
@@ -121,9 +119,7 @@ def test_a_truncated_index_is_an_error_that_names_it(converted: dict[str, Path],
 
 
 @pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
-def test_splits_have_their_rows_of_every_column_also_between_those_of_others(
-    target: str, tmp_path: Path
-) -> None:
+def test_a_split_whose_shards_lie_apart_has_its_rows_of_every_column(target: str, tmp_path: Path) -> None:
     """After updates the shards of a split are no range any more."""
     recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
     how = {"workers": 0, "max_rejects": 1}

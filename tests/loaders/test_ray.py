@@ -10,6 +10,7 @@ from collections import deque
 from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import torch
 import loaders
 from loaders.batch import Request
 from loaders.read import ray_reader
-from precache.errors import PrecacheError, WorkerError
+from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import flip_a_bit
@@ -82,6 +83,41 @@ def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(
     with build_loader(raw_tree, **settings) as local, build_loader(raw_tree, **settings, **on_ray) as remote:
         assert all(same(*pair) for pair in zip(remote, local, strict=True))
     assert (tmp_path / "died").exists()
+
+
+def test_a_node_of_other_versions_is_refused_by_name(
+    raw_tree: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def with_another(job: list[Any], request: Request) -> Any:
+        with mock.patch("simplejpeg.__version__", "9.8.7"):
+            return ray_reader.decode(job, request)
+
+    monkeypatch.setattr(ray_reader, "decode", with_another)
+    with pytest.raises(SettingError, match=r"^node [0-9.]+ \(\w+\): simplejpeg is 9\.8\.7 there"):
+        build_loader(raw_tree, batch_size=4, **on_ray)
+
+
+@pytest.mark.parametrize("there", ["raw", "webdataset", "none"])
+def test_a_node_that_sees_something_else_is_refused_by_name(
+    there: str,
+    raw_tree: Path,
+    converted: dict[str, Path],
+    tmp_path: Path,
+    on_ray: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tree that is missing there; another dataset; none."""
+    path = Path(shutil.copytree(raw_tree if there == "raw" else converted["shards"], tmp_path / "copy"))
+
+    def elsewhere(job: list[Any], request: Request) -> Any:
+        path.rename(path.with_name(f"copy-{os.getpid()}"))
+        if there == "webdataset":
+            path.symlink_to(converted[there])
+        return ray_reader.decode(job, request)
+
+    monkeypatch.setattr(ray_reader, "decode", elsewhere)
+    with pytest.raises(DatasetError, match=rf"^node [0-9.]+ \(\w+\): {path}: .*; mount it on every node"):
+        build_loader(path, batch_size=4, **on_ray)
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Each worker imports this file anew, so it imports nothing that takes time.
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,24 @@ def die_stubbornly(task: Deadly, tick: Ticks) -> None:
     """Over a unit that is left out."""
     tick.begin(0)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_answering(task: Deadly, tick: Ticks) -> bytes:
+    """The first time, with more than a pipe holds."""
+    assert task.tries is not None
+    if not task.tries.exists():
+        task.tries.touch()
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+    return bytes(100_000_000)
+
+
+def note_process(task: Path, tick: Ticks) -> Path:
+    task.write_text(str(os.getpid()))
+    return task
+
+
+def sleep(task: Path) -> None:
+    time.sleep(60)
 
 
 class Odd(Exception):

@@ -48,7 +48,7 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
 def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else(
     step: int, bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
-    """Nothing there looks finished before, and an object of the user's stays."""
+    """Nothing there looks finished before, and objects of the user's stay, also under a name of ours."""
     here = working_folder(bucket).parent
     with stopping(here, Stop(counts="requests")) as run:
         convert(raw_tree, bucket / "whole", small_recipe("shards"), workers=0)
@@ -56,7 +56,9 @@ def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else
         url, stop = bucket / str(moment), Stop(moment, WAYS[moment % len(WAYS)], "requests")
         with suppress(KilledError, KeyboardInterrupt, PrecacheError), stopping(here, stop):
             convert(raw_tree, url, small_recipe("shards"), workers=0)
-        mine = {"train-99999.safetensors": b"mine"} if (working_folder(url) / JOURNAL_NAME).exists() else {}
+        mine = dict.fromkeys(("train-99999.safetensors", "rejected.csv"), b"mine")
+        if not (working_folder(url) / JOURNAL_NAME).exists():
+            mine = {}
         for name, content in mine.items():
             ObjectStore(url).put(name, content)
         whole = {**contents(converted["shards"]), **mine}

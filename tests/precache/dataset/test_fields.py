@@ -58,7 +58,6 @@ def test_other_fields_and_targets_are_found(tmp_path: Path) -> None:
 
 
 def test_the_stock_reader_opens_the_index(tmp_path: Path) -> None:
-    """Read by ranges of shards: `tests/loaders/test_huge.py`."""
     dataset = open_dataset(make(listed("classes", missing=[3]), tmp_path))
     arrays, index = load_file(tmp_path / "dataset.index"), dataset.read_index()
     for name, column in index.columns.items():

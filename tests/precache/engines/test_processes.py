@@ -1,5 +1,7 @@
 """Workers that die, and functions of the caller that raise."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ from precache import convert, engines
 from precache.errors import SettingError, WorkerError
 from precache.example_data.sample_tree import make_sample
 from precache.storage.locks import hold_lock
+from tests.command import ROOT
 from tests.conftest import small_recipe
 from tests.precache import tasks
+from tests.precache.engines.conftest import until
 from tests.precache.tasks import UNITS, Deadly
 
 
@@ -38,6 +42,41 @@ def test_a_task_whose_workers_go_on_dying_is_an_error_that_names_it(tmp_path: Pa
     for function in (tasks.die_over_other_units, tasks.die_stubbornly):
         with pytest.raises(WorkerError, match=r"^7: its worker died 3 times"):
             run(function, Deadly("7", tries=tmp_path / "tries"))
+
+
+def test_a_worker_that_dies_while_it_answers_is_replaced(tmp_path: Path) -> None:
+    (answer,) = run(tasks.die_while_answering, Deadly("7", tries=tmp_path / "tries"))
+    assert len(answer) == 100_000_000
+
+
+PARENT = """
+import sys
+from pathlib import Path
+from precache import engines
+from precache.engines import processes
+from tests.precache import tasks
+from tests.precache.engines.conftest import until
+
+processes._may_fork = lambda: sys.argv[1] == "fork"
+given = [Path(path) for path in sys.argv[2:]]
+list(engines.run(tasks.note_process, given, len(given), print, finish=tasks.sleep))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_end_with_a_parent_that_is_killed(method: str, tmp_path: Path) -> None:
+    """Whatever they do: here they finish what is done."""
+    notes = [tmp_path / "1", tmp_path / "2"]
+    with subprocess.Popen([sys.executable, "-c", PARENT, method, *notes], cwd=ROOT) as parent:
+        until(lambda: all(note.exists() and note.read_text() for note in notes) or parent.poll() is not None)
+        workers = [psutil.Process(int(note.read_text())) for note in notes]
+        parent.kill()
+    until(lambda: not any(lives(worker) for worker in workers), seconds=10)
+
+
+def test_a_task_that_cannot_be_sent_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(SettingError, match=r"cannot be sent .*workers=0"):
+        run(tasks.same, lambda: None)
 
 
 def test_errors_of_the_function_and_of_finish_arrive_whatever_they_are() -> None:
@@ -81,6 +120,13 @@ def test_an_error_of_a_callback_reaches_the_caller_unchanged(
     with hold_lock(out):
         pass  # it was released
     convert(few, out, small_recipe("shards", shard_bytes=1), workers=0)
+
+
+def lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def is_worker(process: psutil.Process) -> bool:

@@ -3,11 +3,10 @@
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from precache import SourceOptions, convert, open_dataset, verify_deep
-from precache.sources.rows import PicturesInRows, Row, RowPart, RowSource
+from precache.sources.rows import Row, RowPart, RowSource, StoredPictures, TableColumn
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import files_of
 from tests.precache.sources.test_dataset import shards
@@ -25,29 +24,21 @@ class SqliteReader:
     def name(self) -> str:
         return str(self.file)
 
-    def names(self) -> list[str]:
-        with sqlite3.connect(self.file) as database:
-            return [name for _, name, *_ in database.execute("PRAGMA table_info(pictures)")]
-
-    def picture_names(self) -> list[str]:
-        return ["image"]
-
-    def class_names(self, label: str) -> None:
-        return None
+    def columns(self) -> list[TableColumn]:
+        return [TableColumn("image", pictures=self.pictures), TableColumn("label"), TableColumn("caption")]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         with sqlite3.connect(self.file) as database:
             for number, row in enumerate(database.execute(f"SELECT {','.join(names)} FROM pictures")):
                 yield Row(number, row)
 
-    def pictures(self, name: str) -> PicturesInRows:
-        return PicturesInRows(partial(self.read, name))
+    def pictures(self) -> StoredPictures:
+        return StoredPictures(self.read)
 
-    def read(self, name: str, row: int) -> bytes:
+    def read(self, row: int) -> bytes:
         with sqlite3.connect(self.file) as database:
-            (picture,) = database.execute(
-                f"SELECT {name} FROM pictures WHERE rowid = ?", (row + 1,)
-            ).fetchone()
+            query = "SELECT image FROM pictures WHERE rowid = ?"
+            (picture,) = database.execute(query, (row + 1,)).fetchone()
         return bytes(picture)
 
 

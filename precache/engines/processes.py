@@ -22,6 +22,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
@@ -306,6 +307,8 @@ class _Worker:
                 # On Ctrl-C the parent ends the run. NumPy's threads would only idle. A random.py in the
                 # working folder is not ours to import; what the source needs is found, for the path is the
                 # parent's.
+                if method == "spawn":
+                    resource_tracker.ensure_running()  # unblocks SIGINT, where the first worker starts it
                 with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
                     self._process.start()
             except BaseException:

@@ -310,6 +310,8 @@ class _Worker:
                 # On Ctrl-C the parent ends the run. NumPy's threads would only idle. A random.py in the
                 # working folder is not ours to import; what the source needs is found, for the path is the
                 # parent's.
+                if method == "spawn":
+                    resource_tracker.ensure_running()  # unblocks SIGINT, where the first worker starts it
                 with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
                     self._process.start()
             except BaseException:

@@ -169,7 +169,7 @@ class Training(RuleBasedStateMachine):
             self._state()
 
     def teardown(self) -> None:
-        closed = self._ranks
+        closed = repr(self._ranks)  # not they themselves: each has its mapped index open until it goes
         self._end(closes=True)
         gc.collect()
         tidy = settles(lambda: not left(self._before) and open_files() <= self._files)

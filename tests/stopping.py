@@ -90,9 +90,13 @@ def stopping(folder: Path, stop: Stop) -> Iterator[Stop]:
 
 
 def _close_all_below(folder: Path) -> None:
-    """As the system does for a process that is gone; its locks end with them."""
-    gc.collect()  # what a file object has open is its own to close
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            if Path(os.readlink(descriptor)).is_relative_to(folder):
-                os.close(int(descriptor.name))
+    """Close what is open below `folder`, as the system does for a process that is gone; locks end with it.
+
+    The numbers stay taken: an object that has not gone yet, such as a mapped file, closes its own later.
+    """
+    gc.collect()
+    with open(os.devnull, "rb") as nothing:
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with suppress(OSError):
+                if Path(os.readlink(descriptor)).is_relative_to(folder):
+                    os.dup2(nothing.fileno(), int(descriptor.name), inheritable=False)

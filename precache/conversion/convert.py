@@ -85,7 +85,14 @@ from precache.dataset.index import (
 from precache.dataset.manifest import Manifest, Update, write_manifest
 from precache.dataset.shard_table import ShardEntry, ShardTable
 from precache.dataset.statistics import ChannelStatistics, statistics_by_split
-from precache.errors import DatasetError, SettingError, check_open_files, check_share, shell_command
+from precache.errors import (
+    DatasetError,
+    SettingError,
+    check_open_files,
+    check_share,
+    os_reason,
+    shell_command,
+)
 from precache.formats import FORMATS
 from precache.pictures import images
 from precache.pictures.kinds import kind_without_decoder, made_by
@@ -260,7 +267,7 @@ def _tells_of_faults(place: Location, how_much_is_kept: Callable[[], str] | None
             else f"; {remedy}, then run the same command again"
         )
         raise DatasetError(
-            f"{error.filename or place}: cannot be written ({error.strerror or error}){remedy}"
+            f"{error.filename or place}: cannot be written ({os_reason(error)}){remedy}"
         ) from error
 
 

@@ -21,7 +21,7 @@ from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
 from precache.dataset.statistics import PixelSums
-from precache.errors import DatasetError, SettingError
+from precache.errors import DatasetError, SettingError, os_reason
 from precache.formats import FORMATS, Format
 from precache.plan import ConvertPlan, ShardPlan
 from precache.recipe import Recipe
@@ -432,7 +432,7 @@ def _open(path: Path) -> int:
         file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise DatasetError(
-            f"{path}: cannot be read as the journal of a conversion ({error.strerror}); choose another DST, "
+            f"{path}: cannot be read as the journal of a conversion ({os_reason(error)}); choose another DST, "
             f"or remove the file"
         ) from error
     with file:

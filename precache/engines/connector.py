@@ -20,6 +20,7 @@ from precache.errors import (
     PrecacheError,
     SettingError,
     SourceError,
+    os_reason,
 )
 from precache.packages import install_extra
 
@@ -116,7 +117,7 @@ def _check_answers(address: str) -> None:
                 if len(answer) < _FRAME_HEADER_BYTES or answer[3] != _SETTINGS:
                     raise _no_cluster(address, "something else answers there")
     except (OSError, OverflowError) as error:
-        raise _no_cluster(address, getattr(error, "strerror", None) or str(error)) from error
+        raise _no_cluster(address, os_reason(error)) from error
 
 
 def _no_cluster(address: str, reason: str) -> SettingError:

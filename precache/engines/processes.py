@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TypeVar
 
-from precache.errors import SettingError, WorkerError, check_open_files, check_range
+from precache.errors import SettingError, WorkerError, check_open_files, check_range, os_reason
 from precache.reporting import Progress
 
 Task = TypeVar("Task")
@@ -322,7 +322,7 @@ class _Worker:
         except OSError as error:
             check_open_files(error, error.filename)
             raise WorkerError(
-                f"no worker process can be started ({error.strerror or error}); run the same command again "
+                f"no worker process can be started ({os_reason(error)}); run the same command again "
                 f"with fewer --workers; 0 needs none"
             ) from error
 

@@ -50,7 +50,7 @@ from precache.engines.processes import (
     unchanged,
 )
 from precache.engines.processes import run as run_here
-from precache.errors import DatasetError, SettingError, WorkerError
+from precache.errors import DatasetError, SettingError, WorkerError, os_reason
 from precache.pictures import turns
 from precache.reporting import warn
 from precache.storage import open_new, read_regular, temporary_path
@@ -295,7 +295,7 @@ def _look_into_folder(probe: Path) -> None:
     except FileNotFoundError:
         is_shared = False
     except OSError as error:
-        raise DatasetError(f"{folder}: cannot be read and written there ({error.strerror})") from error
+        raise DatasetError(f"{folder}: cannot be read and written there ({os_reason(error)})") from error
     if not is_shared:
         raise DatasetError(f"{folder}: is missing there, or another folder")
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import DatasetError, ImageError, shell_command
+from precache.errors import DatasetError, ImageError, os_reason, shell_command
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.pictures.sizes import Size
 from precache.storage import open_regular, read_descriptor_at, read_regular
@@ -93,7 +93,7 @@ def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int
         if np.any(places < 0):
             raise ValueError("a negative number")
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({error.strerror}); {remedy(path)}") from error
+        raise DatasetError(f"{path}: cannot be read ({os_reason(error)}); {remedy(path)}") from error
     except (ValueError, KeyError, OverflowError) as error:
         raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
     return places
@@ -170,7 +170,7 @@ def open_shard(path: Path) -> FileIO:
     try:
         return open_regular(path)
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be opened ({error.strerror}); {remedy(path)}") from error
+        raise DatasetError(f"{path}: cannot be opened ({os_reason(error)}); {remedy(path)}") from error
 
 
 def remedy(shard: Path) -> str:

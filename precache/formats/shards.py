@@ -37,7 +37,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from precache.errors import DatasetError
+from precache.errors import DatasetError, os_reason
 from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, remedy
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
@@ -229,7 +229,7 @@ class ShardFile:
             return os.preadv(self._file.fileno(), (out,), start)
         except OSError as error:
             raise DatasetError(
-                f"{self.path}: cannot be read ({error.strerror}); {remedy(self.path)}"
+                f"{self.path}: cannot be read ({os_reason(error)}); {remedy(self.path)}"
             ) from error
 
 

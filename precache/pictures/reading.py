@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable
 from typing import TypeVar
 
-from precache.errors import ImageError, OpenFilesError, SourceError, check_open_files
+from precache.errors import ImageError, OpenFilesError, SourceError, check_open_files, os_reason
 from precache.storage import open_regular, read_descriptor, read_descriptor_at
 from precache.storage.retries import with_retries
 
@@ -138,7 +138,7 @@ def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, i
 def _source_error(path: str | os.PathLike[str], error: OSError) -> SourceError:
     if error.errno == errno.ENOENT:
         return SourceError(f"{path}: disappeared after the tree was scanned; run the same command again")
-    reason = error.strerror or type(error).__name__
+    reason = os_reason(error)
     if error.errno in (errno.EINVAL, errno.EISDIR, errno.ENXIO) and not _is_file(path):
         return SourceError(
             f"{path}: is not a regular file any more (a pipe, a socket or a device?); remove it and run the "

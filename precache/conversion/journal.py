@@ -432,8 +432,8 @@ def _open(path: Path) -> int:
         file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise DatasetError(
-            f"{path}: cannot be read as the journal of a conversion ({os_reason(error)}); choose another DST, "
-            f"or remove the file"
+            f"{path}: cannot be read as the journal of a conversion ({os_reason(error)}); choose another "
+            f"DST, or remove the file"
         ) from error
     with file:
         if may_be_records(os.pread(file.fileno(), PROBED_BYTES, 0), _KEY):

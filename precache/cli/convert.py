@@ -37,7 +37,7 @@ RUNNING_FLAGS = {
         "--workers",
         type=int,
         help="Worker processes; 0 converts in this one. With Ray, shards that are written at a time.  "
-        "[default: one per CPU, two into a URL; with Ray two per CPU of the cluster]",
+        "[default: one per CPU; into a URL two; with Ray two per CPU of the cluster]",
     ),
     "engine": click.option(
         "--engine",

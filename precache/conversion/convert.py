@@ -155,7 +155,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
     Args:
         source: a path, a dataset, or several as splits; see `precache.open_source`.
-        workers: processes; default one per CPU, two into a URL, 0 for the calling process. With the
+        workers: processes; default one per CPU, into a URL two per CPU, 0 for the calling process. With the
             engine `ray`, shards at a time; default twice the CPUs of the cluster.
         overwrite: convert although the destination is finished: the new dataset is built beside
             it and takes its place at the end. An unfinished one of other settings is discarded.

@@ -89,12 +89,12 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _Unfinished:
         for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
             path = source.where(ref)
             tick.begin(unit)
-            shard.source_checksums.append(0)  # of one that is too large to be read
+            shard.source_checksums.append(0)  # of one that is not read
             try:
-                data = read()
-                shard.source_checksums[-1] = picture_checksum(data)
                 if unit in tick.fatal:
                     raise ImageError(path, KILLED)
+                data = read()
+                shard.source_checksums[-1] = picture_checksum(data)
                 stored, size, pixels = store(data, path, recipe, how)
                 mask = render_mask(source, ref, size, how) if has_masks else None
             except ImageError as error:
@@ -177,18 +177,22 @@ def store(
 def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     """Predict how many bytes `scan` will take in `recipe`'s format.
 
-    Pixels are counted by the headers of a hundred pictures, evenly over the source. A JPEG is taken to have
-    as many bytes per pixel as a usual photograph of its quality; a drawing has less, and noise more.
+    Where pictures vary in size, pixels are counted by the headers of a hundred, evenly over the source. A
+    JPEG is taken to have as many bytes per pixel as a usual photograph of its quality; a drawing has less,
+    and noise more.
     """
-    refs = spread_evenly(scan, _LOOKED_AT)
-    sizes = []
-    for ref, read in zip(refs, reads_of(scan.source, refs, recipe.max_pixels), strict=True):
-        with suppress(ImageError):  # the conversion says what is wrong with it
-            sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
-    picture_bytes = sum(sizes) / len(sizes) if sizes else 0
+    holds_pixels, size = FORMATS[recipe.format].holds_pixels, recipe.stored_size
+    if holds_pixels and size is not None:
+        picture_bytes: float = recipe.picture_bytes
+    else:
+        refs, sizes = spread_evenly(scan, _LOOKED_AT), []
+        for ref, read in zip(refs, reads_of(scan.source, refs, recipe.max_pixels), strict=True):
+            with suppress(ImageError):  # the conversion says what is wrong with it
+                sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
+        picture_bytes = sum(sizes) / len(sizes) if sizes else 0
     if reader_of(scan.source) is not None:
         pixels = picture_bytes / _bytes_per_pixel(recipe)
-        picture_bytes += pixels * (1 if FORMATS[recipe.format].holds_pixels else _MASK_BYTES_PER_PIXEL)
+        picture_bytes += pixels * (1 if holds_pixels else _MASK_BYTES_PER_PIXEL)
     return dataset_bytes(scan, recipe, picture_bytes)
 
 

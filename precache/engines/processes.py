@@ -299,9 +299,6 @@ class _Worker:
         context: Any = multiprocessing.get_context(method)
         work = (function, finish) if method == "fork" else _packed((function, finish))
         try:
-            if method == "spawn":
-                # now, for the first worker's start would start it, which lets SIGINT through again
-                resource_tracker.ensure_running()
             self._shared = context.RawValue(_Shared)
             self.connection, theirs = context.Pipe()
             arguments = (theirs, self._shared, work)
@@ -346,10 +343,14 @@ class _Worker:
     def receive(self) -> _Answer | None:
         """The answer, if there is one."""
         try:
-            return self.connection.recv() if self.connection.poll() else None
+            if self.connection.poll():
+                answer: _Answer = self.connection.recv()
+                return answer
+            # asked for, too: a process that it forked may hold its end of the connection open
+            self.is_dead = not self._process.is_alive() and not self.connection.poll()
         except (EOFError, OSError):  # its end of the connection closed, perhaps in the middle of an answer
             self.is_dead = True
-            return None
+        return None
 
     def new_units(self) -> int:
         """Units done since the last call; once it is dead, none of its task are."""

@@ -157,7 +157,7 @@ class EncodedMasks:
                 raise ValueError(f"its index says {length:,} bytes from {first:,} on")
             return self._extract(read_descriptor_at(self._file.fileno(), first, length))
         except (OSError, LookupError, ValueError, struct.error) as error:
-            reason = f"cannot be read ({error}); {remedy(self._path)}"
+            reason = f"cannot be read ({os_reason(error)}); {remedy(self._path)}"
             raise DatasetError(f"{self._path}: the mask in row {row:,} {reason}") from error
 
     def close(self) -> None:

@@ -167,7 +167,7 @@ class ShardFile:
             self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
                 raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
-        except DatasetError:
+        except BaseException:
             self._file.close()
             raise
 
@@ -304,7 +304,8 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], 
 def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple[Shapes, int]:
     """int64 [n, 2], and the channels, from `offsets` and `shapes`; DatasetError unless both say the same."""
     offsets = np.frombuffer(tail[: 8 * count], "<i8")
-    shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, -1).astype(np.int64)
+    columns = len(tail[8 * count :]) // (4 * count) if count else 2
+    shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, columns).astype(np.int64)
     channels = 3 if shapes.shape[1] == 2 else int(shapes[:1, 2].sum())
     expected, end = _offsets(shapes, channels)
     fits = 0 <= values - end < 8 and np.array_equal(offsets, expected)

@@ -26,7 +26,7 @@ from typing import Any
 import google_crc32c
 import numpy as np
 
-from precache.errors import DatasetError
+from precache.errors import DatasetError, os_reason
 from precache.formats.base import (
     EncodedMasks,
     Format,
@@ -65,7 +65,7 @@ class Writer:
 
     def finish(self) -> list[OutputFile]:
         """See `ShardWriter`."""
-        with self._file, OutputFile(self._index_path) as index_file:
+        with OutputFile(self._index_path) as index_file, self._file:
             index_file.write("".join(self._index).encode())
         return [self._file, index_file]
 
@@ -80,7 +80,9 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         for data, intact in _records(memoryview(read_regular(path))):
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
-        raise DatasetError(f"{path}: cannot be read as TFRecords ({error}); {remedy(path)}") from error
+        raise DatasetError(
+            f"{path}: cannot be read as TFRecords ({os_reason(error)}); {remedy(path)}"
+        ) from error
 
 
 def find_samples(path: Path) -> Places:

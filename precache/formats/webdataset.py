@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from precache.errors import DatasetError
+from precache.errors import DatasetError, os_reason
 from precache.formats.base import (
     EncodedMasks,
     Format,
@@ -66,7 +66,7 @@ class Writer:
 
     def finish(self) -> list[OutputFile]:
         """See `ShardWriter`."""
-        with self._file as file, OutputFile(self._index_path) as index_file:
+        with OutputFile(self._index_path) as index_file, self._file as file:
             file.write(bytes(2 * _BLOCK))
             file.write(bytes(-file.bytes % tarfile.RECORDSIZE))
             index_file.write("\n".join([f"v1.2 {len(self._index)}", *self._index, ""]).encode())
@@ -93,7 +93,10 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
                 yield StoredSample(int(key), label, jpeg, annotations=data, mask=parts.get(b"mask.png"))
                 parts.clear()
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: cannot be read as a tar of samples ({error}); {remedy(path)}") from error
+        reason = os_reason(error)
+        raise DatasetError(
+            f"{path}: cannot be read as a tar of samples ({reason}); {remedy(path)}"
+        ) from error
 
 
 def find_samples(path: Path) -> Places:

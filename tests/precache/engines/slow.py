@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from precache.pictures import images
 from precache.sources.base import SampleRef, Scan
 from precache.sources.tree import TreeSource
 
 SECONDS = 0.03
-_render = images.render_or_copy
 
 
 @dataclass(frozen=True)
@@ -29,7 +27,7 @@ class Slow:
 
     Attributes:
         marks: a folder: in it, each process that reads has a file by its id, with the id of its node.
-        deadly: path of a picture that kills whoever decodes it, as the kernel does where memory runs out.
+        deadly: path of a picture that kills whoever reads it, as the kernel does where memory runs out.
     """
 
     source: TreeSource
@@ -56,14 +54,10 @@ class Slow:
         if not mark.exists():
             mark.with_suffix(".new").write_text(_node())
             mark.with_suffix(".new").rename(mark)
-        # while it is decoded, which is what takes memory
-        images.render_or_copy = _die if ref.path == self.deadly else _render
+        if ref.path == self.deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(SECONDS)
         return self.source.read(ref, max_pixels)
-
-
-def _die(*arguments: Any) -> Any:
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _node() -> str:

@@ -10,8 +10,9 @@ What a kill leaves behind, and what the same command then does:
     the manifest is renamed               the old state, or a dataset       goes on, or is done
     the journal is removed                a dataset and a journal           removes the journal
 
-So the shards in work are lost and nothing else: a shard is in the journal once its files have their names,
-and the manifest is written last.
+So the shards in work are lost and nothing else: a shard is in the journal once all its files have their
+names, and the manifest is written last. `precache.conversion.destination` says the same of `--overwrite`,
+and `precache.conversion.url` of a conversion into a URL.
 """
 
 import math

@@ -1,7 +1,13 @@
 """Where samples come from, by one protocol, see `precache.sources.base`; what opens each of them is here.
 
-Tables and datasets are rows, for which there is one source, see `precache.sources.rows`: a new kind of them
-is a reader, and a line here.
+To add a source:
+
+    a kind of table      a `RowReader`, see `precache.sources.rows`; its suffix in `options.TABLE_SUFFIXES`, and
+                         a branch in `_open_table` here
+    a kind of dataset    a `RowReader`, and a branch in `_open_dataset`
+    anything else        a `Source`, see `precache.sources.base`: `root`, `paths`, `scan`, `read` and `where`;
+                         what it is called in `precache.sources.options`, and a branch in `_open_named`, by its
+                         file's name, `_open_folder` or `_open_url`
 
 A source at a URL:
 

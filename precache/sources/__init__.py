@@ -2,12 +2,12 @@
 
 To add a source:
 
-    a kind of table      a `RowReader`, see `precache.sources.rows`; its suffix in `options.TABLE_SUFFIXES`, and
-                         a branch in `_open_table` here
+    a kind of table      a `RowReader`, see `precache.sources.rows`; its suffix in `options.TABLE_SUFFIXES`,
+                         and a branch in `_open_table` here
     a kind of dataset    a `RowReader`, and a branch in `_open_dataset`
-    anything else        a `Source`, see `precache.sources.base`: `root`, `paths`, `scan`, `read` and `where`;
-                         what it is called in `precache.sources.options`, and a branch in `_open_named`, by its
-                         file's name, `_open_folder` or `_open_url`
+    anything else        a `Source`, see `precache.sources.base`: `root`, `paths`, `scan`, `read`, `where`;
+                         what it is called in `precache.sources.options`, and a branch in `_open_named`, by
+                         its file's name, `_open_folder` or `_open_url`
 
 A source at a URL:
 

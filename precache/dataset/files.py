@@ -76,7 +76,7 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
 
 
 def hold_whole(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
-    """As `CachedFiles.hold`, of a file all of which is compared; damaged there, it is fetched again."""
+    """Hold a file of the cache whose bytes match its checksum; one that is damaged there is fetched again."""
     opened = mirror.hold(file, check)
     if check_file(mirror.folder, file) is None:
         return opened

@@ -181,27 +181,27 @@ class SampleIndex:
 
     @property
     def names(self) -> list[str]:
-        """Of the columns."""
+        """Names of the columns."""
         return list(dict.fromkeys((*self.columns, *self.own)))
 
     @property
     def ids(self) -> Ints:
-        """As the other columns below, an array."""
+        """Ids of the samples, int64 [n]."""
         return self["ids"].values
 
     @property
     def labels(self) -> Ints:
-        """-1 where a sample has not just one class."""
+        """Class of each sample, int64 [n]; -1 where it has not just one."""
         return self["labels"].values
 
     @property
     def source_sizes(self) -> Sizes:
-        """Width and height."""
+        """Width and height of the upright source pictures, in pixels, int32 [n, 2]."""
         return self["source_sizes"].values
 
     @property
     def checksums(self) -> Checksums:
-        """Of what is stored."""
+        """Checksum of each stored sample, uint64 [n]."""
         return self["checksums"].values
 
     @property
@@ -211,17 +211,17 @@ class SampleIndex:
 
     @property
     def mask_checksums(self) -> Checksums | None:
-        """None: there are no masks."""
+        """Checksum of each mask, uint64 [n]; None: there are no masks."""
         return self["mask_checksums"].values if "mask_checksums" in self else None
 
     @property
     def targets(self) -> Column | None:
-        """None: the samples are labelled with one class each, or with nothing."""
+        """Targets of the samples; None: each is labelled with one class, or with nothing."""
         return self.get("targets")
 
     @property
     def fields(self) -> dict[str, Column]:
-        """By their names."""
+        """Fields by their names."""
         return {name.removeprefix(VALUE): self[name] for name in self.names if name.startswith(VALUE)}
 
     @property
@@ -372,7 +372,7 @@ class IndexFile:
 
     @property
     def path(self) -> Path:
-        """Of the file."""
+        """Path of the file."""
         return self._mapped.path
 
     @property
@@ -396,7 +396,11 @@ class IndexFile:
         return part.view(place.dtype).reshape(place.shape)
 
     def read_column(self, name: str) -> Column:
-        """As `read`, with where its values end, if each sample has any number of them."""
+        """The column of this name: its values and, if samples have any number of them, where they end.
+
+        Raises:
+            IndexFileError: it is not as it was written.
+        """
         values = self.read(name)
         if f"{ENDS}{name}" not in self.places:
             return Column(values)

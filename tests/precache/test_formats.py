@@ -18,6 +18,7 @@ from precache.errors import DatasetError
 from precache.formats import FORMATS, Sample
 from precache.formats.shards import DATA_START, ShardFile
 from precache.pictures.jpeg import encode_jpeg
+from precache.pictures.sizes import Size
 from precache.storage.output import publish
 from tests import format_contract as contract
 from tests.precache.sources.listed import FIELDS, SAMPLES, TARGETS, listed
@@ -123,12 +124,13 @@ def test_a_shard_that_shrinks_is_named(converted: dict[str, Path], tmp_path: Pat
             shard.read_picture(1)
 
 
+@pytest.mark.parametrize("most_bytes", [1, 4096])  # of a file; the index alone has fewer than 4,096
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_shard_that_is_given_up_leaves_nothing(name: str, tmp_path: Path) -> None:
-    """Before its end, and where its last files cannot be written."""
+def test_a_shard_that_is_given_up_leaves_nothing(name: str, most_bytes: int, tmp_path: Path) -> None:
+    """Before its end, and where its files cannot be written."""
     form = FORMATS[name]
-    pixels = np.zeros((8, 8, 3), np.uint8)
-    sample = Sample(0, 0, pixels if form.holds_pixels else encode_jpeg(pixels, 90), "a.jpg", (8, 8))
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    sample = Sample(0, 0, pixels if form.holds_pixels else encode_jpeg(pixels, 90), "a.jpg", (64, 64))
     writer = form.writer(tmp_path / "train-00000", 2, None)
     writer.add(sample)
     writer.abandon()
@@ -136,7 +138,7 @@ def test_a_shard_that_is_given_up_leaves_nothing(name: str, tmp_path: Path) -> N
     writer = form.writer(tmp_path / "train-00000", 2, None)
     writer.add(sample)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
             writer.finish()
@@ -146,14 +148,15 @@ def test_a_shard_that_is_given_up_leaves_nothing(name: str, tmp_path: Path) -> N
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("size", [8, None])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_shard_has_its_name_once_it_is_published(name: str, tmp_path: Path) -> None:
+def test_a_shard_has_its_name_once_it_is_published(name: str, size: Size | None, tmp_path: Path) -> None:
     """Also of fewer samples than were announced; of none, it is an empty shard."""
     form = FORMATS[name]
     pixels = np.arange(8 * 8 * 3, dtype=np.uint8).reshape(8, 8, 3)
     sample = Sample(7, 1, pixels if form.holds_pixels else encode_jpeg(pixels, 90), "a.jpg", (8, 8))
     for base, samples in (("train-00000", [sample]), ("train-00001", [])):
-        writer = form.writer(tmp_path / base, 2, 8)
+        writer = form.writer(tmp_path / base, 2, size)
         for added in samples:
             writer.add(added)
         files = writer.finish()

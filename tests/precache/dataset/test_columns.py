@@ -53,7 +53,7 @@ def test_rows_of_a_column_are_those_of_a_list_whatever_is_asked_for(name: str) -
 
 
 def test_rows_of_a_range_from_0_on_are_the_array_itself() -> None:
-    """So all columns of a choice share it."""
+    """All columns of a choice share it."""
     positions = np.array([3, 1])
     assert rows_at(range(9), positions) is positions
 

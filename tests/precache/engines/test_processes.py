@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,16 @@ def test_a_task_whose_workers_go_on_dying_is_an_error_that_names_it(tmp_path: Pa
 def test_a_worker_that_dies_while_it_answers_is_replaced(tmp_path: Path) -> None:
     (answer,) = run(tasks.die_while_answering, Deadly("7", tries=tmp_path / "tries"))
     assert len(answer) == 100_000_000
+
+
+def test_a_death_is_seen_although_a_child_holds_the_pipe(tmp_path: Path) -> None:
+    tries, start_s = tmp_path / "tries", time.monotonic()
+    try:
+        assert run(tasks.die_beside_a_child, Deadly("7", tries=tries)) == ["7"]
+        assert psutil.pid_exists(int(tries.read_text()))
+        assert time.monotonic() - start_s < 100  # not at the child's end
+    finally:
+        psutil.Process(int(tries.read_text())).kill()
 
 
 PARENT = """

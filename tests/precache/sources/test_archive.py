@@ -156,7 +156,7 @@ def headers_about_headers(path: Path) -> bytes:
 
 
 def header_that_leads_back(path: Path) -> bytes:
-    """Behind a member, a header with a size below zero, of which a global one says that it is another."""
+    """A header with a negative size behind a member, and a global header that gives another size."""
     whole = make_tar(path, {"a/1.jpg": JPEG}).read_bytes()[:1024]
     global_header = tarfile.TarInfo.create_pax_global_header({"size": "3"})
     member = bytearray(tarfile.TarInfo("a/2.jpg").tobuf())

@@ -43,12 +43,17 @@ class Rank:
     Args:
         prefix: of the names of their memory, tells those that share from those of other tests.
         kill_at: how many pictures it keeps; in the midst of the last of them it is killed.
+        scratch: its folder for temporary files, which no other test writes to.
     """
 
-    def __init__(self, path: Path, settings: dict[str, Any], prefix: str, kill_at: int) -> None:
+    def __init__(
+        self, path: Path, settings: dict[str, Any], prefix: str, kill_at: int, scratch: Path
+    ) -> None:
         context = multiprocessing.get_context("forkserver")
         self._connection, theirs = context.Pipe()
-        self.process = context.Process(target=_run, args=(theirs, str(path), settings, prefix, kill_at))
+        self.process = context.Process(
+            target=_run, args=(theirs, str(path), settings, prefix, kill_at, str(scratch))
+        )
         self.process.start()
         theirs.close()
 
@@ -73,8 +78,11 @@ class Rank:
         self.process.join()
 
 
-def _run(connection: Connection, path: str, settings: dict[str, Any], prefix: str, kill_at: int) -> None:
+def _run(
+    connection: Connection, path: str, settings: dict[str, Any], prefix: str, kill_at: int, scratch: str
+) -> None:
     torch.set_num_threads(1)
+    tempfile.tempdir = scratch
     host_memory._PREFIX = prefix
     read = copied = 0
     take_in, copyto = cache.CachedReader._take_in, np.copyto
@@ -140,7 +148,7 @@ def _preloaded() -> Iterator[None]:
 
 @pytest.fixture
 def start(
-    _preloaded: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    _preloaded: None, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, tmp_path: Path
 ) -> Iterator[Start]:
     """Starts ranks at a time, each with its settings, that share with nobody but one another."""
     prefix = f"precache-{os.getpid()}-{hash(request.node.name)}-"
@@ -148,7 +156,7 @@ def start(
     ranks: list[Rank] = []
 
     def start(path: Path, *settings: dict[str, Any], kill_at: int = 0) -> list[Rank]:
-        started = [Rank(path, each, prefix, kill_at) for each in settings]
+        started = [Rank(path, each, prefix, kill_at, tmp_path) for each in settings]
         ranks.extend(started)
         assert [rank.hear() for rank in started] == ["ready"] * len(started)
         return started
@@ -168,18 +176,19 @@ def due(path: Path, **settings: Any) -> dict[int, int]:
         return checksums(loader)
 
 
-def left_behind() -> list[str]:
-    folders = ("/dev/shm", tempfile.gettempdir())
-    return [name for folder in folders for name in os.listdir(folder) if name.startswith("precache")]
+def left_behind(scratch: Path) -> list[str]:
+    """Files that ranks left: any in their own folder, and in /dev/shm those with their prefix."""
+    in_memory = [name for name in os.listdir("/dev/shm") if name.startswith(host_memory._PREFIX)]
+    return in_memory + os.listdir(scratch)
 
 
 @pytest.mark.parametrize("kind", ["webdataset", pytest.param("raw", marks=pytest.mark.slow)])
 def test_ranks_share_one_copy_and_decode_each_picture_once(
-    kind: str, raw_tree: Path, converted: dict[str, Path], start: Start
+    kind: str, raw_tree: Path, converted: dict[str, Path], start: Start, tmp_path: Path
 ) -> None:
     """Also who joins when who made the memory was killed; it has no name, and goes with the last."""
     path = {"raw": raw_tree, **converted}[kind]
-    before, expected = left_behind(), due(path, size=STORED_SIZE)
+    expected = due(path, size=STORED_SIZE)
     ranks = start(path, *ranks_of(3, size=STORED_SIZE))
     first = [rank.serve(0) for rank in ranks]
     assert {i: c for served, _ in first for i, c in served.items()} == expected
@@ -199,7 +208,7 @@ def test_ranks_share_one_copy_and_decode_each_picture_once(
     while any(memory_files(pid).keys() & memory.keys() for pid in filter(str.isdigit, os.listdir("/proc"))):
         assert time.monotonic() < end_s
         time.sleep(0.1)
-    assert left_behind() == before
+    assert left_behind(tmp_path) == []
 
 
 @pytest.mark.parametrize("kind", ["shards", "keep-webdataset"])

@@ -1,14 +1,11 @@
 """Backend `shards`: decoded pixels, copied by threads out of mapped files straight into each batch."""
 
-import ctypes
 import mmap
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +13,8 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
+from loaders.read import host_memory
+from loaders.read.blocks import BlockReader, advise, is_cached, prefer_blocks
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
@@ -28,11 +27,9 @@ from precache.storage.locks import lock
 
 _PROBES = 4  # pictures of a batch that tell whether the disk is to be asked for any: a call each
 _BATCHES_AHEAD = 2  # whose shards at a URL are fetched
-_OPEN_SHARDS = 256  # maps, of which Linux gives a process 65,530
+_OPEN_SHARDS = 256  # maps, where not all are kept
+_MOST_MAPS = 32_768  # of 65,530 that Linux gives a process
 _OPEN_OF_URL = 32  # each keeps its file open: a process may have 1,024 by default, on macOS 256
-_CHUNK_BYTES = 128 * 1024
-_PROBED_BYTES = 1024 * 1024  # in the cache or not as one: asking takes time, too
-_MADV_POPULATE_READ = 22  # which `mmap` does not name: https://man7.org/linux/man-pages/man2/madvise.2.html
 
 
 class MappedShard:
@@ -43,24 +40,22 @@ class MappedShard:
 
     Args:
         shard: of which no more than its map is needed.
-        ahead: read all of it that the system has not cached, and map that at once.
+        in_blocks: all of it will be read, and stays in the system's cache.
         locked: what is closed with the map, and keeps the file in the cache of a URL until then.
     """
 
-    def __init__(self, shard: ShardFile, *, ahead: bool, locked: ShardFile | None) -> None:
+    def __init__(self, shard: ShardFile, *, in_blocks: bool, locked: ShardFile | None) -> None:
         self._locked = locked
         self._path, self._shapes, self._starts = shard.path, shard.shapes, shard.starts
         self._pixel_bytes = shard.channels * shard.dtype.itemsize
-        if ahead:
-            _read_ahead(shard)
         self._mapped = _map(shard)
+        if in_blocks:
+            prefer_blocks(self._mapped)
         self._of_one_size: Pixels | None = None  # all pictures
         if len(self._shapes) and (self._shapes == self._shapes[0]).all():
             shape = (len(self._shapes), *self._shapes[0].tolist(), self._pixel_bytes)
             pixels = self._mapped[DATA_START:]
             self._of_one_size = pixels[: int(np.prod(shape))].reshape(shape)
-        if ahead and sys.platform == "linux" and _is_cached(shard.descriptor, shard.bytes // 2):
-            _advise(self._mapped, 0, shard.bytes, _MADV_POPULATE_READ)  # not page by page as it is touched
 
     def picture(self, row: int) -> Pixels:
         """Uint8 [height, width, bytes of a pixel] of the picture in `row`: valid as long as it is held.
@@ -78,13 +73,13 @@ class MappedShard:
         """Whether the middle of the picture in `row` is in the system's cache."""
         start, picture_bytes = self._place(row)
         with suppress(OSError, OpenFilesError), open_regular(self._path) as file:
-            return _is_cached(file.fileno(), start + picture_bytes // 2)
+            return is_cached(file.fileno(), start + picture_bytes // 2)
         return False
 
     def will_need(self, row: int) -> None:
         """Ask the system to fetch the picture in `row` from the disk, without waiting for it."""
         if hasattr(mmap, "MADV_WILLNEED"):
-            _advise(self._mapped, *self._place(row), mmap.MADV_WILLNEED)
+            advise(self._mapped, *self._place(row), mmap.MADV_WILLNEED)
 
     def close(self, *, drop_cached: bool = False) -> None:
         """Unmap the file; idempotent. Pictures that are held stay.
@@ -121,42 +116,6 @@ def _map(shard: ShardFile) -> Pixels:
         ) from error
 
 
-def _advise(mapped: Pixels, start: int, count: int, advice: int) -> None:
-    """Call madvise for `count` bytes from `start` on; an error is one of a system that does without."""
-    begin = start - start % mmap.PAGESIZE
-    address = ctypes.c_void_p(mapped.ctypes.data + begin)
-    # of ctypes, which lets other threads run
-    _libc().madvise(address, ctypes.c_size_t(start + count - begin), advice)
-
-
-@cache
-def _libc() -> Any:
-    return ctypes.CDLL(None)
-
-
-def _read_ahead(shard: ShardFile) -> None:
-    """Read those parts of the file that are not in the system's cache, sequentially.
-
-    Not by `posix_fadvise`: read like this, Linux caches the file in large folios, out of which rows are
-    copied in half the time.
-    """
-    chunk = bytearray(_CHUNK_BYTES)
-    for start in range(0, shard.bytes, _PROBED_BYTES):
-        stop = min(start + _PROBED_BYTES, shard.bytes)
-        # not its ends: opening the file brought in those of the file
-        if not _is_cached(shard.descriptor, (start + stop) // 2):
-            for place in range(start, stop, _CHUNK_BYTES):
-                shard.read_some(memoryview(chunk), place)
-
-
-def _is_cached(descriptor: int, start: int) -> bool:
-    """Whether the byte at `start` can be read without waiting for the disk; False behind the end."""
-    try:
-        return os.preadv(descriptor, [bytearray(1)], start, os.RWF_NOWAIT) > 0
-    except (AttributeError, OSError):  # no such call, or it would wait
-        return False
-
-
 class ShardsReader:
     """Reads single samples at random, or shard after shard for `shuffle="window"` and False."""
 
@@ -172,10 +131,19 @@ class ShardsReader:
         self._bounded = self._sequential and exceeds
         self._kept = _OPEN_SHARDS if data.remote is None else _OPEN_OF_URL
         self._check = SampleCheck(data, spec.reading.check)
-        self._unasked = 0 if self._sequential else len(data)
+        fits = int(data.shard_bytes.sum()) <= host_memory.free_memory()[0]
+        self._in_blocks = (
+            not self._sequential and data.remote is None and fits and len(data.files) <= _MOST_MAPS
+        )
+        if self._in_blocks:
+            self._kept = len(data.files)
+        self._blocks = BlockReader(data)
+        self._unasked = 0 if self._sequential or self._in_blocks else len(data)
 
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one batch per request."""
+        if self._in_blocks:
+            requests = self._blocks.ahead_of(requests)
         with ExitStack() as at_end:  # of the filling, too: until then it reads from the files
             shards = look_ahead(
                 *(self._data, requests, self._window_shards, self._open, self._close, at_end),
@@ -198,6 +166,7 @@ class ShardsReader:
 
     def close(self) -> None:
         """End the threads."""
+        self._blocks.close()
         self._filler.close()
 
     def _ask_for(self, files: list[MappedShard], samples: list[int]) -> None:
@@ -233,9 +202,11 @@ class ShardsReader:
                     f"{path}: holds pictures of other sizes or channels than manifest and index say; "
                     f"run: {shell_command('precache verify', self._data.path)}"
                 )
+            if self._sequential:
+                self._blocks.read_shard(path, file.bytes)
             if self._data.remote is None:
-                return MappedShard(file, ahead=self._sequential, locked=None)
+                return MappedShard(file, in_blocks=self._sequential or self._in_blocks, locked=None)
             lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
-            mapped = MappedShard(file, ahead=self._sequential, locked=file)
+            mapped = MappedShard(file, in_blocks=self._sequential or self._in_blocks, locked=file)
             opened.pop_all()
             return mapped

@@ -12,10 +12,10 @@ from precache.formats.shards import DATA_START, ShardFile
 from precache.storage import atomic_write
 
 
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("kind", ["shards", "keep-shards"])
 def test_what_is_shown_of_a_shard_stays_when_another_takes_its_name(
-    kind: str, ahead: bool, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
+    kind: str, in_blocks: bool, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
 ) -> None:
     """It begins on a page and is shown where it lies; what is written there by mistake is in no file."""
     dataset = open_dataset({**converted, **shaped}[kind])
@@ -26,7 +26,7 @@ def test_what_is_shown_of_a_shard_stays_when_another_takes_its_name(
     assert DATA_START % 4096 == 0
     assert whole[DATA_START : DATA_START + len(stored)] == stored
     with ShardFile(path) as file:
-        shard = MappedShard(file, ahead=ahead, locked=None)
+        shard = MappedShard(file, in_blocks=in_blocks, locked=None)
     shown, spoilt = shard.picture(0), shard.picture(3)
     shard.will_need(0)
     spoilt[:] = 0

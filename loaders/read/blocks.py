@@ -54,8 +54,11 @@ class BlockReader:
         Raises:
             DatasetError: it cannot be read.
         """
+        blocks = range(-(-file_bytes // BLOCK_BYTES))
+        if all(is_block_cached(path, number) for number in blocks[:: 1 + len(blocks) // _PROBES]):
+            return
         try:
-            self._pool.map(partial(read_block, path), range(-(-file_bytes // BLOCK_BYTES)))
+            self._pool.map(partial(read_block, path), blocks)
         except OSError as error:
             raise DatasetError(f"{path}: cannot be read ({os_reason(error)}); {remedy(path)}") from error
 
@@ -87,7 +90,9 @@ class BlockReader:
                 self._blocks[shard] = self._blocks_of(shard)
             first, last = self._blocks[shard][row].tolist()
             needed.update(((shard, block), None) for block in range(first, last + 1))
-        if not self._asked and all(self._is_cached(*place) for place in [*needed][:_PROBES]):
+        if not self._asked and all(
+            is_block_cached(self._data.files[shard], block) for shard, block in [*needed][:_PROBES]
+        ):
             self._unasked = 0
             return
         for shard, block in needed:
@@ -95,12 +100,6 @@ class BlockReader:
                 # an error of the disk is found again by who shows the picture
                 self._pool.submit(read_block, self._data.files[shard], block)
         self._asked.update(needed)
-
-    def _is_cached(self, shard: int, block: int) -> bool:
-        """Whether a block begins in the system's cache; False where its file cannot be opened."""
-        with suppress(OSError, OpenFilesError), open_regular(self._data.files[shard]) as file:
-            return is_cached(file.fileno(), block * BLOCK_BYTES)
-        return False
 
     def _blocks_of(self, shard: int) -> npt.NDArray[np.int64]:
         """int64 [samples of the shard, 2]: first and last block of the picture in each row."""
@@ -124,6 +123,16 @@ def read_block(path: str | os.PathLike[str], number: int) -> None:
             os.preadv(file.fileno(), [bytearray(count)], start)
 
 
+def is_block_cached(path: str | os.PathLike[str], number: int) -> bool:
+    """Whether the middle of a block is in the system's cache; False where the file cannot be opened."""
+    with suppress(OSError, OpenFilesError), open_regular(path) as file:
+        start = number * BLOCK_BYTES
+        return is_cached(
+            file.fileno(), (start + min(start + BLOCK_BYTES, os.fstat(file.fileno()).st_size)) // 2
+        )
+    return False
+
+
 def is_cached(descriptor: int, start: int) -> bool:
     """Whether the byte at `start` can be read without waiting for the disk; False behind the end.
 
@@ -142,6 +151,12 @@ def _load(descriptor: int, start: int, count: int) -> bool:
     mapped = np.frombuffer(mmap.mmap(descriptor, count, prot=mmap.PROT_READ, offset=start), np.uint8)
     prefer_blocks(mapped)
     return advise(mapped, 0, count, _MADV_POPULATE_READ)
+
+
+def map_pages(mapped: npt.NDArray[np.uint8]) -> None:
+    """Put all pages of a mapped file into the page table at once; those not in the cache are read."""
+    if sys.platform == "linux":
+        advise(mapped, 0, len(mapped), _MADV_POPULATE_READ)
 
 
 def prefer_blocks(mapped: npt.NDArray[np.uint8]) -> None:

@@ -14,7 +14,7 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.read import host_memory
-from loaders.read.blocks import BlockReader, advise, is_cached, prefer_blocks
+from loaders.read.blocks import BlockReader, advise, is_cached, map_pages, prefer_blocks
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
@@ -68,6 +68,10 @@ class MappedShard:
         start, picture_bytes = self._place(row)
         height, width = self._shapes[row].tolist()
         return self._mapped[start : start + picture_bytes].reshape(height, width, self._pixel_bytes)
+
+    def map_pages(self) -> None:
+        """Map all pages, which are in the system's cache, at once, and not each as it is touched."""
+        map_pages(self._mapped)
 
     def is_cached(self, row: int) -> bool:
         """Whether the middle of the picture in `row` is in the system's cache."""
@@ -204,9 +208,13 @@ class ShardsReader:
                 )
             if self._sequential:
                 self._blocks.read_shard(path, file.bytes)
+            in_blocks = self._sequential or self._in_blocks
             if self._data.remote is None:
-                return MappedShard(file, in_blocks=self._sequential or self._in_blocks, locked=None)
-            lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
-            mapped = MappedShard(file, in_blocks=self._sequential or self._in_blocks, locked=file)
-            opened.pop_all()
-            return mapped
+                mapped = MappedShard(file, in_blocks=in_blocks, locked=None)
+            else:
+                lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
+                mapped = MappedShard(file, in_blocks=in_blocks, locked=file)
+                opened.pop_all()
+        if self._sequential:
+            mapped.map_pages()
+        return mapped

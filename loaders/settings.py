@@ -58,7 +58,8 @@ class Reading:
             at its batch; see `on_error`.
         cache: `"ram"` keeps decoded pictures in main memory, one copy for all processes of this user on
             this host that read the same split, and `"device"` in the memory of the loader's device: from
-            the second epoch on they are not decoded again. Of a split that does not fit the first samples
+            the second epoch on they are not decoded again. `shards` that fit into main memory are kept by the
+            system, as files: `"ram"` makes no copy of them. Of a split that does not fit the first samples
             in stored order are kept, and the rest is read each time. `"ram"` leaves a tenth of the memory
             free, `"device"` a tenth of what is free; `"auto"` is `"ram"` with at most half of the free
             memory, and nothing where that holds less than a tenth of the split. Order and pixels stay the

@@ -4,6 +4,9 @@ The cache sits between a backend's reader and the loader and changes neither ord
 first epoch goes at the reader's pace and fills it; the reader is asked for what is not there, and rests as
 long as everything is. Random crops are taken of what is kept, so that they differ from epoch to epoch.
 
+Pictures of `shards` are decoded, and the system keeps files that it has memory for, for all processes: where
+they fit, they are not kept a second time.
+
 Of what does not fit the first samples in stored order are kept, so that who reads shard after shard never
 opens theirs again. Main memory is shared with the other ranks of this host, see `loaders.read.host_memory`.
 Its size alone says how many are kept; in it lie
@@ -20,7 +23,7 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any, TypeAlias
@@ -35,6 +38,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.deliver import Pool, upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
+from loaders.read.host_memory import HostMemory
 from loaders.settings import LoaderSpec, count_local_ranks
 from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, os_reason, printable
@@ -44,7 +48,6 @@ from precache.pictures.sizes import sides
 
 _PAGE = 4096
 _FILES = 64  # of a raw tree that a thread looks at
-_RESERVED_SHARE = 0.1  # of all memory is left free for others
 _AUTO_SHARE = 0.5  # of the free memory is what 'auto' takes
 _LEAST_SHARE = 0.1  # of a split; of less 'auto' keeps nothing
 _VERSION = 2  # of what lies in shared memory
@@ -94,9 +97,10 @@ class HostPictures:
     device = torch.device("cpu")
 
     def __init__(
-        self, spec: LoaderSpec, data: SplitData, crops: Crops, starts: Starts, memory: mmap.mmap
+        self, spec: LoaderSpec, data: SplitData, crops: Crops, starts: Starts, memory: HostMemory
     ) -> None:
-        flags, content = np.split(np.frombuffer(memory, np.uint8), [_flags_bytes(data)])
+        flags, content = np.split(memory.content, [_flags_bytes(data)])
+        self._memory, self._starts, self._pictures_start = memory, starts, len(flags)
         self.known: npt.NDArray[np.bool_] = flags[: len(data)].view(np.bool_)
         self.count = bisect_right(starts, len(content)) - 1
         self._data = data
@@ -131,8 +135,9 @@ class HostPictures:
                 return kept(position)
             picture = read(rows[slot])
             if position < self.count and not self.known[position]:
-                np.copyto(kept(position), picture)
-                self.known[position] = True  # not before
+                with suppress(OSError):  # no more memory: it is read again the next time
+                    self._memory.write(self._pictures_start + int(self._starts[position]), picture)
+                    self.known[position] = True  # not before
             return picture
 
         return self._filler.fill(Pictures(request, picture_of, in_memory=True))
@@ -141,6 +146,7 @@ class HostPictures:
         """Free the memory: the system has it back when the last process has closed it."""
         self._filler.close()
         self._picture, self.known = None, np.empty(0, np.bool_)
+        self._memory.close()
 
 
 class DevicePictures:
@@ -182,13 +188,16 @@ def open_cached(
     cache = spec.reading.cache
     if cache == "none" or (cache == "auto" and backend == "synthetic"):
         return open_reader(crops)
+    on_device = cache == "device" and spec.device.type == "cuda"
+    if not on_device and _is_kept_by_system(backend, spec, data):
+        return open_reader(crops)
     if crops.random and data.kind == RAW:  # each file is read once for that
         shapes = _look_at_files(data, lambda path: decoding.read(path).shape, spec.threads)
         known = {"shapes": Column(np.array(shapes, np.int32).reshape(-1, 2))}
         data = replace(data, index=data.index.with_columns(known))
     served = crops if crops.random else Crops(crops.size, crops.size)
     kept: HostPictures | DevicePictures | None
-    if cache == "device" and spec.device.type == "cuda":
+    if on_device:
         kept = _on_device(spec, data, served)
     else:
         kept = _in_main_memory(spec, data, served, (backend, crops.crop_ratio))
@@ -207,13 +216,21 @@ def open_cached(
     return CachedReader(reader, kept, data)
 
 
+def _is_kept_by_system(backend: str, spec: LoaderSpec, data: SplitData) -> bool:
+    """Whether pictures lie decoded in files of this machine that all fit into main memory."""
+    is_local = data.remote is None and spec.reading.engine == "local"
+    is_bounded = spec.reading.memory_bytes is not None  # then files are dropped from the system's cache
+    fits = host_memory.has_room(int(data.shard_bytes.sum()))
+    return backend == "shards" and is_local and not is_bounded and fits
+
+
 def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:
     if crops.stored is None:
         raise SettingError(
             f"cache 'device' keeps pictures of one size, and those of {data.path} vary; use cache 'ram'"
         )
     free = int(torch.cuda.mem_get_info(spec.device)[0])
-    count = _fill_room(spec, data, kept_starts(data, crops), int(free * (1 - _RESERVED_SHARE)))
+    count = _fill_room(spec, data, kept_starts(data, crops), int(free * (1 - host_memory.RESERVED_SHARE)))
     if not count:
         raise SettingError(
             f"the cache of {data.path} has no room on {spec.device}, of which {free:,} bytes are free; "
@@ -233,7 +250,9 @@ def _in_main_memory(
         """Of what is kept, if so many bytes are promised to others and not yet used."""
         free, total = host_memory.free_memory()
         auto = spec.reading.cache == "auto"
-        most = (free - promised) * _AUTO_SHARE if auto else free - promised - total * _RESERVED_SHARE
+        most = (
+            (free - promised) * _AUTO_SHARE if auto else free - promised - total * host_memory.RESERVED_SHARE
+        )
         count = _fill_room(spec, data, starts, max(0, int(most)) // ranks)
         return _flags_bytes(data) + int(starts[count]) if count else 0
 
@@ -245,7 +264,7 @@ def _in_main_memory(
             *(printable(str(data.path)), os_reason(error)),
         )
         size = size_of(0, count_local_ranks())
-        memory = mmap.mmap(-1, size) if size else None
+        memory = HostMemory(mmap.mmap(-1, size)) if size else None
     return None if memory is None else HostPictures(spec, data, crops, starts, memory)
 
 

@@ -22,16 +22,54 @@ from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import psutil
 
 from precache.storage.locks import lock
 
 _PREFIX = "precache-"
 _LOCK_S, _POLL_S = 20.0, 0.01
+RESERVED_SHARE = 0.1
+"""Share of all memory that is left free for others."""
 _CGROUPS = Path("/sys/fs/cgroup")
 
 
-def share_memory(name: str, size_of: Callable[[int], int]) -> mmap.mmap | None:
+class HostMemory:
+    """Main memory that this user's processes share, or that this process has for itself.
+
+    Attributes:
+        content: uint8 [bytes], which shows all of it.
+    """
+
+    def __init__(self, mapped: mmap.mmap, file: FileIO | None = None) -> None:
+        """`file`: the memory file that is mapped; None: memory of this process."""
+        self.content = np.frombuffer(mapped, np.uint8)
+        self._file = file
+
+    def write(self, start: int, pixels: npt.NDArray[np.uint8]) -> None:
+        """Put contiguous `pixels` there, from the byte `start` on; several threads may do so at a time.
+
+        Raises:
+            OSError: the system has no more memory for it.
+        """
+        if self._file is None:
+            np.copyto(self.content[start : start + pixels.nbytes], pixels.reshape(-1))
+            return
+        # not through the map, where each page that is touched first is a fault, and zeros before
+        rest = memoryview(pixels.data).cast("B")
+        while rest:
+            written = os.pwrite(self._file.fileno(), rest, start)
+            start, rest = start + written, rest[written:]
+
+    def close(self) -> None:
+        """Give it back; what shows a part of `content` keeps it."""
+        self.content = np.empty(0, np.uint8)
+        if self._file is not None:
+            self._file.close()
+
+
+def share_memory(name: str, size_of: Callable[[int], int]) -> HostMemory | None:
     """The memory called `name` of this user's processes, made if there is none: zeros at first.
 
     Args:
@@ -48,17 +86,21 @@ def share_memory(name: str, size_of: Callable[[int], int]) -> mmap.mmap | None:
     with _lock():
         for path, found, status in _find():
             if found == _PREFIX + name and status.st_size:  # else who made it was killed meanwhile
-                with suppress(OSError), open(path, "r+b", buffering=0) as file:  # gone since it was found
-                    return _map(file)
+                with suppress(OSError):  # gone since it was found
+                    return _map(FileIO(path, "r+"))
             promised[status.st_dev, status.st_ino] = max(0, status.st_size - status.st_blocks * 512)
         size = size_of(sum(promised.values()))
         if not size:
             return None
         flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-        with FileIO(os.memfd_create(_PREFIX + name, flags), "r+") as file:
+        file = FileIO(os.memfd_create(_PREFIX + name, flags), "r+")
+        try:
             os.fchmod(file.fileno(), 0o600)
             os.ftruncate(file.fileno(), size)
-            return _map(file)
+        except BaseException:
+            file.close()
+            raise
+        return _map(file)
 
 
 @contextmanager
@@ -87,12 +129,16 @@ def _find() -> Iterator[tuple[str, str, os.stat_result]]:
                     yield path, target.removeprefix("/memfd:").split(" ")[0], status
 
 
-def _map(file: FileIO) -> mmap.mmap:
-    """All of a memory file, which nobody can make shorter from now on; the mapping has it open, too."""
+def _map(file: FileIO) -> HostMemory:
+    """All of a memory file, which nobody can make shorter from now on; closed if that fails."""
     import fcntl
 
-    fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-    return mmap.mmap(file.fileno(), 0)
+    try:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        return HostMemory(mmap.mmap(file.fileno(), 0), file)
+    except BaseException:
+        file.close()
+        raise
 
 
 def free_memory() -> tuple[int, int]:
@@ -102,6 +148,12 @@ def free_memory() -> tuple[int, int]:
     for used, limit in _group_limits():
         free, total = min(free, max(0, limit - used)), min(total, limit)
     return free, total
+
+
+def has_room(needed_bytes: int) -> bool:
+    """Whether so many bytes can stay in memory, beside what is left free for others."""
+    free, total = free_memory()
+    return needed_bytes <= free - total * RESERVED_SHARE
 
 
 def _group_limits() -> Iterator[tuple[int, int]]:

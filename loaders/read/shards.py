@@ -135,7 +135,7 @@ class ShardsReader:
         self._bounded = self._sequential and exceeds
         self._kept = _OPEN_SHARDS if data.remote is None else _OPEN_OF_URL
         self._check = SampleCheck(data, spec.reading.check)
-        fits = int(data.shard_bytes.sum()) <= host_memory.free_memory()[0]
+        fits = host_memory.has_room(int(data.shard_bytes.sum()))
         self._in_blocks = (
             not self._sequential and data.remote is None and fits and len(data.files) <= _MOST_MAPS
         )

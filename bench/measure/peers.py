@@ -172,9 +172,8 @@ def write_data(peer: PeerCandidate, workers: int) -> None:
         return
     partial = peer.path.with_name(f"{peer.path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    write_squares(
-        PEERS[peer.name].reads, scan_tree(peer.source), partial, peer.stored, max(1, workers), peer.python
-    )
+    size = 0 if PEERS[peer.name].whole else peer.stored
+    write_squares(PEERS[peer.name].reads, scan_tree(peer.source), partial, size, max(1, workers), peer.python)
     (partial / note.name).write_text(json.dumps(str(peer.source)), encoding="utf-8")
     partial.rename(peer.path)
 
@@ -183,6 +182,7 @@ def write_squares(writer: str, scan: Scan, folder: Path, size: int, workers: int
     """Write the pictures of a scanned tree into the missing `folder`, as squares of raw pixels.
 
     Args:
+        size: side of the squares; 0: `writer` stores whole pictures.
         writer: a peer of `bench.peers.libraries.WRITERS`.
 
     Returns:

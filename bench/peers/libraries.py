@@ -50,7 +50,8 @@ class Refused(Exception):
 class Pictures:
     """Pictures as squares for a writer: a map-style dataset of (uint8 [size, size, 3] RGB, label).
 
-    One that Pillow cannot decode is a grey square: writers stop, or hang, where a dataset raises.
+    With size 0 they are whole, uint8 [height, width, 3]. One that Pillow cannot decode is grey: writers
+    stop, or hang, where a dataset raises.
     """
 
     def __init__(self, paths: Sequence[str], labels: Sequence[int], size: int) -> None:
@@ -66,7 +67,9 @@ class Pictures:
         try:
             upright = ImageOps.exif_transpose(Image.open(self.paths[index])).convert("RGB")
         except Exception:  # Pillow raises whatever its decoders raise
-            upright = Image.new("RGB", (self.size, self.size), "grey")
+            upright = Image.new("RGB", (self.size or 256, self.size or 256), "grey")
+        if not self.size:
+            return np.asarray(upright), self.labels[index]
         square = ImageOps.fit(upright, (self.size, self.size), Image.Resampling.LANCZOS)
         return np.asarray(square), self.labels[index]
 
@@ -164,6 +167,18 @@ def write_ffcv(pictures: Pictures, folder: Path, workers: int) -> None:
     from ffcv.writer import DatasetWriter
 
     fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
+    DatasetWriter(str(folder / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
+
+
+def write_ffcv_imagenet(pictures: Pictures, folder: Path, workers: int) -> None:
+    """Whole pictures of at most 500 pixels, half of them as JPEG: https://docs.ffcv.io/ffcv_examples/imagenet.html."""
+    from ffcv.fields import IntField, RGBImageField
+    from ffcv.writer import DatasetWriter
+
+    image = RGBImageField(
+        write_mode="proportion", max_resolution=500, compress_probability=0.5, jpeg_quality=90
+    )
+    fields = {"image": image, "label": IntField()}
     DatasetWriter(str(folder / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
 
 
@@ -316,7 +331,8 @@ class Peer:
         work: what a picture costs: `pixels`, the centre of a decoded one; `crops`, a random crop of one;
             `jpeg`, the centre of a JPEG. Ratios are taken between loaders of the same work.
         reads: a format of `precache convert`; or the peer whose `write` makes its data.
-        write: writes squares of raw pixels into a folder.
+        write: writes pictures into a folder.
+        whole: it stores whole pictures; else squares of raw pixels.
     """
 
     package: str
@@ -325,6 +341,7 @@ class Peer:
     work: str
     reads: str
     write: Callable[[Pictures, Path, int], None] | None = None
+    whole: bool = False
 
 
 PEERS = {
@@ -351,6 +368,15 @@ PEERS = {
         work="crops",
         reads="ffcv",
     ),
+    "ffcv-imagenet": Peer(
+        package="ffcv",
+        modules=("ffcv",),
+        serve=serve_ffcv_crops,
+        work="crops of whole pictures",
+        reads="ffcv-imagenet",
+        write=write_ffcv_imagenet,
+        whole=True,
+    ),
     "litdata": Peer(
         package="litdata",
         modules=("litdata",),
@@ -368,7 +394,8 @@ PEERS = {
         write=write_mds,
     ),
 }
-WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None)
+WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None and not peer.whole)
+"""Peers that write squares of raw pixels."""
 
 
 def version(peer: Peer) -> str:
@@ -440,7 +467,7 @@ def main() -> None:
     commands.add_parser("version").add_argument("name", choices=PEERS)
 
     write = commands.add_parser("write")
-    write.add_argument("name", choices=WRITERS)
+    write.add_argument("name", choices=[name for name, peer in PEERS.items() if peer.write is not None])
     write.add_argument("pictures", type=Path, help="JSON: a list of paths, and a list of labels")
     write.add_argument("folder", type=Path, help="is made")
     write.add_argument("--size", type=int, required=True)

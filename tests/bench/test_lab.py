@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import converting, object_storage, stored_sizes
+from bench.lab import converting, epochs, object_storage, stored_sizes
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from precache import convert
@@ -45,6 +45,16 @@ def test_converting_trains_on_tree_on_both_and_on_shards(raw_tree: Path) -> None
     found = rows(converting.command, raw_tree, *options)
     assert list(found) == ["the tree alone", "converted while training", "converted first"]
     assert found["the tree alone"][1] == found["converted first"][4] == "1.00 (1.00-1.00)"
+
+
+@pytest.mark.usefixtures("trials_here")
+def test_epochs_prints_each_loader_in_each_state_of_the_files(raw_tree: Path) -> None:
+    options = ("--repeats", 1, "--batch-size", 8, "--photographs", 20)
+    found = rows(epochs.command, raw_tree, *options)
+    assert len(found) == 9
+    assert all(
+        "-" not in [cell.split(" ")[0] for cell in cells] for name, cells in found.items() if "`" in name
+    )
 
 
 def test_stored_sizes_finds_smaller_pictures_farther(raw_tree: Path, tmp_path: Path) -> None:

@@ -1,0 +1,109 @@
+"""Blocks of shards that are read ahead: which, in which order, and what becomes of requests and errors."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from loaders.batch import Request
+from loaders.dataset import open_split
+from loaders.read import blocks
+from loaders.read.blocks import BlockReader
+from precache.errors import DatasetError
+from precache.formats import FORMATS
+from tests.conftest import IMAGES
+
+BLOCK_BYTES = 16 * 1024  # a shard of the tests has many
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The blocks that are read, in order, of files that seem not to be in the cache."""
+    read = blocks.read_block
+    found: list[tuple[str, int]] = []
+
+    def note(path: Path, number: int) -> None:
+        found.append((str(path), number))
+        read(path, number)
+
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(blocks, "_READERS", 1)
+    monkeypatch.setattr(blocks, "is_cached", lambda descriptor, start: False)
+    monkeypatch.setattr(blocks, "read_block", note)
+    return found
+
+
+def requests_for(*batches: list[int]) -> Iterator[Request]:
+    for positions in batches:
+        yield Request(0, np.array(positions, np.int64))
+
+
+@pytest.mark.parametrize("kind", ["shards", "keep-shards"])
+def test_blocks_are_those_of_the_pictures_once_and_in_order(
+    kind: str, converted: dict[str, Path], shaped: dict[str, Path], asked: list[tuple[str, int]]
+) -> None:
+    data = open_split({**converted, **shaped}[kind], "train")
+    order = np.random.default_rng(3).permutation(IMAGES).tolist()
+    batches = [order[start : start + 7] for start in range(0, IMAGES, 7)]
+    expected: dict[tuple[str, int], None] = {}
+    for position in order:
+        (shard,), (row,) = (found.tolist() for found in data.locate(np.array([position])))
+        start, count = FORMATS["shards"].find_samples(Path(data.files[shard]))[row].tolist()
+        for number in range(start // BLOCK_BYTES, (start + count - 1) // BLOCK_BYTES + 1):
+            expected[data.files[shard], number] = None
+    with closing(BlockReader(data)) as reader:
+        served = [*reader.ahead_of(requests_for(*batches, batches[0]))]
+        reader._pool.submit(int).result()  # it does what it was asked for one after the other
+    assert [request.positions.tolist() for request in served] == [*batches, batches[0]]
+    assert asked == [*expected]
+
+
+def test_nothing_is_asked_for_where_the_cache_has_it(
+    converted: dict[str, Path], asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "is_cached", lambda descriptor, start: True)
+    data = open_split(converted["shards"], "train")
+    with closing(BlockReader(data)) as reader:
+        assert len([*reader.ahead_of(requests_for([3, 1], [2]))]) == 2
+        reader.read_shard(Path(data.files[0]), Path(data.files[0]).stat().st_size)
+    assert asked == []
+
+
+def test_no_request_behind_an_empty_one_is_taken_before_it_is_served(converted: dict[str, Path]) -> None:
+    taken = 0
+
+    def requests() -> Iterator[Request]:
+        nonlocal taken
+        for positions in ([1], [], [2]):
+            taken += 1
+            yield Request(0, np.array(positions, np.int64))
+
+    with closing(BlockReader(open_split(converted["shards"], "train"))) as reader:
+        ahead = reader.ahead_of(requests())
+        counts = [(len(request.positions), taken) for request in ahead]
+    assert counts == [(1, 2), (0, 2), (1, 3)]
+
+
+def test_a_block_is_read_into_the_cache_where_linux_cannot_fill_a_map(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "advise", lambda *asked: False)
+    path = tmp_path / "file"
+    path.write_bytes(bytes(3 * blocks.BLOCK_BYTES // 2))
+    with mock.patch.object(blocks.os, "preadv", wraps=blocks.os.preadv) as reads:
+        blocks.read_block(path, 1)
+    ((_, (buffer,), start), _) = reads.call_args
+    assert (start, len(buffer)) == (blocks.BLOCK_BYTES, blocks.BLOCK_BYTES // 2)
+
+
+def test_a_shard_that_cannot_be_read_is_named(
+    converted: dict[str, Path], asked: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    missing = tmp_path / "gone.safetensors"
+    reader = BlockReader(open_split(converted["shards"], "train"))
+    with closing(reader), pytest.raises(DatasetError, match=missing.name):
+        reader.read_shard(missing, 100_000)
+    assert asked

@@ -99,7 +99,7 @@ class Writer:
             masks_bytes = sum(mask.nbytes for mask in self._masks)
             header = _header(images_shape, count, channels, self._dtype, masks_bytes)
             if header != self._first_header:
-                file.replace_start(header)
+                file.replace_start(self._first_header, header)
         return [self._file]
 
     def abandon(self) -> None:

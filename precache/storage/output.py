@@ -17,7 +17,7 @@ from types import TracebackType
 import google_crc32c
 import numpy as np
 
-from precache.storage import crc32c_file, fsync_folder, open_new, temporary_path
+from precache.storage import fsync_folder, open_new, temporary_path
 
 _BUFFER_BYTES = 4 << 20
 _BLOCK_BYTES = 4096  # direct I/O wants addresses, offsets and lengths in multiples of it
@@ -48,6 +48,7 @@ class OutputFile:
         self._writer = ThreadPoolExecutor(1)
         self._writing: Future[None] | None = None
         self._new_start = b""
+        self._old_start = b""
 
     def write(self, data: bytes | memoryview) -> None:
         """Append `data`."""
@@ -61,9 +62,9 @@ class OutputFile:
             if self._filled == _BUFFER_BYTES:
                 self._hand_over()
 
-    def replace_start(self, data: bytes) -> None:
-        """Let the file begin with `data` instead; the checksum then costs reading it again."""
-        self._new_start = data
+    def replace_start(self, old: bytes, new: bytes) -> None:
+        """Let the file, which begins with `old`, begin with `new` instead, of the same length."""
+        self._old_start, self._new_start = old, new
 
     def close(self) -> None:
         """Write what is left; the file is complete, but not durable."""
@@ -73,8 +74,12 @@ class OutputFile:
         with open(self.temporary, "rb+") as file:
             file.truncate(self.bytes)
             file.write(self._new_start)
-        crc = f"{self._crc:08x}"
-        self.crc32c = crc32c_file(self.temporary) if self._new_start else crc
+        if self._new_start:
+            # a CRC is linear: what lies behind changes both alike, so zeros may stand for it
+            rest_bytes = self.bytes - len(self._new_start)
+            self._crc ^= _crc_before_zeros(self._old_start, rest_bytes)
+            self._crc ^= _crc_before_zeros(self._new_start, rest_bytes)
+        self.crc32c = f"{self._crc:08x}"
 
     def abandon(self) -> None:
         """Stop writing and remove the file; may be called again."""
@@ -133,6 +138,15 @@ class OutputFile:
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
             return os.write(self._descriptor, data)
+
+
+def _crc_before_zeros(start: bytes, zeros: int) -> int:
+    """CRC-32C of `start` with so many zeros behind it."""
+    crc: int = google_crc32c.value(start)
+    block = bytes(min(zeros, _BUFFER_BYTES))
+    for done in range(0, zeros, _BUFFER_BYTES):
+        crc = google_crc32c.extend(crc, block[: zeros - done])
+    return crc
 
 
 def publish(files: Sequence[OutputFile]) -> None:

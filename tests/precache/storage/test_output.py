@@ -39,8 +39,9 @@ def test_a_file_holds_what_was_written(where: str, tmp_path: Path, monkeypatch: 
             for part in parts:
                 file.write(np.frombuffer(part, np.uint8).data)
             if sum(pieces) > 4:
-                parts = [b"1234", b"".join(parts)[4:]]
-                file.replace_start(parts[0])
+                whole = b"".join(parts)
+                parts = [b"1234", whole[4:]]
+                file.replace_start(whole[:4], parts[0])
             before = (tmp_path / "file").exists()
         publish([file])
         assert not before

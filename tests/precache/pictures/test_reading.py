@@ -3,7 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
-from io import FileIO
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,15 @@ def test_an_error_that_passes_costs_no_picture(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that stays is named with its path and a remedy."""
-    path, real, fails = tmp_path / "x.jpg", reading.open_regular, [True, True, False]
+    path, real, fails = tmp_path / "x.jpg", reading.open_descriptor, [True, True, False]
 
-    def open_regular(name: str) -> FileIO:
+    def open_descriptor(name: str) -> AbstractContextManager[int]:
         if fails.pop(0):
             raise OSError(number, os.strerror(number), name)
         return real(name)
 
     path.write_bytes(b"content")
-    monkeypatch.setattr(reading, "open_regular", open_regular)
+    monkeypatch.setattr(reading, "open_descriptor", open_descriptor)
     monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
     assert reading.read_picture(str(path)) == b"content"
     assert fails == []

@@ -8,8 +8,10 @@ is rejected only if its bytes were read and cannot be decoded.
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 import numpy as np
@@ -32,6 +34,8 @@ Sizes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 _ASKED = 256  # files that a thread asks about at a time
 _ASKING_THREADS = 64
+_SLOW_S = 20e-6  # an answer, on average; of a local disk it takes 3
+_STALLED = 4  # answers that may take longer because the CPU was busy, and say nothing of the disk
 _PAUSES_S = (0.15, 0.5)  # between the tries
 # Another try would get the same answer.
 _FINAL = frozenset(
@@ -97,21 +101,30 @@ def status_of(path: str) -> tuple[int, int] | None:
 def sizes_and_times(paths: Sequence[str]) -> tuple[Sizes, Sizes]:
     """Size in bytes and time of the last write, in ns, of each of the files at `paths`: int64 [n] each.
 
-    Many threads ask: a network drive that takes a millisecond for an answer takes no longer for 64.
+    Many threads ask once answers are slow: a network drive that takes a millisecond for one takes no longer
+    for 64. Where answers are quick, threads would only take the interpreter from one another.
 
     Raises:
         SourceError: a file is gone, or cannot be asked.
     """
-
     sizes, times = np.empty(len(paths), np.int64), np.empty(len(paths), np.int64)
 
-    def ask(start: int) -> None:
+    def ask(start: int) -> list[float]:
+        """Fill in some rows; seconds of each answer."""
+        ends_s = [time.perf_counter()]
         for row, path in enumerate(paths[start : start + _ASKED], start):
             sizes[row], times[row] = _size_and_time(path)
+            ends_s.append(time.perf_counter())
+        return [end_s - start_s for start_s, end_s in pairwise(ends_s)]
 
+    starts = iter(range(0, len(paths), _ASKED))
+    for start in starts:
+        usual_s = sorted(ask(start))[:-_STALLED]
+        if sum(usual_s) > len(usual_s) * _SLOW_S:
+            break
     with ThreadPoolExecutor(_ASKING_THREADS) as pool:
         try:
-            for answer in [pool.submit(ask, start) for start in range(0, len(paths), _ASKED)]:
+            for answer in [pool.submit(ask, start) for start in starts]:
                 answer.result()
         finally:
             pool.shutdown(cancel_futures=True)

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import converting, object_storage, stored_sizes
+from bench.lab import converting, listing, object_storage, stored_sizes
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from precache import convert
@@ -45,6 +45,12 @@ def test_converting_trains_on_tree_on_both_and_on_shards(raw_tree: Path) -> None
     found = rows(converting.command, raw_tree, *options)
     assert list(found) == ["the tree alone", "converted while training", "converted first"]
     assert found["the tree alone"][1] == found["converted first"][4] == "1.00 (1.00-1.00)"
+
+
+def test_listing_sets_loaders_and_convert_beside_imagefolder(raw_tree: Path) -> None:
+    found = rows(listing.command, raw_tree, "--repeats", 1)
+    assert list(found) == ["torchvision's ImageFolder", "loaders.build", "precache convert"]
+    assert found["torchvision's ImageFolder"][1] == "1.00 (1.00-1.00)"
 
 
 def test_stored_sizes_finds_smaller_pictures_farther(raw_tree: Path, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import TypeAlias, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from precache.errors import ImageError, OpenFilesError, SourceError, check_open_files, os_reason
 from precache.storage import (
@@ -30,7 +31,7 @@ MAX_PIXELS = 100_000_000
 """The most pixels of one picture, unless the caller asks for another number."""
 
 Answer = TypeVar("Answer")
-Sizes: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 _ASKED = 256  # files that a thread asks about at a time
 _ASKING_THREADS = 64
@@ -98,7 +99,7 @@ def status_of(path: str) -> tuple[int, int] | None:
     return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
-def sizes_and_times(paths: Sequence[str]) -> tuple[Sizes, Sizes]:
+def sizes_and_times(paths: Sequence[str]) -> tuple[Ints, Ints]:
     """Size in bytes and time of the last write, in ns, of each of the files at `paths`: int64 [n] each.
 
     Many threads ask once answers are slow: a network drive that takes a millisecond for one takes no longer
@@ -165,7 +166,7 @@ def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> byt
             return read_descriptor(descriptor, size)
         check_bytes(path, as_scanned[0], max_pixels)
         data = read_at_most(descriptor, as_scanned[0])
-        # asked once, and now: what is as it was scanned was so all the while
+        # once, and after reading: a file that is now as it was scanned was so all the while
         status = regular_status(descriptor, path)
     _check_unchanged(path, status, as_scanned)
     if len(data) != status.st_size:

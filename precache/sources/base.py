@@ -76,7 +76,7 @@ class IgnoredPath:
 
 
 class Paths(Sequence[str]):
-    """Paths that are text only while they are looked at: 1,000,000 of them take 30 MB rather than 110.
+    """Paths that are text only while they are looked at: 1,000,000 of them take 40 MB rather than 110.
 
     Args:
         content: the paths as the file system has them, one behind the other.
@@ -109,7 +109,7 @@ class Paths(Sequence[str]):
             yield from self[start : start + _PATHS]
 
     def _decode(self, starts: Ints, ends: Ints) -> list[str]:
-        """As `os.fsdecode`, which takes twice the time for each."""
+        """Decode as `os.fsdecode` does, in half the time."""
         content, above, how = self._content, self._above, _FILE_SYSTEM
         places = zip(starts.tolist(), ends.tolist(), strict=True)
         return [above + content[start:end].decode(*how) for start, end in places]

@@ -23,6 +23,9 @@ Where class folders lie in folders such as `train` and `val`, these are splits: 
 Class folders may lie N folders deep: then the class is named by its path, such as 'birds/heron'. With N = 0
 there are none: SRC/0001.jpg, a picture without a label.
 
+A tree on disk is listed by names and kinds, which its folders say (`list_tree`); sizes and times are asked of
+each file only for who needs them, such as a conversion (`scan_tree`).
+
 The folders are on disk, in an archive (`precache.sources.archive`) or in an object storage, where they are
 prefixes: s3://BUCKET/photos/heron/1.jpg. What is a sample, its id and the digest are the same.
 """
@@ -210,7 +213,7 @@ class DiskEntry:
         return steadily(listed, os.fspath(self._entry))
 
     def statuses(self, names: Sequence[str]) -> Iterable[tuple[int, int, int]]:
-        """What stands for sizes and times that nobody asked for, of each of these files; see `with_sizes`."""
+        """Placeholders for sizes, times and places of these files, for nobody has asked; see `with_sizes`."""
         return repeat((-1, 0, 0), len(names))
 
     def identity(self) -> tuple[int, int] | None:
@@ -739,6 +742,7 @@ def _sorted_entries(folder: Entry) -> list[Entry]:
 
 
 def _by_name(entries: Iterable[Entry]) -> list[Entry]:
+    """Sort what a folder holds."""
     return sorted(entries, key=lambda entry: entry.name)
 
 

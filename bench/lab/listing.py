@@ -7,7 +7,7 @@ asks for names alone, and as `precache convert` does, which asks for sizes and t
 a slow drive makes of it, with an answer of half a millisecond to each question about a file:
 
     strace -f --seccomp-bpf -o /dev/null -e trace=newfstatat -e inject=newfstatat:delay_enter=500 \\
-        python -m bench.lab.listing TREE --repeats 3
+        python -m bench.lab.listing TREE
 """
 
 import multiprocessing

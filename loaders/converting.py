@@ -30,6 +30,7 @@ from precache.errors import (
     DatasetError,
     PrecacheError,
     SettingError,
+    SourceError,
     check_open_files,
     printable,
     shell_command,
@@ -38,7 +39,7 @@ from precache.imports import child_environment
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import changed_pictures
 from precache.sources.splits import is_list_file
-from precache.sources.tree import scan_tree
+from precache.sources.tree import list_tree, scan_tree, with_sizes
 from precache.storage.urls import is_url
 
 # ends with the process that started it, whose end of the pipe is then closed
@@ -115,6 +116,11 @@ class Conversion:
         self._process: subprocess.Popen[bytes] | None = None
         self._given_up = False
         self._stored: SplitData | None = None
+        listed = list_tree(str(data.path), data.class_depth)
+        if hashlib.sha256(f"raw {listed.digest}".encode()).hexdigest() != data.whole.digest:
+            raise SourceError(f"{data.path}: changed while it was listed; leave it alone, and build again")
+        scan = with_sizes(listed)
+        self._source_digest, self._modified_ns = scan.digest, scan.samples.modified_ns[data.ids[:]]
         starts = self.finished() is None and not is_converted(self.folder)
         if starts and read_launcher("LOCAL_RANK", rank, least=0) == 0:
             words = ["convert", str(data.path), str(folder), *shlex.split(recipe.to_flags())]
@@ -210,8 +216,8 @@ class Conversion:
         _LOGGER.warning("%s; reading goes on from %s", printable(f"{self.folder}: {reason}"), tree)
 
     def _check_source(self, digest: str) -> None:
-        """DatasetError unless `digest`, of a scan, is that of the tree that is read."""
-        if hashlib.sha256(f"raw {digest}".encode()).hexdigest() != self._data.whole.digest:
+        """DatasetError unless `digest`, of a scan, is that of the tree when the loader was built."""
+        if digest != self._source_digest:
             raise DatasetError(
                 f"{self.folder}: holds something else than shards of {self._data.path} as it is now; name "
                 f"another folder, or build on this one alone"
@@ -224,7 +230,7 @@ class Conversion:
         """
         data, state = self._data, dataset.read_source_state()
         ids = data.ids[:]  # of a tree: rows of its scan
-        if np.array_equal(data.index["modified_ns"][:], state.modified_ns[ids]):
+        if np.array_equal(self._modified_ns, state.modified_ns[ids]):
             return ""
         scan = scan_tree(str(data.path), data.class_depth)
         self._check_source(scan.digest)

@@ -46,7 +46,7 @@ from precache.reporting import some
 from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
-from precache.sources.tree import scan_tree, split_of
+from precache.sources.tree import list_tree, split_of
 from precache.storage import read_regular_part
 from precache.storage.shard_cache import Cache, CachedFiles
 from precache.storage.urls import Location, Url, locate
@@ -136,8 +136,7 @@ class SplitData:
     Attributes:
         path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
-        index: of the samples: all that `precache.dataset.index` says; of a raw tree ids, labels and
-            `modified_ns`, int64 [n], when the pictures had last been written.
+        index: of the samples: all that `precache.dataset.index` says; of a raw tree ids and labels.
         shard_samples: int64 [shards], in stored order; a raw tree is one shard.
         files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
         shard_bytes: int64 [shards], sizes of the shards' files; none for a raw tree.
@@ -152,7 +151,8 @@ class SplitData:
             has none. Those of split `train` where there is one: what is trained with is what is served.
         rendering: how pictures became what is stored; None for a raw tree.
         boxes: the field of boxes; empty if there is none.
-        digest: identity of the dataset, and of what is left out of it, hex.
+        digest: identity of the dataset, and of what is left out of it, hex; of a raw tree by the names of
+            its pictures, whose sizes nobody has asked for.
         class_depth: how deep the class folders of a raw tree lie.
         part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
             otherwise. `shard_samples` counts what is served of each shard.
@@ -431,7 +431,7 @@ def open_split(
         split: its name, or another spelling of it, as `precache.sources.tree` knows them: valid for val.
         splits: shares of a raw tree's splits, or a list file, as of `precache convert --splits`.
         split_seed: `Recipe.seed` of such a conversion; it draws the splits.
-        class_depth: how deep the class folders of a raw tree lie, see `scan_tree`; default 1.
+        class_depth: how deep the class folders of a raw tree lie, see `list_tree`; default 1.
         allow_empty: keep class folders of a raw tree without a picture as classes; False: raise of them;
             None: leave them out, with a warning.
         skip_rejected: leave out what the tree's list of `precache check`, if it has one, says of the files as
@@ -450,7 +450,7 @@ def open_split(
         return _converted(dataset, split)
     depth = 1 if class_depth is None else class_depth
     try:
-        scan = scan_tree(path, depth, allow_empty=allow_empty is not None)
+        scan = list_tree(path, depth, allow_empty=allow_empty is not None)
     except SourceError as error:
         if isinstance(error.__cause__, OSError):  # who knows what is there
             raise
@@ -550,13 +550,13 @@ def _raw(
     split = _spelled(split, list(rows_of))
     check_choice("split", split, rows_of)
     samples, rows = scan.samples, rows_of[split]
-    columns = {"ids": samples.ids, "labels": samples.labels, "modified_ns": samples.modified_ns}
+    columns = {"ids": samples.ids, "labels": samples.labels}
     data = SplitData(
         path=scan.root,
         kind=RAW,
         index=SampleIndex({name: Column(values[rows]) for name, values in columns.items()}),
         shard_samples=np.array([len(rows)]),
-        files=tuple(f"{scan.root}/{samples[row].path}" for row in rows.tolist()),
+        files=samples.list_paths(f"{scan.root}/", rows),
         shard_bytes=np.empty(0, np.int64),
         shards=None,
         classes=scan.classes,
@@ -577,7 +577,7 @@ def _find_rejected(scan: Scan, rows: Positions) -> Positions:
     path = default_list(scan.root)
     if not path.exists():
         return np.empty(0, np.int64)
-    rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan.samples, read_list(path))))
+    rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan, read_list(path))))
     if len(rejected) == len(rows):
         raise SourceError(
             f"{path}: lists all {len(rows):,} pictures of the split; repair them and run again: "

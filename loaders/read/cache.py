@@ -44,6 +44,7 @@ from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
 from precache.pictures.kinds import made_by
+from precache.pictures.reading import sizes_and_times
 from precache.pictures.sizes import sides
 
 _PAGE = 4096
@@ -290,8 +291,9 @@ def _fill_room(spec: LoaderSpec, data: SplitData, starts: Starts, most_bytes: in
 def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]) -> str:
     """Of the memory of all who would keep the same pixels, to the last bit."""
     tree: tuple[object, ...] = ()
-    if data.kind == RAW:  # its digest goes by names and sizes: another picture may lie there meanwhile
-        tree = (os.path.realpath(str(data.path)), data.index["modified_ns"][:].tobytes())
+    if data.kind == RAW:  # its digest goes by names: another picture may lie there meanwhile
+        sizes, times = sizes_and_times(data.files)
+        tree = (os.path.realpath(str(data.path)), sizes.tobytes(), times.tobytes())
     identity = (
         *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
         *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),

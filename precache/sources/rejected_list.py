@@ -18,7 +18,8 @@ import numpy as np
 from precache.dataset.columns import Ints
 from precache.dataset.index import Rejected
 from precache.errors import SettingError, SourceError, os_errors_as
-from precache.sources.base import Samples
+from precache.pictures.reading import sizes_and_times
+from precache.sources.base import Scan
 from precache.storage import atomic_write, read_regular
 from precache.storage.urls import Location
 
@@ -96,14 +97,15 @@ def _integer(text: str) -> int:
     return number
 
 
-def rejected_rows(samples: Samples, rejected: Sequence[Rejected]) -> Ints:
-    """Rows of the samples that an entry holds for, int64 [n], ascending."""
+def rejected_rows(scan: Scan, rejected: Sequence[Rejected]) -> Ints:
+    """Rows of the samples of a tree that an entry holds for, int64 [n], ascending.
+
+    Raises:
+        SourceError: a file that an entry names cannot be asked for its size.
+    """
     known = {(picture.path, picture.bytes, picture.modified_ns) for picture in rejected}
-    alike = np.isin(samples.modified_ns, [picture.modified_ns for picture in rejected])
-    rows = np.flatnonzero(alike).tolist()  # to look at each path would cost more
-    return np.array([r for r in rows if _key(samples, r) in known], np.int64)
-
-
-def _key(samples: Samples, row: int) -> tuple[str, int, int]:
-    ref = samples[row]
-    return ref.path, ref.bytes, ref.modified_ns
+    named = {picture.path for picture in rejected}
+    paths = [(row, path) for row, path in enumerate(scan.samples.list_paths()) if path in named]
+    sizes, times = sizes_and_times([f"{scan.root}/{path}" for _, path in paths])
+    now = zip(paths, sizes.tolist(), times.tolist(), strict=True)
+    return np.array([row for (row, path), *status in now if (path, *status) in known], np.int64)

@@ -23,6 +23,9 @@ Where class folders lie in folders such as `train` and `val`, these are splits: 
 Class folders may lie N folders deep: then the class is named by its path, such as 'birds/heron'. With N = 0
 there are none: SRC/0001.jpg, a picture without a label.
 
+A tree on disk is listed by names and kinds, which its folders say (`list_tree`); sizes and times are asked of
+each file only for who needs them, such as a conversion (`scan_tree`).
+
 The folders are on disk, in an archive (`precache.sources.archive`) or in an object storage, where they are
 prefixes: s3://BUCKET/photos/heron/1.jpg. What is a sample, its id and the digest are the same.
 """
@@ -32,10 +35,11 @@ import hashlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from heapq import heappop, heappush
+from itertools import repeat
 from pathlib import Path
 from typing import TypeAlias
 
@@ -44,9 +48,9 @@ import xxhash
 
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_picture, steadily
+from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, steadily
 from precache.reporting import counted, some
-from precache.sources.base import IgnoredPath, SampleList, SampleRef, Scan, Source
+from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
 from precache.storage.objects import ObjectInfo, ObjectStore
@@ -65,6 +69,7 @@ SYSTEM_FOLDERS = frozenset((
 ))  # fmt: skip
 """Folders that operating systems, network storages and programs put among the user's own."""
 
+_HASHED = 4096  # samples at a time
 _SHARD_SUFFIXES = (".parquet", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz")
 _LOOP = "a link to a folder that it lies in"
 _BESIDE_CLASSES = "a file beside the class folders"
@@ -112,11 +117,6 @@ class Node:
         return self.children is None and self.bytes >= 0
 
     @property
-    def is_plain_file(self) -> bool:
-        """Whether it is a file, and no link."""
-        return self.is_file()
-
-    @property
     def is_loop(self) -> bool:
         """Whether it is a link to a folder that it lies in; there are no such links here."""
         return False
@@ -125,9 +125,21 @@ class Node:
         """What the folder holds; nothing for a file."""
         return self.children.values() if self.children is not None else ()
 
-    def status(self) -> tuple[int, int, int]:
-        """Size in bytes, time of the last write, and place."""
-        return self.bytes, self.modified_ns, self.place
+    def list_pictures(self) -> "tuple[list[str], list[Node]]":
+        """Names of the files in the folder that are named as pictures, and all else that it holds."""
+        pictures: list[str] = []
+        others: list[Node] = []
+        for node in self.entries():
+            if _is_named_as_picture(node.name) and node.is_file():
+                pictures.append(node.name)
+            else:
+                others.append(node)
+        return pictures, others
+
+    def statuses(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
+        """Size in bytes, time of the last write and place of each of these files of the folder."""
+        files = map((self.children or {}).__getitem__, names)
+        return [(file.bytes, file.modified_ns, file.place) for file in files]
 
     def identity(self) -> tuple[int, int] | None:
         """What tells a folder on disk from others, under whatever name it is found; None elsewhere."""
@@ -162,14 +174,6 @@ class DiskEntry:
         return self._ask(self._entry.is_file)
 
     @property
-    def is_plain_file(self) -> bool:
-        """Whether the list of its folder says that it is a file, and no link."""
-        try:
-            return isinstance(self._entry, os.DirEntry) and self._entry.is_file(follow_symlinks=False)
-        except OSError:  # such a list says nothing of kinds, and asking failed: `is_file` tries again
-            return False
-
-    @property
     def is_loop(self) -> bool:
         """Whether it is a link to a folder that it lies in, itself or by other links: it leads here again."""
         if not self._entry.is_symlink():
@@ -188,13 +192,29 @@ class DiskEntry:
 
         return steadily(listed, os.fspath(self._entry))
 
-    def status(self) -> tuple[int, int, int]:
-        """Size in bytes and time of the last write of what it leads to, and 0."""
-        try:  # first without the overhead of retries: a tree may hold 10,000,000 files
-            status = os.stat(self._entry)
-        except OSError:
-            status = steadily(lambda: os.stat(self._entry), os.fspath(self._entry))
-        return status.st_size, status.st_mtime_ns, 0
+    def list_pictures(self) -> "tuple[list[str], list[DiskEntry]]":
+        """Names of the files in the folder that are named as pictures, and all else that it holds.
+
+        The list of a folder says what each is (`d_type`), so that no file is asked about; only links are left
+        to be looked at, and everything where a file system says nothing of kinds.
+        """
+
+        def listed() -> tuple[list[str], list[DiskEntry]]:
+            pictures: list[str] = []
+            others: list[DiskEntry] = []
+            with os.scandir(self._entry) as found:
+                for entry in found:
+                    if _is_named_as_picture(entry.name) and entry.is_file(follow_symlinks=False):
+                        pictures.append(entry.name)
+                    else:
+                        others.append(DiskEntry(entry))
+            return pictures, others
+
+        return steadily(listed, os.fspath(self._entry))
+
+    def statuses(self, names: Sequence[str]) -> Iterable[tuple[int, int, int]]:
+        """Placeholders for sizes, times and places of these files, for nobody has asked; see `with_sizes`."""
+        return repeat((-1, 0, 0), len(names))
 
     def identity(self) -> tuple[int, int] | None:
         """Device and number of the folder; None where the file system counts none."""
@@ -331,8 +351,15 @@ def _store(url: Url) -> ObjectStore:
     return ObjectStore(url)
 
 
-def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty: bool = False) -> Scan:
+def scan_tree(root: str | os.PathLike[str], class_depth: int = 1) -> Scan:
+    """List the samples of the tree at `root` as `list_tree`, and their sizes and times as `with_sizes`."""
+    return with_sizes(list_tree(root, class_depth))
+
+
+def list_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty: bool = False) -> Scan:
     """List the samples of the tree at `root`, in the order that the module's docstring says.
+
+    No file is asked for its size or time; `digest` goes by the names alone.
 
     Args:
         class_depth: how many folders deep the class folders lie; 0 for a folder of pictures without labels.
@@ -363,6 +390,35 @@ def scan_tree(root: str | os.PathLike[str], class_depth: int = 1, *, allow_empty
         remedy = did_you_mean(root) or " ('precache sample' makes one to try, data/raw)"
         raise SourceError(f"{root}: {reason}; expected a folder of class folders with pictures{remedy}")
     return scan_folders(DiskEntry(root), TreeSource(root, class_depth), class_depth, allow_empty=allow_empty)
+
+
+def with_sizes(scan: Scan) -> Scan:
+    """The scan of a tree on disk with the sizes and times of its files, which many threads ask for.
+
+    Raises:
+        SourceError: a file cannot be asked, or is gone.
+    """
+    assert isinstance(scan.source, TreeSource)
+    sizes, times = sizes_and_times(scan.samples.list_paths(f"{scan.root}/"))
+    samples = replace(scan.samples, file_bytes=sizes, modified_ns=times)
+    return replace(scan, samples=samples, digest=_digest_of(samples, scan.source.class_depth))
+
+
+def _digest_of(samples: Samples, class_depth: int) -> str:
+    """`Scan.digest` of a tree: of paths and sizes, or of paths alone where no sizes were asked for."""
+    digest = hashlib.sha256()
+    if len(samples) and samples.file_bytes.max() < 0:
+        digest.update(samples.paths)
+        digest.update(samples.path_ends.tobytes())
+    else:
+        paths = samples.list_paths()
+        for start in range(0, len(paths), _HASHED):
+            part = slice(start, start + _HASHED)
+            named = zip(paths[part], samples.file_bytes[part].tolist(), strict=True)
+            digest.update(os.fsencode("".join([f"{path}\0{size}\0" for path, size in named])))
+    if class_depth != 1:  # the same files are other classes
+        digest.update(b"class depth %d" % class_depth)
+    return digest.hexdigest()
 
 
 def scan_folders(top: Entry, source: Source, class_depth: int, *, allow_empty: bool = False) -> Scan:
@@ -434,7 +490,6 @@ class _Lister:
         self._class_of: list[str] = []  # of each class folder that has pictures
         self._listed = SampleList()
         self._ignored: list[IgnoredPath] = []
-        self._digest = hashlib.sha256()
         self._missed: list[IgnoredPath] = []  # of these, files that look like pictures
         self._deeper = 0  # pictures that do not lie directly in their class folder
         self._subfolders: dict[str, str] = {}  # name of a class -> two of its folders, in words
@@ -483,33 +538,32 @@ class _Lister:
 
     def _list_class(self, class_name: str, class_path: str, class_folder: Entry) -> None:
         """List all pictures below a class folder, by their folders' paths and then by name."""
-        before, hashed = len(self._listed), bytearray()
+        before = len(self._listed)
         # a heap: what lies in a folder has a path that sorts behind the folder's own
         folders = [(class_path, class_folder)]
         subfolders: dict[str, None] = {}
         while folders:
             path, folder = heappop(folders)
-            count = len(self._listed)
-            entries = _sorted_entries(folder)
-            entries.reverse()
-            while entries:
-                entry = entries.pop()  # and forget it: there may be 10,000,000
+            pictures, others = folder.list_pictures()
+            for entry in _by_name(others):
                 here = _joined(path, entry.name)
                 reason = _why_not_a_picture(entry)
                 if reason is None:
-                    size, modified_ns, place = entry.status()
-                    self._listed.add(here, size, modified_ns, place, self._split)
-                    hashed += b"%b\0%d\0" % (os.fsencode(here), size)
+                    pictures.append(entry.name)
                 elif not entry.is_dir():
                     self._ignore(here, reason, missed=_looks_like_picture(entry))
                 elif (reason := _why_not_entered(entry)) is not None:
                     self._ignore_folder(here, reason)
                 else:
                     heappush(folders, (here, entry))
-            if path != class_path and len(self._listed) > count:
-                self._deeper += len(self._listed) - count
+            pictures.sort()
+            above = _joined(path, "")
+            self._listed.add_listed(
+                [above + name for name in pictures], folder.statuses(pictures), self._split
+            )
+            if path != class_path and pictures:
+                self._deeper += len(pictures)
                 subfolders[path[len(class_path) :].strip("/").partition("/")[0]] = None
-        self._digest.update(hashed)
         count = len(self._listed) - before
         if count:
             self.counts.append(count)
@@ -566,15 +620,13 @@ class _Lister:
         label_of = {name: label for label, name in enumerate(classes)}
         labels = np.repeat([label_of.get(name, -1) for name in self._class_of], self.counts)
         samples = self._listed.samples(labels)
-        if self._class_depth != 1:  # the same files are other classes
-            self._digest.update(b"class depth %d" % self._class_depth)
         return Scan(
             source=source,
             classes=tuple(classes),
             samples=samples,
             ignored=tuple(self._ignored),
             scanned=len(samples) + len(self._ignored),
-            digest=self._digest.hexdigest(),
+            digest=_digest_of(samples, self._class_depth),
             warnings=(*warnings, *self._warnings(len(classes), is_plain=_has_paths(source))),
             target=target,
             deeper=self._deeper if self._class_depth else 0,
@@ -686,7 +738,12 @@ def _joined(folder: str, name: str) -> str:
 
 def _sorted_entries(folder: Entry) -> list[Entry]:
     """What `folder` holds, by name; SourceError if it cannot be listed."""
-    return sorted(folder.entries(), key=lambda entry: entry.name)
+    return _by_name(folder.entries())
+
+
+def _by_name(entries: Iterable[Entry]) -> list[Entry]:
+    """Sort what a folder holds."""
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 def is_left_alone(folder: str) -> bool:
@@ -701,16 +758,19 @@ def _why_not_entered(folder: Entry) -> str | None:
     return _LOOP if folder.is_loop else None
 
 
+def _is_named_as_picture(name: str) -> bool:
+    """Whether a file of this name is a picture, whatever it holds."""
+    return name[name.rfind(".") :].lower() in kinds.IMAGE_EXTENSIONS and name[0] != "."
+
+
 def _why_not_a_picture(entry: Entry) -> str | None:
     """Why this is not a sample; None if it is one."""
-    name, is_hidden = entry.name, entry.name.startswith(".")
-    if not is_hidden and name[name.rfind(".") :].lower() in kinds.IMAGE_EXTENSIONS and entry.is_plain_file:
-        return None  # as usual
+    name = entry.name
     if entry.is_dir():
         return "a folder"
     if not entry.is_file():
         return "not a regular file"
-    if is_hidden:
+    if name.startswith("."):
         return "a hidden file"
     if kinds.extension(name) in kinds.IMAGE_EXTENSIONS:
         return None

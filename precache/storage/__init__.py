@@ -36,6 +36,7 @@ _TEMPORARY_NAME = re.compile(rf"\.(.+)\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFI
 _NO_FOLDER_FSYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EBADF)
 _READ_BYTES = 1 << 20  # stays in the CPU's cache
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_READING = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY
 _SAFE = getattr(os, "O_NOFOLLOW", 0) | _BINARY
 
 
@@ -48,12 +49,35 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
         OSError: it cannot be opened, or is something else.
         OpenFilesError: too many files are open; so does all that opens files here.
     """
-    flags |= os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | _BINARY
-    file = FileIO(path, opener=lambda path, _: _open(path, flags))
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    file = FileIO(path, opener=lambda path, _: _open(path, flags | _READING))
+    try:
+        regular_status(file.fileno(), path)
+    except OSError:
         file.close()
-        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+        raise
     return file
+
+
+@contextmanager
+def open_descriptor(path: str | os.PathLike[str]) -> Iterator[int]:
+    """Open what lies at `path` for reading; `regular_status` says whether that is a file.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    descriptor = _open(path, _READING)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def regular_status(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
+    """The status of an open file; OSError, which names `path`, where it is a folder, a pipe or a device."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
+    return status
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
@@ -62,12 +86,12 @@ def read_regular(path: str | os.PathLike[str]) -> bytes:
     Raises:
         OSError: as `open_regular`, or it cannot be read.
     """
-    with open_regular(path) as file:
-        return read_descriptor(file.fileno())
+    with open_descriptor(path) as descriptor:
+        return read_descriptor(descriptor, regular_status(descriptor, path).st_size)
 
 
-def read_descriptor(descriptor: int) -> bytes:
-    """The rest of an open file.
+def read_descriptor(descriptor: int, file_bytes: int) -> bytes:
+    """The rest of an open file of some `file_bytes`.
 
     Not by a file object's `read`: what of a file cannot be read at once, EAGAIN, it takes for the end.
 
@@ -75,8 +99,21 @@ def read_descriptor(descriptor: int) -> bytes:
         OSError: it cannot be read.
     """
     parts = []
-    while part := os.read(descriptor, max(_READ_BYTES, os.fstat(descriptor).st_size)):
+    while part := os.read(descriptor, max(_READ_BYTES, file_bytes)):
         parts.append(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_at_most(descriptor: int, count: int) -> bytes:
+    """The next `count` bytes of an open file; fewer where it ends before.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    parts = []
+    while count > 0 and (part := os.read(descriptor, count)):
+        parts.append(part)
+        count -= len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from bench.lab import converting, epochs, object_storage, stored_sizes
+from bench.lab import converting, epochs, listing, object_storage, stored_sizes
 from bench.measure.candidates import Candidate
 from bench.measure.comparison import Comparison, compare
 from precache import convert
@@ -55,6 +55,12 @@ def test_epochs_prints_each_loader_in_each_state_of_the_files(raw_tree: Path) ->
     assert all(
         "-" not in [cell.split(" ")[0] for cell in cells] for name, cells in found.items() if "`" in name
     )
+
+
+def test_listing_sets_loaders_and_convert_beside_imagefolder(raw_tree: Path) -> None:
+    found = rows(listing.command, raw_tree, "--repeats", 1)
+    assert list(found) == ["torchvision's ImageFolder", "loaders.build", "precache convert"]
+    assert found["torchvision's ImageFolder"][1] == "1.00 (1.00-1.00)"
 
 
 def test_stored_sizes_finds_smaller_pictures_farther(raw_tree: Path, tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 from torchvision.datasets import ImageFolder
 
 import loaders
 import precache
 from loaders.dataset import open_split
 from precache import Recipe, SettingError
+from precache.pictures import reading
 from tests.building import build_loader
 from tests.conftest import small_recipe
 from tests.loader_contract import ids_of, pairs_of
@@ -102,6 +104,26 @@ def test_other_splits_than_there_are_are_refused(
         for build in (loaders.build, loaders.ImageDataset):
             with pytest.raises(SettingError, match=named):
                 build(path, **given_settings)
+
+
+def test_training_on_a_tree_asks_no_file_for_its_size(
+    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So a state is of the names: it goes on with a picture written again, and not with one more of them."""
+    tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
+    monkeypatch.setattr(reading, "_size_and_time", None)
+    with build_loader(tree, batch_size=8, shuffle=False) as loader:
+        next(iter(loader))
+        state = loader.state_dict()
+    picture = next(tree.glob("*/*.jpg"))
+    Image.new("RGB", (40, 40)).save(picture)
+    with build_loader(tree, batch_size=8, shuffle=False) as loader:
+        loader.load_state_dict(state)
+        assert next(iter(loader)).ids.tolist() == list(range(8, 16))
+    picture.rename(picture.with_name("renamed.jpg"))
+    other = build_loader(tree, batch_size=8, shuffle=False)
+    with other, pytest.raises(SettingError, match="state"):
+        other.load_state_dict(state)
 
 
 def test_class_folders_lie_as_deep_as_is_said(raw_tree: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from precache import check, convert, open_dataset, verify
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
-from precache.sources.tree import scan_tree
+from precache.sources.tree import list_tree, scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import damage_tree
@@ -84,8 +84,8 @@ def test_check_lists_what_the_converter_rejects_while_the_files_are_as_they_were
     mended, touched, *others = (tree / path for path in bad)
     mended.write_bytes((tree / scan_tree(tree).samples[0].path).read_bytes())
     os.utime(touched, ns=(0, touched.stat().st_mtime_ns + 1))
-    samples = scan_tree(tree).samples
-    held = [tree / samples[row].path for row in rejected_rows(samples, report.rejected).tolist()]
+    scan = list_tree(tree)
+    held = [tree / scan.samples[row].path for row in rejected_rows(scan, report.rejected).tolist()]
     assert held == others
     for path in bad:
         (tree / path).unlink()

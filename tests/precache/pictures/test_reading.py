@@ -2,8 +2,10 @@
 
 import errno
 import os
+import threading
+import time
 from collections.abc import Callable
-from io import FileIO
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -28,15 +30,15 @@ def test_an_error_that_passes_costs_no_picture(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that stays is named with its path and a remedy."""
-    path, real, fails = tmp_path / "x.jpg", reading.open_regular, [True, True, False]
+    path, real, fails = tmp_path / "x.jpg", reading.open_descriptor, [True, True, False]
 
-    def open_regular(name: str) -> FileIO:
+    def open_descriptor(name: str) -> AbstractContextManager[int]:
         if fails.pop(0):
             raise OSError(number, os.strerror(number), name)
         return real(name)
 
     path.write_bytes(b"content")
-    monkeypatch.setattr(reading, "open_regular", open_regular)
+    monkeypatch.setattr(reading, "open_descriptor", open_descriptor)
     monkeypatch.setattr(retries.time, "sleep", lambda seconds: None)
     assert reading.read_picture(str(path)) == b"content"
     assert fails == []
@@ -74,6 +76,48 @@ def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
     with pytest.raises(SourceError, match=f"{victim}: {reason}") as caught:
         read_all()
     assert "\n" not in str(caught.value)
+
+
+def test_a_picture_that_changes_while_it_is_read_ends_the_conversion(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size is the same; what it is then is asked once, after it was read."""
+    scan = scan_tree(tree)
+    ref, read = scan.samples[5], reading.read_at_most
+
+    def read_and_change(descriptor: int, count: int) -> bytes:
+        content = read(descriptor, count)
+        os.utime(tree / ref.path, ns=(0, 0))
+        return content
+
+    monkeypatch.setattr(reading, "read_at_most", read_and_change)
+    with pytest.raises(SourceError, match=f"{tree / ref.path}: changed while it was converted"):
+        scan.source.read(ref, images.MAX_PIXELS)
+
+
+@pytest.mark.parametrize(("answer_s", "threads"), [(0.0, 1), (1e-3, 32)])
+def test_sizes_are_asked_by_many_threads_where_answers_are_slow(
+    answer_s: float, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(100):
+        (tmp_path / str(number)).write_bytes(bytes(number))
+    real, asking = reading._size_and_time, set()
+
+    def ask(path: str) -> tuple[int, int]:
+        asking.add(threading.get_ident())
+        if answer_s:
+            time.sleep(answer_s)
+        return real(path)
+
+    monkeypatch.setattr(reading, "_size_and_time", ask)
+    paths = [str(tmp_path / str(number % 100)) for number in range(20_000)]
+    sizes, times = reading.sizes_and_times(paths)
+    assert sizes.tolist() == [number % 100 for number in range(20_000)]
+    assert times[7] == os.stat(paths[7]).st_mtime_ns
+    assert len(asking) == 1 if threads == 1 else len(asking) >= threads
+    (tmp_path / "99").unlink()
+    with pytest.raises(SourceError, match=f"^{tmp_path}/99: disappeared"):
+        reading.sizes_and_times(paths)
 
 
 def test_a_file_too_large_for_a_picture_is_refused_without_reading_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
     filler      threads fill a batch with crops
     sequential  shards read whole, and fetched from a URL, ahead of their first use
+    blocks      files that fit into memory, read from the disk in huge pages ahead of their use
     integrity   what was read is compared with its checksum
     cache       a reader that keeps what another one decoded; host_memory: what all ranks of a host share
     decoding    pictures as they are stored: of a raw tree, or JPEGs in shards

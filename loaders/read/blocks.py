@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,14 @@ from loaders.dataset import SplitData
 from loaders.deliver import Pool
 from precache.errors import DatasetError, OpenFilesError, os_reason
 from precache.formats.base import remedy
-from precache.formats.shards import picture_starts
+from precache.formats.shards import ShardFile, picture_starts
 from precache.storage import open_regular
 
 BLOCK_BYTES = 2 * 1024 * 1024  # a huge page of x86, and of ARM with pages of 4 KiB
 _READERS = 4  # threads that wait for the disk
 _REQUESTS_AHEAD = 32
-_PROBES = (
-    4  # blocks that tell whether the disk is to be asked: of those Linux reads a little then, in small pages
-)
+# blocks that tell whether the disk is to be asked; of those that are not cached Linux then reads a small page
+_PROBES = 4
 _MADV_POPULATE_READ = 22  # which `mmap` does not name: https://man7.org/linux/man-pages/man2/madvise.2.html
 
 
@@ -44,23 +42,24 @@ class BlockReader:
         self._pool = Pool(_READERS, "read-block")
         self._asked: set[tuple[int, int]] = set()  # shard and number of each block
         self._blocks: dict[int, npt.NDArray[np.int64]] = {}  # of each shard, see `_blocks_of`
-        self._unasked = len(
-            data
-        )  # samples of the first epoch, after which all blocks were asked for; 0: none is
+        self._unasked = len(data)  # samples of the first epoch; behind it all blocks have been asked for
 
-    def read_shard(self, path: Path, file_bytes: int) -> None:
-        """Wait until all of a file is in the cache.
+    def read_shard(self, shard: ShardFile) -> None:
+        """Wait until all of an open shard is in the cache.
 
         Raises:
             DatasetError: it cannot be read.
         """
-        blocks = range(-(-file_bytes // BLOCK_BYTES))
-        if all(is_block_cached(path, number) for number in blocks[:: 1 + len(blocks) // _PROBES]):
+        opened = f"/dev/fd/{shard.descriptor}"  # another file may have its name by now
+        blocks = range(-(-shard.bytes // BLOCK_BYTES))
+        if all(is_block_cached(opened, number) for number in blocks[:: 1 + len(blocks) // _PROBES]):
             return
         try:
-            self._pool.map(partial(read_block, path), blocks)
+            self._pool.map(partial(read_block, opened), blocks)
         except OSError as error:
-            raise DatasetError(f"{path}: cannot be read ({os_reason(error)}); {remedy(path)}") from error
+            raise DatasetError(
+                f"{shard.path}: cannot be read ({os_reason(error)}); {remedy(shard.path)}"
+            ) from error
 
     def ahead_of(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests; the blocks that later ones need are read meanwhile, in the order of need."""

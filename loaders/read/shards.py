@@ -207,7 +207,7 @@ class ShardsReader:
                     f"run: {shell_command('precache verify', self._data.path)}"
                 )
             if self._sequential:
-                self._blocks.read_shard(path, file.bytes)
+                self._blocks.read_shard(file)
             in_blocks = self._sequential or self._in_blocks
             if self._data.remote is None:
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=None)

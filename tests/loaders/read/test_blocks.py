@@ -1,5 +1,6 @@
 """Blocks of shards that are read ahead: which, in which order, and what becomes of requests and errors."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,7 @@ from loaders.read import blocks
 from loaders.read.blocks import BlockReader
 from precache.errors import DatasetError
 from precache.formats import FORMATS
+from precache.formats.shards import ShardFile
 from tests.conftest import IMAGES
 
 BLOCK_BYTES = 16 * 1024  # a shard of the tests has many
@@ -68,7 +70,8 @@ def test_nothing_is_asked_for_where_the_cache_has_it(
     data = open_split(converted["shards"], "train")
     with closing(BlockReader(data)) as reader:
         assert len([*reader.ahead_of(requests_for([3, 1], [2]))]) == 2
-        reader.read_shard(Path(data.files[0]), Path(data.files[0]).stat().st_size)
+        with ShardFile(Path(data.files[0])) as shard:
+            reader.read_shard(shard)
     assert asked == []
 
 
@@ -99,11 +102,27 @@ def test_a_block_is_read_into_the_cache_where_linux_cannot_fill_a_map(
     assert (start, len(buffer)) == (blocks.BLOCK_BYTES, blocks.BLOCK_BYTES // 2)
 
 
-def test_a_shard_that_cannot_be_read_is_named(
+def test_a_disk_that_fails_is_an_error_that_names_the_shard(
+    converted: dict[str, Path], asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(path: str, number: int) -> None:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr(blocks, "read_block", fail)
+    data = open_split(converted["shards"], "train")
+    path = Path(data.files[0])
+    named = pytest.raises(DatasetError, match=path.name)
+    with closing(BlockReader(data)) as reader, ShardFile(path) as shard, named:
+        reader.read_shard(shard)
+
+
+def test_the_open_shard_is_read_when_another_file_has_its_name(
     converted: dict[str, Path], asked: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    missing = tmp_path / "gone.safetensors"
-    reader = BlockReader(open_split(converted["shards"], "train"))
-    with closing(reader), pytest.raises(DatasetError, match=missing.name):
-        reader.read_shard(missing, 100_000)
-    assert asked
+    data = open_split(converted["shards"], "train")
+    path = tmp_path / Path(data.files[0]).name
+    path.write_bytes(Path(data.files[0]).read_bytes())
+    with closing(BlockReader(data)) as reader, ShardFile(path) as shard:
+        path.unlink()
+        reader.read_shard(shard)
+        assert [number for _, number in asked] == [*range(-(-shard.bytes // BLOCK_BYTES))]

@@ -59,7 +59,7 @@ def serve(path: Path, epochs: int, batch_size: int, settings: Mapping[str, Any])
 
 
 def serve_peer(peer: PeerCandidate, epochs: int, batch_size: int, workers: int, samples: int) -> list[float]:
-    """The same of a loader of another library, over a folder with so many samples."""
+    """Images/s of so many epochs of another library's loader over `samples`, each after its first batch."""
     batches = -(-samples // batch_size)
     trial = run_peer(
         peer, batch_size=batch_size, size=_SIZE, workers=workers, warmup=0, batches=epochs * batches - 1
@@ -72,7 +72,7 @@ def serve_peer(peer: PeerCandidate, epochs: int, batch_size: int, workers: int, 
 
 
 def take_epochs(path: Path, run: Callable[[int], list[float]]) -> dict[str, float]:
-    """Figures of `run`, given how many epochs, by the state of the files at `path`."""
+    """Images/s by the state of the files at `path`; `run` serves so many epochs in a process of its own."""
     page_cache.drop(path)
     (cold,) = run(1)
     warm, *later = run(1 + _LATER)

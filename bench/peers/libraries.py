@@ -163,22 +163,20 @@ def serve_webdataset(work: Work) -> StartEpoch:
 
 def write_ffcv(pictures: Pictures, folder: Path, workers: int) -> None:
     """One `.beton` file of raw pixels: https://docs.ffcv.io/writing_datasets.html."""
-    from ffcv.fields import IntField, RGBImageField
-    from ffcv.writer import DatasetWriter
-
-    fields = {"image": RGBImageField(write_mode="raw"), "label": IntField()}
-    DatasetWriter(str(folder / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
+    _write_ffcv(pictures, folder, workers, write_mode="raw")
 
 
 def write_ffcv_imagenet(pictures: Pictures, folder: Path, workers: int) -> None:
-    """Whole pictures of at most 500 pixels, half of them as JPEG: https://docs.ffcv.io/ffcv_examples/imagenet.html."""
+    """One of at most 500 pixels, half of them as JPEG: https://docs.ffcv.io/ffcv_examples/imagenet.html."""
+    as_jpeg = {"write_mode": "proportion", "compress_probability": 0.5, "jpeg_quality": 90}
+    _write_ffcv(pictures, folder, workers, max_resolution=500, **as_jpeg)
+
+
+def _write_ffcv(pictures: Pictures, folder: Path, workers: int, **image: Any) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    image = RGBImageField(
-        write_mode="proportion", max_resolution=500, compress_probability=0.5, jpeg_quality=90
-    )
-    fields = {"image": image, "label": IntField()}
+    fields = {"image": RGBImageField(**image), "label": IntField()}
     DatasetWriter(str(folder / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
 
 

@@ -62,7 +62,7 @@ class BlockReader:
             ) from error
 
     def ahead_of(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """The same requests; the blocks that later ones need are read meanwhile, in the order of need."""
+        """Yield the same requests; blocks that later ones need are read meanwhile, in the order of need."""
         waiting: deque[Request] = deque()
         while True:
             # of what comes behind an empty request nothing is known yet: see `ray_reader`
@@ -159,7 +159,7 @@ def map_pages(mapped: npt.NDArray[np.uint8]) -> None:
 
 
 def prefer_blocks(mapped: npt.NDArray[np.uint8]) -> None:
-    """Have Linux read the whole block, and no other, where it lacks a page of a mapped file."""
+    """Ask Linux to read the whole block, and no other, where it lacks a page of a mapped file."""
     if sys.platform == "linux":
         advise(mapped, 0, len(mapped), mmap.MADV_HUGEPAGE)
         advise(mapped, 0, len(mapped), mmap.MADV_RANDOM)

@@ -219,10 +219,11 @@ def open_cached(
 
 def _is_kept_by_system(backend: str, spec: LoaderSpec, data: SplitData) -> bool:
     """Whether pictures lie decoded in files of this machine that all fit into main memory."""
-    is_local = data.remote is None and spec.reading.engine == "local"
-    is_bounded = spec.reading.memory_bytes is not None  # then files are dropped from the system's cache
-    fits = host_memory.has_room(int(data.shard_bytes.sum()))
-    return backend == "shards" and is_local and not is_bounded and fits
+    if backend != "shards" or data.remote is not None or spec.reading.engine != "local":
+        return False
+    if spec.reading.memory_bytes is not None:  # then files are dropped from the system's cache
+        return False
+    return host_memory.has_room(int(data.shard_bytes.sum()))
 
 
 def _on_device(spec: LoaderSpec, data: SplitData, crops: Crops) -> DevicePictures:

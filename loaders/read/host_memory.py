@@ -17,6 +17,7 @@ import mmap
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import FileIO
@@ -46,6 +47,8 @@ class HostMemory:
         """`file`: the memory file that is mapped; None: memory of this process."""
         self.content = np.frombuffer(mapped, np.uint8)
         self._file = file
+        if file is not None:
+            weakref.finalize(self, file.close)  # of a loader that nobody closes, too
 
     def write(self, start: int, pixels: npt.NDArray[np.uint8]) -> None:
         """Put contiguous `pixels` there, from the byte `start` on; several threads may do so at a time.

@@ -1,5 +1,6 @@
 """Raw trees: classes as ImageFolder finds them, splits as `precache convert` makes them."""
 
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +16,6 @@ import loaders
 import precache
 from loaders.dataset import open_split
 from precache import Recipe, SettingError
-from precache.pictures import reading
 from tests.building import build_loader
 from tests.conftest import small_recipe
 from tests.loader_contract import ids_of, pairs_of
@@ -109,12 +109,21 @@ def test_other_splits_than_there_are_are_refused(
 def test_training_on_a_tree_asks_no_file_for_its_size(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So a state is of the names: it goes on with a picture written again, and not with one more of them."""
+    """A state is of the names: it goes on with a picture that is written again, not with a renamed one."""
     tree = Path(shutil.copytree(raw_tree, tmp_path / "tree"))
-    monkeypatch.setattr(reading, "_size_and_time", None)
-    with build_loader(tree, batch_size=8, shuffle=False) as loader:
-        next(iter(loader))
-        state = loader.state_dict()
+    ask, asked = os.stat, []
+
+    def note(path: Any, **how: Any) -> os.stat_result:
+        asked.append(str(path) if isinstance(path, int) else os.fspath(path))
+        return ask(path, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", note)
+        with build_loader(tree, batch_size=8, shuffle=False) as loader:
+            next(iter(loader))
+            state = loader.state_dict()
+    assert str(tree) in asked
+    assert not [path for path in asked if path.endswith((".jpg", ".png"))]
     picture = next(tree.glob("*/*.jpg"))
     Image.new("RGB", (40, 40)).save(picture)
     with build_loader(tree, batch_size=8, shuffle=False) as loader:

@@ -29,7 +29,7 @@ from itertools import islice
 from numbers import Real
 from operator import index
 from pathlib import Path
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 if sys.platform != "win32":
     import resource  # not when there is no file left for it
@@ -39,10 +39,27 @@ _MOST_COMPARED = 1_000  # names in a folder; of 20,000, to compare them takes a 
 
 
 class PrecacheError(Exception):
-    """Base of the tree above. `str(error)` is one line, and `printable`: names of files are in it."""
+    """Base of the tree above; `str(error)` is one line, 'PATH: MESSAGE; REMEDY', without what is not given.
+
+    What is not printable, as in a file's name, is escaped in that line.
+
+    Attributes:
+        path: the path or URL that is at fault, as it was given; None where the message names none.
+        remedy: what to do, as a phrase like "run 'precache convert' again"; empty where nothing helps.
+    """
+
+    path: Any
+
+    def __init__(self, message: str, *, path: object = None, remedy: str = "") -> None:
+        super().__init__(message)
+        self._message = message
+        self.path = path
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return printable(_said_by_worker(super().__str__()))
+        start = "" if self.path is None else f"{self.path}: "
+        end = f"; {self.remedy}" if self.remedy else ""
+        return printable(f"{start}{_without_traceback(self._message)}{end}")
 
 
 class SettingError(PrecacheError, ValueError):
@@ -57,19 +74,16 @@ class ImageError(PrecacheError):
     """One picture cannot be read or decoded.
 
     Attributes:
-        path: of the picture, as it was given.
+        path: path of the picture, as it was given.
         reason: what is wrong with it, without the path.
     """
 
-    def __init__(self, path: str, reason: str = "") -> None:
-        if not reason:  # as torch makes it anew
-            path, _, reason = _said_by_worker(path).partition(": ")
-        super().__init__(path, reason)  # both, so that the error survives pickling
-        self.path = path
+    def __init__(self, path: str, reason: str = "", *, remedy: str = "") -> None:
+        if not reason:  # a DataLoader has made the error again from its text
+            path, _, reason = _without_traceback(path).partition(": ")
+        super().__init__(reason, path=path, remedy=remedy)
+        self.args = (path, reason)  # what pickle makes the error from
         self.reason = reason
-
-    def __str__(self) -> str:
-        return printable(f"{self.path}: {self.reason}")
 
 
 class DatasetError(PrecacheError):
@@ -109,10 +123,10 @@ class MissingDependencyError(PrecacheError, ImportError):
     """An optional package is not installed; the message holds the install command."""
 
 
-def _said_by_worker(text: str) -> str:
-    """`text`, or what an error said in a worker of torch's DataLoader, which makes it anew of its traceback.
+def _without_traceback(text: str) -> str:
+    """Return the message in `text`, which torch's DataLoader fills with the traceback of its worker.
 
-    That is 'Caught NAME in DataLoader worker process 0.', the lines of the traceback, 'MODULE.NAME: TEXT'.
+    Such a text is 'Caught NAME in DataLoader worker process 0.', the traceback, and 'MODULE.NAME: MESSAGE'.
     """
     if text.startswith("Caught ") and "in DataLoader worker process" in text.partition("\n")[0]:
         return text.strip().rpartition("\n")[2].partition(": ")[2]
@@ -123,7 +137,7 @@ def open_files_error(error: BaseException | None, path: object = None) -> OpenFi
     """What to raise instead of `error`, of opening `path`, a pipe or such, where too many files are open."""
     if not isinstance(error, OSError):
         return None
-    about = f"{path}: cannot be opened" if path else "a pipe cannot be opened"
+    about = "cannot be opened" if path else "a pipe cannot be opened"
     if error.errno == errno.EMFILE and sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
@@ -131,12 +145,15 @@ def open_files_error(error: BaseException | None, path: object = None) -> OpenFi
         if most <= soft:
             remedy = "raise the hard limit ('ulimit -Hn'), and then 'ulimit -n'"
         return OpenFilesError(
-            f"{about}, for all the {soft:,} files are open that this process may have; {remedy}"
+            f"{about}, for all the {soft:,} files are open that this process may have",
+            path=path,
+            remedy=remedy,
         )
     if error.errno == errno.ENFILE:
         return OpenFilesError(
-            f"{about}, for too many files are open on this machine; end other programs, or raise its limit "
-            f"('sysctl fs.file-max')"
+            f"{about}, for too many files are open on this machine",
+            path=path,
+            remedy="end other programs, or raise its limit ('sysctl fs.file-max')",
         )
     return None
 
@@ -164,7 +181,7 @@ def os_errors_as(kind: type[PrecacheError], what: str, remedy: str) -> Iterator[
         raise
     except OSError as error:
         check_open_files(error, error.filename)
-        raise kind(f"{what} ({os_reason(error)}); {remedy}") from error
+        raise kind(f"{what} ({os_reason(error)})", remedy=remedy) from error
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

@@ -36,13 +36,10 @@ class OptionNotTakenError(SettingError):
     """
 
     def __init__(self, option: str, kind: str, kinds: tuple[str, ...]) -> None:
-        super().__init__(option, kind, kinds)
+        listed = ", ".join(kinds)
+        super().__init__(f"{flag_of(option)} is not for {kind}, only for {listed}", remedy="leave it out")
+        self.args = (option, kind, kinds)  # what pickle makes the error from
         self.option, self.kind, self.kinds = option, kind, kinds
-
-    def __str__(self) -> str:
-        """One line; not in `args`, of which the error is built again in another process."""
-        kinds = ", ".join(self.kinds)
-        return f"{flag_of(self.option)} is not for {self.kind}, only for {kinds}; leave it out"
 
 
 def _option(help_text: str, *kinds: str, default: Any = None) -> Any:

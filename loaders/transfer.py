@@ -43,7 +43,7 @@ from loaders.dataset import RAW, SplitData
 from loaders.deliver import Lane, Pool, upload
 from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, numbers_of
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Column
 from precache.dataset.index import REMEDY
 from precache.errors import ImageError, SettingError
@@ -289,7 +289,7 @@ class Fields:
             if name == self._data.boxes:
                 assert self._data.rendering is not None
                 sizes = self._index["source_sizes"][rows]
-                stored = moved(column.select(rows), sizes, self._data.rendering, cut=True)
+                stored = fit_boxes(column.select(rows), sizes, self._data.rendering, clip=True)
                 each = enumerate(zip(boxes.tolist(), mirrored.tolist(), strict=True))
                 followed = [self._follow(stored.array(row), *how) for row, how in each]
                 fields[name] = [found for found, _ in followed]

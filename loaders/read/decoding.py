@@ -81,7 +81,7 @@ class Encoded:
 
         It is upright, or turned by EXIF alone.
         """
-        if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.breaks_off(self.data):
+        if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.is_truncated(self.data):
             return False
         try:
             *sides, colorspace, _ = simplejpeg.decode_jpeg_header(self.data)

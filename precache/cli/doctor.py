@@ -90,7 +90,7 @@ def _pillow() -> Finding:
     from precache.pictures import kinds
 
     found = f"{kinds.pillow_name()} {PIL.__version__}, {kinds.pillow_jpeg()}"
-    lost = kinds.kinds_lost()
+    lost = kinds.kinds_not_built_in()
     if lost:
         found += f"; scripts cannot read {', '.join(lost)} with it, as they can with stock Pillow"
         if plugged := [kind for kind in lost if kind not in kinds.kinds_without_decoder()]:

@@ -11,8 +11,8 @@ from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
+from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.turns import Turn
 from precache.reporting import Progress, unseen, warn
 from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list, write_list
@@ -127,8 +127,8 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[tuple[SampleRef, 
                 raise ImageError(path, engines.KILLED)
             tick.begin(unit)
             data = read()
-            with Turn() as turn:
-                images.decode_for(data, path, whole, turn)
+            with LargePictureLock() as lock:
+                images.decode_for(data, path, whole, lock)
         except ImageError as error:
             refused.append((ref, error.reason))
         tick()

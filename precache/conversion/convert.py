@@ -96,7 +96,7 @@ from precache.errors import (
 )
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import kind_without_decoder, made_by
+from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, nothing_lost, tells, unseen, warn
@@ -200,7 +200,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         job = _Job(
             scan,
             plan_conversion(scan.samples, recipe),
-            Target(recipe, scan.digest, made_by()),
+            Target(recipe, scan.digest, decoder_versions()),
             engine,
             workers,
             math.ceil(max_rejects * len(scan.samples)),
@@ -514,7 +514,7 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
         samples.file_bytes[by_id], samples.modified_ns[by_id], contents.source_checksums[by_id]
     )
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    table = ShardTable.of(contents.shards, FORMATS[recipe.format])
+    table = ShardTable.from_entries(contents.shards, FORMATS[recipe.format])
     table = replace(table, largest=_largest(index, table))
     others = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
     split_of = np.repeat(table.splits, table.samples)
@@ -578,7 +578,7 @@ def _statistics_after(
     for split in dict.fromkeys(added):
         had, got = known.pop(split, None), statistics.get(split)
         if got is not None and had is not None:
-            got = had.joined(got)
+            got = had.combine(got)
         elif split in before.samples_per_class:
             got = None
         if got is not None:
@@ -619,7 +619,7 @@ def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[s
     """Split -> number of samples of each class; `index` is of all samples of `shards`."""
     counts = {}
     for split in shards.split_names:
-        rows = np.repeat(shards.of_split(split), shards.samples) & index.served
+        rows = np.repeat(shards.split_mask(split), shards.samples) & index.served
         labels = index.labels[rows]
         if scan.target == "classes" and index.targets is not None:
             labels = index.targets.select(rows).values

@@ -30,7 +30,7 @@ from PIL import Image
 
 from precache import engines
 from precache.dataset import columns
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.index import VALUE, SampleIndex
 from precache.dataset.manifest import Manifest
@@ -148,7 +148,7 @@ def _on_stored_pictures(manifest: Manifest, index: SampleIndex) -> SampleIndex:
     name = manifest.source_options.get("boxes")
     if name is None:
         return index
-    boxes = moved(index.fields[name], index.source_sizes, manifest.recipe.rendering)
+    boxes = fit_boxes(index.fields[name], index.source_sizes, manifest.recipe.rendering)
     return index.with_columns({f"{VALUE}{name}": boxes})
 
 
@@ -179,7 +179,7 @@ class _ExportTask:
 def _tasks(dataset: ConvertedDataset, files: Sequence[str], folder: Path) -> Iterator[_ExportTask]:
     """One for each shard; `files` are of the samples that are served."""
     left = iter(files)
-    for shard, index in dataset.by_shard():
+    for shard, index in dataset.iter_shards():
         yield _ExportTask(shard, index, folder, tuple(islice(left, int(index.served.sum()))))
 
 
@@ -278,7 +278,7 @@ def _write_table(manifest: Manifest, index: SampleIndex, layout: _Layout, folder
             cells = {"image": layout.files[row], "split": layout.splits[row]}
             if manifest.target != "none":
                 cells["label"] = _cell(_label(manifest, index, row, classes))
-            for name, value in columns.values_of(index.fields, row).items():
+            for name, value in columns.row_values(index.fields, row).items():
                 cells[_column_of(name)] = _cell(value)
             table.writerow(cells)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.dataset.files import FileEntry, check_file, first_problem
+from precache.dataset.files import FileEntry, file_problem, first_problem
 from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
@@ -34,7 +34,7 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
-from precache.storage.locks import others_in
+from precache.storage.locks import foreign_names
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
@@ -260,7 +260,7 @@ class Journal:
 
     def _start_over(self) -> None:
         """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
-        if others := others_in(self.files.folder, self._names | self.files.dataset_names):
+        if others := foreign_names(self.files.folder, self._names | self.files.dataset_names):
             raise DatasetError(
                 f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
                 f"move them elsewhere, or choose another DST"
@@ -340,7 +340,7 @@ class FilesInFolder:
 
     def problem_of(self, shard: WrittenShard) -> str | None:
         """How the files of a shard differ from what was written, in one phrase; None if they do not."""
-        return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
+        return next(filter(None, (file_problem(self.folder, file) for file in shard.entry.files)), None)
 
     def remove(self, names: frozenset[str]) -> None:
         """Remove those of these files that are there."""
@@ -357,7 +357,7 @@ class FilesInFolder:
 def check_empty(folder: Path) -> None:
     """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
     ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
-    if folder.is_dir() and not ours and (others := others_in(folder, frozenset({JOURNAL_NAME}))):
+    if folder.is_dir() and not ours and (others := foreign_names(folder, frozenset({JOURNAL_NAME}))):
         raise DatasetError(
             f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
             f"choose another DST, or empty it yourself"

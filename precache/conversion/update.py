@@ -23,11 +23,19 @@ import numpy.typing as npt
 from precache.conversion.journal import Target, recipe_differences
 from precache.dataset.columns import Column
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of, damaged
+from precache.dataset.index import (
+    Ints,
+    Rejected,
+    SampleIndex,
+    Sizes,
+    SourceState,
+    checksum_of,
+    damaged_index_error,
+)
 from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.plan import ConvertPlan, Grown, keeps_splits, plan_update
 from precache.recipe import Recipe
 from precache.reporting import warn
@@ -72,7 +80,7 @@ class KnownPictures:
         ids = np.concatenate((index.ids[served], np.array(rejected, np.int64)))
         order = np.argsort(ids, kind="stable")
         if (np.diff(ids[order]) == 0).any():
-            raise damaged(
+            raise damaged_index_error(
                 dataset.path / manifest.index.name, "a picture is both rejected and served, or twice"
             )
         rows = np.concatenate((served, np.full(len(rejected), -1)))[order]
@@ -235,7 +243,7 @@ def _labelled_alike(
     if known.index.targets is not None and samples.targets is not None:
         columns.append((known.index.targets, samples.targets))
     for its, theirs in columns:
-        same &= its.select(before).same(theirs.select(now))
+        same &= its.select(before).equal_rows(theirs.select(now))
     alike[converted] = same
     return alike
 
@@ -323,7 +331,7 @@ def plan(dataset: ConvertedDataset, scan: Scan, recipe: Recipe, options: SourceO
     if not difference:
         return None
     manifest, known, scan = dataset.manifest, difference.known, difference.scan
-    software = made_by()
+    software = decoder_versions()
     if software != manifest.made_by:
         changed = [name for name in software if software[name] != manifest.made_by.get(name)]
         warn(
@@ -336,7 +344,9 @@ def plan(dataset: ConvertedDataset, scan: Scan, recipe: Recipe, options: SourceO
     shards = manifest.shards
     grown = Grown(
         update=len(manifest.updates) + 1,
-        shards={split: int(shards.numbers[shards.of_split(split)].max()) + 1 for split in shards.split_names},
+        shards={
+            split: int(shards.numbers[shards.split_mask(split)].max()) + 1 for split in shards.split_names
+        },
         kept={
             split: known.index.labels[stay & (known.split_of == number)]
             for number, split in enumerate(known.splits)

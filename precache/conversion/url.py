@@ -38,7 +38,7 @@ from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.reporting import counted, some, warn
-from precache.sharing.publisher import Publisher, difference, files_of
+from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import is_leftover, read_regular
 from precache.storage.locks import hold_lock
 from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
@@ -86,7 +86,7 @@ class FilesAtUrl:
         """
         names -= {JOURNAL_NAME, MANIFEST_NAME}
         store = self._publisher.store
-        there = store.first(_PROBED)  # it may be a bucket of millions
+        there = store.list_first(_PROBED)  # it may be a bucket of millions
         others = [info.name for info in there if info.name not in names]
         if there and not others:
             there = store.list()
@@ -120,7 +120,7 @@ class FilesAtUrl:
         Raises:
             DatasetError: a shard is not as it was pushed, or another process has finished a dataset there.
         """
-        files = files_of(manifest, self.folder)
+        files = dataset_files(manifest, self.folder)
         for file in files:
             path = self.folder / file.name
             if path.exists():  # index and list of rejects: shards are there

@@ -51,7 +51,7 @@ class Column:
     """A value for each of n samples, over arrays in memory or of a file that is mapped.
 
     Where each sample has one value, or k, a column can be indexed and compared like an array, and gives
-    arrays; `same` compares any two.
+    arrays; `equal_rows` compares any two.
 
     Args:
         values, ends: see the module.
@@ -64,7 +64,7 @@ class Column:
         self._values, self._ends, self._rows = values, ends, rows
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> "Column":
+    def from_values(cls, values: Sequence[Any]) -> "Column":
         """The column of these values: int, float, str, or lists or arrays of numbers or of rows of numbers.
 
         Lists of numbers that are all of one length are a `vector`; lists of rows are always `ragged`.
@@ -201,7 +201,7 @@ class Column:
             return Column(self._values[places])
         if isinstance(places, slice):
             places = np.arange(*places.indices(len(self._ends)))
-        places = from_zero(places, len(self._ends))
+        places = nonnegative_positions(places, len(self._ends))
         starts = np.where(places > 0, self._ends[places - 1], 0) if len(places) else places
         lengths = self._ends[places] - starts
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -258,7 +258,7 @@ class Column:
         moved = (of + start for of, start in zip(ends, before, strict=True) if of is not None)
         return cls(values, np.concatenate([*moved]))
 
-    def same(self, other: "Column") -> npt.NDArray[np.bool_]:
+    def equal_rows(self, other: "Column") -> npt.NDArray[np.bool_]:
         """bool [n]: whether the two, of as many values and one kind, have the same value in each row."""
         if self.ends is None or other.ends is None:
             return _equal(self.values, other.values)
@@ -284,12 +284,12 @@ _NUMPY_NUMBERS: set[type] = {
 }
 
 
-def select(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:
+def select_rows(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:
     """These rows of each column, as `Column.select`."""
     return {name: column.select(rows) for name, column in columns.items()}
 
 
-def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
+def row_values(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
     """The value of each column in one row, as `Column.value`, by name: what is written of them is sorted."""
     return {name: columns[name].value(row) for name in sorted(columns)}
 
@@ -301,13 +301,13 @@ def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:
     if isinstance(positions, range):
         return rows[positions.start : positions.stop]
     if isinstance(rows, range):
-        found = from_zero(positions, len(rows))
+        found = nonnegative_positions(positions, len(rows))
         return found + rows.start if rows.start else found
     chosen: Ints = rows[positions]
     return chosen
 
 
-def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
+def nonnegative_positions(positions: npt.NDArray[Any], count: int) -> Ints:
     """`positions`, bool [count] or integers, as integers from 0 on; IndexError: one is none of `count`."""
     if positions.dtype == np.bool_:
         return np.flatnonzero(positions)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from precache.dataset.duplicates import Duplicates, find_duplicates
-from precache.dataset.files import FileEntry, Held, in_cache, in_folder
+from precache.dataset.files import FileEntry, LocalFile, local_file_in_cache, local_file_in_folder
 from precache.dataset.index import (
     IndexFile,
     IndexFileError,
     SampleColumns,
     SampleIndex,
     SourceState,
-    damaged,
+    damaged_index_error,
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
@@ -53,7 +53,7 @@ class OpenedFolder:
         self._manifest_file, self._shards = manifest_file, shards
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def check_unchanged(self) -> Iterator[None]:
         """What is read of the folder in the block is of the dataset that was opened.
 
         Raises:
@@ -67,9 +67,9 @@ class OpenedFolder:
         self._check()  # afterwards, or it might be replaced between
 
     @contextmanager
-    def held(self, file: FileEntry) -> Iterator[Path]:
-        """A `Held` of its files; raises as `unchanged`."""
-        with self.unchanged():
+    def local_file(self, file: FileEntry) -> Iterator[Path]:
+        """A `LocalFile` of its files; raises as `check_unchanged`."""
+        with self.check_unchanged():
             yield self.path / file.name
 
     def _check(self) -> None:
@@ -121,7 +121,7 @@ class ConvertedDataset:
         return self.path if self.mirror is None else self.mirror.url
 
     @contextmanager
-    def held(self, *files: FileEntry) -> Iterator[None]:
+    def local_files(self, *files: FileEntry) -> Iterator[None]:
         """Have these files lie in `path` until the end of the block: those of a URL are fetched.
 
         Raises:
@@ -130,15 +130,15 @@ class ConvertedDataset:
         """
         with ExitStack() as stack:
             for file in files:
-                stack.enter_context(self._held(file))
+                stack.enter_context(self._local_file(file))
             yield
 
     def shard_path(self, shard: ShardEntry) -> Path:
         """Path of the shard's file, whose files are fetched if they are not there."""
-        with self.held(*shard.files):
+        with self.local_files(*shard.files):
             return self.path / shard.file_name
 
-    def by_shard(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
+    def iter_shards(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
         """Each shard, and what the index has of its samples, removed ones too; raises as `read_index`."""
         index, start = self.read_index(removed=True), 0
         for shard in self.manifest.shards:
@@ -152,7 +152,7 @@ class ConvertedDataset:
             DatasetError: the shard is damaged, or holds other samples.
         """
         path, rows, served = self.path / shard.file_name, 0, index.served
-        with self.held(*shard.files):
+        with self.local_files(*shard.files):
             for row, sample in enumerate(FORMATS[self.manifest.recipe.format].read_shard(path)):
                 if row >= len(index) or (not sample.damage and sample.id != index.ids[row]):
                     raise DatasetError(
@@ -174,15 +174,15 @@ class ConvertedDataset:
             DatasetError: the index is damaged, now or when a column is first asked for.
         """
         shards, limits = self.manifest.shards, self.manifest.limits
-        file = IndexFile(self._index_held, self.manifest.index)
+        file = IndexFile(self._local_index_file, self.manifest.index)
         index = SampleIndex(SampleColumns(file, limits))
         if "removed" in index:
             splits = np.repeat(shards.splits, shards.samples)[~index.served]
             removed_of = np.bincount(splits, minlength=len(shards.split_names))
             if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
-                raise damaged(file.path, "other samples are removed than the manifest says")
+                raise damaged_index_error(file.path, "other samples are removed than the manifest says")
         if split is not None:
-            index = index.at(shards.rows_of(split))
+            index = index.at(shards.rows_of_split(split))
         if removed or not self.manifest.removed:
             return index
         return index.at(np.flatnonzero(index.served))
@@ -198,18 +198,18 @@ class ConvertedDataset:
 
     def read_source_state(self) -> SourceState:
         """Sizes, times and checksums of all pictures of the source, in scan order."""
-        return read_source_state(IndexFile(self._index_held, self.manifest.index))
+        return read_source_state(IndexFile(self._local_index_file, self.manifest.index))
 
     @property
-    def _held(self) -> Held:
+    def _local_file(self) -> LocalFile:
         if self.mirror is not None:
-            return self.mirror.held
+            return self.mirror.local_file
         assert self.folder is not None
-        return self.folder.held
+        return self.folder.local_file
 
     @property
-    def _index_held(self) -> Held:
-        return self._held if self.mirror is None else in_cache(self.mirror)
+    def _local_index_file(self) -> LocalFile:
+        return self._local_file if self.mirror is None else local_file_in_cache(self.mirror)
 
 
 def is_converted(path: Location) -> bool:
@@ -235,7 +235,7 @@ def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) 
     if isinstance(place, Path):
         manifest_file = _manifest_file(place)  # before it is read: if it is replaced meanwhile, that is seen
         raw = read_manifest(place)
-        manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, in_folder(place))
+        manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, local_file_in_folder(place))
         folder = OpenedFolder(place, manifest_file, manifest.shards)
         return ConvertedDataset(place, manifest, digest, folder=folder)
     url = place
@@ -257,7 +257,7 @@ def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedD
     from precache.storage.shard_cache import Cache, CachedFiles
 
     mirror = CachedFiles(url, hashlib.sha256(raw).hexdigest(), cache or Cache())
-    manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, in_cache(mirror))
+    manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, local_file_in_cache(mirror))
     return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 

@@ -88,7 +88,7 @@ def _labels(index: SampleIndex, rows: Ints) -> Ints:
     return np.array([numbers.setdefault(content, len(numbers)) for content in contents], np.int64)
 
 
-def listed(
+def iter_duplicates(
     found: Duplicates, index: SampleIndex, split_of: Sequence[str], classes: Sequence[str]
 ) -> Iterator[tuple[int, str, str, str]]:
     """The group, split, label and path of each; `split_of` has the split of each of `found.rows`."""

@@ -14,7 +14,7 @@ import google_crc32c
 from precache.errors import os_reason
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
-from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, unchecked
+from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, no_check
 from precache.storage.shard_cache import CachedFiles
 
 _AT_A_TIME = 8  # parts of objects that are read; so many are in memory
@@ -44,21 +44,21 @@ class FileEntry:
             raise ValueError(f"file {about}: not as this project writes it")
 
 
-Held: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
+LocalFile: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
 """Has a file lie on this machine until the end of a block, which gets its path; can be pickled."""
 
 
-def in_folder(folder: Path) -> Held:
-    """A `Held` for files that are in `folder`."""
-    return partial(_in_folder, folder)
+def local_file_in_folder(folder: Path) -> LocalFile:
+    """A `LocalFile` for files that are in `folder`."""
+    return partial(_local_file_in_folder, folder)
 
 
 @contextmanager
-def _in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
+def _local_file_in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
     yield folder / file.name
 
 
-def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
+def file_problem(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
     """What is wrong with a file, as one line, or None; `content=False` looks at its size alone."""
     path = folder / file.name
     try:
@@ -75,34 +75,34 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     return None
 
 
-def hold_whole(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
+def open_checked_file(mirror: CachedFiles, file: FileEntry, check: Check = no_check) -> FileIO:
     """Hold a file of the cache whose bytes match its checksum; one that is damaged there is fetched again."""
-    opened = mirror.hold(file, check)
-    if check_file(mirror.folder, file) is None:
+    opened = mirror.open_file(file, check)
+    if file_problem(mirror.folder, file) is None:
         return opened
     opened.close()
     mirror.forget(file.name)
-    return mirror.hold(file, check)
+    return mirror.open_file(file, check)
 
 
-def in_cache(mirror: CachedFiles) -> Held:
-    """A `Held` for files of a URL, see `hold_whole`."""
-    return partial(_in_cache, mirror)
+def local_file_in_cache(mirror: CachedFiles) -> LocalFile:
+    """A `LocalFile` for files of a URL, see `open_checked_file`."""
+    return partial(_local_file_in_cache, mirror)
 
 
 @contextmanager
-def _in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
-    with hold_whole(mirror, file):
+def _local_file_in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
+    with open_checked_file(mirror, file):
         yield mirror.folder / file.name
 
 
 def first_problem(folder: Path, files: Iterable[FileEntry]) -> str | None:
-    """As `check_file`, of the first that is not there with its size; None if all are."""
-    return next(filter(None, (check_file(folder, file, content=False) for file in files)), None)
+    """As `file_problem`, of the first that is not there with its size; None if all are."""
+    return next(filter(None, (file_problem(folder, file, content=False) for file in files)), None)
 
 
-def check_objects(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
-    """Of each of the files that lie below a URL in turn, as `check_file` of one; all bytes are fetched.
+def object_problems(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
+    """Of each of the files that lie below a URL in turn, as `file_problem` of one; all bytes are fetched.
 
     Raises:
         StorageError: the storage refuses or does not answer.

@@ -68,9 +68,9 @@ import xxhash
 
 from precache.dataset.bounds import Limits
 from precache.dataset.columns import Column, Rows, rows_at
-from precache.dataset.files import FileEntry, Held
+from precache.dataset.files import FileEntry, LocalFile
 from precache.errors import DatasetError, SampleError, SourceError
-from precache.pictures.reading import steadily
+from precache.pictures.reading import read_with_retries
 from precache.storage import atomic_write, open_regular
 
 REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
@@ -142,7 +142,7 @@ def index_name(updates: int = 0) -> str:
     return f"dataset-{updates:05d}.index" if updates else "dataset.index"
 
 
-def damaged(path: Path, why: str) -> IndexFileError:
+def damaged_index_error(path: Path, why: str) -> IndexFileError:
     """What to raise of an index that is not as it was written."""
     return IndexFileError(f"{path}: is damaged ({why}); {AGAIN}")
 
@@ -294,7 +294,7 @@ class SourceState:
         return {f"{SOURCE}{name}": getattr(self, name) for name in ("bytes", "modified_ns", "checksums")}
 
 
-def columns_of(names: Mapping[str, Column]) -> dict[str, Array]:
+def column_arrays(names: Mapping[str, Column]) -> dict[str, Array]:
     """The arrays of columns, by their names in a file."""
     arrays = {}
     for name, column in names.items():
@@ -309,7 +309,7 @@ def write_index(
 ) -> IndexEntry:
     """Write the index of a dataset of so many updates into `folder`; `others`: what is not of the samples."""
     columns = {name: index[name] for name in index.names}
-    return write_arrays(folder / index_name(updates), {**columns_of(columns), **others})
+    return write_arrays(folder / index_name(updates), {**column_arrays(columns), **others})
 
 
 def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
@@ -350,23 +350,23 @@ class IndexFile:
     something: that finds out whether the file is still the same.
 
     Args:
-        held: of the dataset's files.
+        local_file: of the dataset's files.
         entry: of the manifest.
 
     Raises:
         IndexFileError: it cannot be read, or is not as it was written.
     """
 
-    def __init__(self, held: Held, entry: IndexEntry) -> None:
-        self._held, self._entry = held, entry
+    def __init__(self, local_file: LocalFile, entry: IndexEntry) -> None:
+        self._local_file, self._entry = local_file, entry
         self._mapped  # noqa: B018 (mapped now)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_held": self._held, "_entry": self._entry}
+        return {"_local_file": self._local_file, "_entry": self._entry}
 
     @cached_property
     def _mapped(self) -> Mapped:
-        with self._held(self._entry) as path:
+        with self._local_file(self._entry) as path:
             content = _map(path, self._entry)
             return Mapped(path, content, _read_header(path, content, self._entry))
 
@@ -390,9 +390,9 @@ class IndexFile:
         place = places[name]
         part = content[place.start : place.start + place.shape[0] * place.row_bytes]
         if name not in self._entry.columns:
-            raise damaged(path, f"column {name} has no checksum")
+            raise damaged_index_error(path, f"column {name} has no checksum")
         if f"{checksum_of(part):016x}" != self._entry.columns[name]:
-            raise damaged(path, f"column {name} does not match its checksum")
+            raise damaged_index_error(path, f"column {name} does not match its checksum")
         return part.view(place.dtype).reshape(place.shape)
 
     def read_column(self, name: str) -> Column:
@@ -406,7 +406,7 @@ class IndexFile:
             return Column(values)
         ends = self.read(f"{ENDS}{name}")
         if len(ends) and (ends[0] < 0 or (ends[1:] < ends[:-1]).any() or ends[-1] > len(values)):
-            raise damaged(self.path, f"the values of column {name} end where there are none")
+            raise damaged_index_error(self.path, f"the values of column {name} end where there are none")
         return Column(values, ends)
 
 
@@ -443,7 +443,7 @@ class SampleColumns(Mapping[str, Column]):
             try:
                 self._limits.check(name, column)
             except ValueError as error:
-                raise damaged(self._file.path, str(error)[:_MOST_WORDS]) from error
+                raise damaged_index_error(self._file.path, str(error)[:_MOST_WORDS]) from error
             self._compared[name] = column
         return self._compared[name]
 
@@ -520,7 +520,7 @@ def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
         encoded = [text.encode(errors=_TEXT_ERRORS) for text in texts]
         ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         columns[f"{section}:{name}"] = Column(np.frombuffer(b"".join(encoded), np.uint8), ends)
-    return columns_of(columns)
+    return column_arrays(columns)
 
 
 def _read_texts(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
@@ -533,7 +533,7 @@ def _read_texts(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
             for column in columns
         )
     except UnicodeDecodeError as error:
-        raise damaged(file.path, f"{section}: {error}") from error
+        raise damaged_index_error(file.path, f"{section}: {error}") from error
     return tuple(zip(paths, reasons, strict=True))
 
 
@@ -564,13 +564,13 @@ def _map(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
         with open_regular(path) as file:
             found_bytes = os.fstat(file.fileno()).st_size
             if found_bytes != entry.bytes:
-                raise damaged(path, f"expected {entry.bytes:,} bytes, got {found_bytes:,}")
+                raise damaged_index_error(path, f"expected {entry.bytes:,} bytes, got {found_bytes:,}")
             if not found_bytes:
-                raise damaged(path, "it has no header")
+                raise damaged_index_error(path, "it has no header")
             return np.frombuffer(mmap.mmap(file.fileno(), found_bytes, access=mmap.ACCESS_READ), np.uint8)
 
     try:
-        return steadily(open_it, path)
+        return read_with_retries(open_it, path)
     except SourceError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
         raise IndexFileError(f"{path}: cannot be read ({reason}); {AGAIN}") from error
@@ -579,11 +579,11 @@ def _map(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
 def _read_header(path: Path, content: npt.NDArray[np.uint8], entry: IndexEntry) -> dict[str, Place]:
     header_bytes = _LENGTH_BYTES + int.from_bytes(content[:_LENGTH_BYTES].tobytes(), "little")
     if not _LENGTH_BYTES < header_bytes <= min(len(content), _MOST_HEADER_BYTES):
-        raise damaged(path, "it has no header")
+        raise damaged_index_error(path, "it has no header")
     header = content[:header_bytes].tobytes()
     if f"{checksum_of(header):016x}" != entry.header:
-        raise damaged(path, "its header does not match its checksum")
+        raise damaged_index_error(path, "its header does not match its checksum")
     try:
         return parse_header(header, len(content))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise damaged(path, f"its header: {str(error)[:_MOST_WORDS]}") from error
+        raise damaged_index_error(path, f"its header: {str(error)[:_MOST_WORDS]}") from error

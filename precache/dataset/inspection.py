@@ -16,7 +16,7 @@ from PIL import Image
 
 from precache import page
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.duplicates import Duplicates, listed
+from precache.dataset.duplicates import Duplicates, iter_duplicates
 from precache.dataset.index import SampleIndex, Sizes
 from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError, printable, shell_command
@@ -124,7 +124,7 @@ def write_duplicates(dataset: ConvertedDataset, path: Path) -> Duplicates:
     writer = csv.writer(text)
     writer.writerow(("group", "split", "label", "path"))
     names, index = [table.split_names[number] for number in split_of], dataset.read_index(removed=True)
-    writer.writerows(listed(found, index, names, dataset.manifest.classes))
+    writer.writerows(iter_duplicates(found, index, names, dataset.manifest.classes))
     page.write(path, text.getvalue())
     return found
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from precache.dataset.bounds import Limits, check_content, check_places, most_pixels_bytes
-from precache.dataset.files import FileEntry, Held
+from precache.dataset.files import FileEntry, LocalFile
 from precache.dataset.index import (
     AGAIN,
     REJECTED_NAME,
@@ -22,7 +22,7 @@ from precache.dataset.index import (
     IndexEntry,
     IndexFile,
     Rejected,
-    damaged,
+    damaged_index_error,
     index_name,
     read_ignored,
     read_rejected,
@@ -116,7 +116,7 @@ class Manifest:
         return int(self.shards.samples.sum())
 
     @property
-    def most_id(self) -> int:
+    def id_limit(self) -> int:
         """Above all ids."""
         return self.next_id or self.scanned
 
@@ -125,7 +125,7 @@ class Manifest:
         """Limits that the columns of its samples keep."""
         holds_pixels = FORMATS[self.recipe.format].holds_pixels
         return Limits(
-            ids=self.most_id,
+            ids=self.id_limit,
             classes=len(self.classes),
             target=self.target,
             pixel_bytes=self.recipe.pixel_bytes,
@@ -137,7 +137,7 @@ class Manifest:
     @property
     def split_samples(self) -> dict[str, int]:
         """Split -> samples, without those that are removed."""
-        stored = self.shards.samples_of_splits()
+        stored = self.shards.samples_per_split()
         return {split: stored[split] - self.removed.get(split, 0) for split in self.samples_per_class}
 
     @property
@@ -167,7 +167,7 @@ class Manifest:
 
     def split_shards(self, split: str) -> ShardTable:
         """The shards of `split`; SettingError names the splits that there are."""
-        chosen = self.shards.of_split(split)
+        chosen = self.shards.split_mask(split)
         if not chosen.any():
             names = sorted(self.shards.split_names)
             hint = similar_name(split, names)
@@ -181,7 +181,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         file.write(_encode(manifest))
 
 
-def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, str]:
+def parse_manifest(raw: bytes, path: Location, local_file: LocalFile) -> tuple[Manifest, str]:
     """What the bytes of the file at `path` say: the manifest, and its digest.
 
     The digest, SHA-256 in hex, identifies the dataset: it is that of the manifest without the source's times.
@@ -189,7 +189,7 @@ def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, st
     are made of them, and a manifest may come from somebody else.
 
     Args:
-        held: of the dataset's other files.
+        local_file: of the dataset's other files.
 
     Raises:
         ManifestError: no manifest, one of another version, or one that was edited or damaged.
@@ -209,7 +209,7 @@ def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, st
             raise ManifestError(
                 f"{path}: was edited or damaged (its checksum does not fit its content); {AGAIN}"
             )
-        return _decode(content, held), _identity(content)
+        return _decode(content, local_file), _identity(content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         words = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ManifestError(
@@ -255,15 +255,15 @@ def _identity(content: dict[str, Any]) -> str:
     return _checksum({**content, "index": index})
 
 
-def _decode(content: dict[str, Any], held: Held) -> Manifest:
+def _decode(content: dict[str, Any], local_file: LocalFile) -> Manifest:
     check_content(content)
     entry, splits = IndexEntry(**content["index"]), tuple(content["splits"])
     if entry.name != index_name(len(content["updates"])) or not all(map(SPLIT_NAME.fullmatch, splits)):
         raise ValueError(f"index {entry.name!r:.99} and splits {splits!r:.99}: not as this project writes it")
     recipe = Recipe(**content["recipe"])
     elsewhere = ("version", "checksum", "counts", "splits")
-    with held(entry):  # once, where it must be fetched
-        file = IndexFile(held, entry)
+    with local_file(entry):  # once, where it must be fetched
+        file = IndexFile(local_file, entry)
         _check_columns(file, content, recipe)
         found: dict[str, Any] = {
             **{name: value for name, value in content.items() if name not in elsewhere},
@@ -294,12 +294,12 @@ def _check_columns(file: IndexFile, content: dict[str, Any], recipe: Recipe) -> 
     try:
         check_places(places, content, sizes, recipe.stored_size is None)
     except ValueError as error:
-        raise damaged(file.path, str(error)[:_MOST_WORDS]) from error
+        raise damaged_index_error(file.path, str(error)[:_MOST_WORDS]) from error
 
 
 def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
     """Raise ValueError unless the counts of a manifest are those of its index."""
-    stored = manifest.shards.samples_of_splits()
+    stored = manifest.shards.samples_per_split()
     for split, gone in manifest.removed.items():
         if not 0 < gone <= stored[split]:
             raise ValueError(f"{gone:,} of {stored[split]:,} samples of {split} are removed")
@@ -319,5 +319,5 @@ def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
     for split, statistics in manifest.statistics.items():
         if not len(statistics.mean) == len(statistics.std) == channels:
             raise ValueError(f"statistics of {split}: not of {counted(channels, 'channel')}")
-    if any(not 0 <= picture.id < manifest.most_id for picture in manifest.rejected):
-        raise ValueError(f"a rejected picture has no id from 0 to {manifest.most_id:,}")
+    if any(not 0 <= picture.id < manifest.id_limit for picture in manifest.rejected):
+        raise ValueError(f"a rejected picture has no id from 0 to {manifest.id_limit:,}")

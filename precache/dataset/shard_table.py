@@ -22,7 +22,7 @@ import numpy.typing as npt
 from precache.dataset.bounds import most_pixels_bytes
 from precache.dataset.columns import Rows
 from precache.dataset.files import FileEntry
-from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged
+from precache.dataset.index import SHARD, Array, IndexFile, Ints, Sizes, damaged_index_error
 from precache.errors import SettingError
 from precache.formats import FORMATS, Format
 from precache.pictures.images import MAX_KEPT_SIDE
@@ -89,7 +89,7 @@ class ShardTable(Sequence[ShardEntry]):
     largest: Sizes | None = None
 
     @classmethod
-    def of(cls, entries: Iterable[ShardEntry], form: Format) -> "ShardTable":
+    def from_entries(cls, entries: Iterable[ShardEntry], form: Format) -> "ShardTable":
         """The table of these shards."""
         listed = list(entries)
         split_names = tuple(dict.fromkeys(shard.split for shard in listed))
@@ -132,7 +132,7 @@ class ShardTable(Sequence[ShardEntry]):
         """Name of the shard's file."""
         return self._name(number) + self.suffixes[0]
 
-    def of_split(self, split: str) -> npt.NDArray[np.bool_]:
+    def split_mask(self, split: str) -> npt.NDArray[np.bool_]:
         """bool [n]: which shards are of `split`."""
         known = self.split_names.index(split) if split in self.split_names else -1
         chosen: npt.NDArray[np.bool_] = self.splits == known
@@ -167,17 +167,17 @@ class ShardTable(Sequence[ShardEntry]):
         starts: Ints = np.cumsum(self.samples) - self.samples
         return starts
 
-    def rows_of(self, split: str) -> Rows:
+    def rows_of_split(self, split: str) -> Rows:
         """The rows of the index that the shards of `split` hold: a range, unless updates came between."""
-        chosen = np.flatnonzero(self.of_split(split))
+        chosen = np.flatnonzero(self.split_mask(split))
         starts, samples = self.starts[chosen], self.samples[chosen]
         if (starts[1:] == (starts + samples)[:-1]).all():
             return range(int(starts[0]), int(starts[-1] + samples[-1])) if len(chosen) else range(0)
-        return np.flatnonzero(np.repeat(self.of_split(split), self.samples))
+        return np.flatnonzero(np.repeat(self.split_mask(split), self.samples))
 
-    def samples_of_splits(self) -> dict[str, int]:
+    def samples_per_split(self) -> dict[str, int]:
         """Split -> how many samples its shards hold."""
-        return {name: int(self.samples[self.of_split(name)].sum()) for name in self.split_names}
+        return {name: int(self.samples[self.split_mask(name)].sum()) for name in self.split_names}
 
     def _name(self, number: int) -> str:
         return shard_name(self.split_names[self.splits[number]], int(self.numbers[number]))
@@ -202,7 +202,7 @@ def read_table(file: IndexFile, split_names: tuple[str, ...], recipe: Recipe) ->
     try:
         _check(table, file.places["ids"].shape[0], recipe)
     except ValueError as error:
-        raise damaged(file.path, str(error)) from error
+        raise damaged_index_error(file.path, str(error)) from error
     return table
 
 

@@ -30,7 +30,7 @@ class PixelSums:
     squares: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, picture: Pixels) -> "PixelSums":
+    def from_picture(cls, picture: Pixels) -> "PixelSums":
         """Those of uint8 or uint16 [height, width, channels]."""
         height, width, channels = picture.shape
         rows = picture.reshape(height, width * channels)
@@ -72,7 +72,7 @@ class ChannelStatistics:
     pixels: int
 
     @classmethod
-    def of(cls, shards: Iterable[PixelSums], brightest: int = 255) -> "ChannelStatistics | None":
+    def from_sums(cls, shards: Iterable[PixelSums], brightest: int = 255) -> "ChannelStatistics | None":
         """Of the shards of a split, of values up to `brightest`; None if pixels of one are not known."""
         total = NO_PIXELS
         for sums in shards:
@@ -89,7 +89,7 @@ class ChannelStatistics:
         )
         return cls(mean, std, count)
 
-    def joined(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
+    def combine(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
         """Statistics of the pixels of both, but for rounding; None if their channels differ."""
         if len(self.mean) != len(other.mean):
             return None
@@ -120,5 +120,5 @@ def statistics_by_split(
     for split, sums in parts:
         by_split.setdefault(split, []).append(sums)
     brightest = np.iinfo(dtype).max
-    found = {split: ChannelStatistics.of(sums, brightest) for split, sums in by_split.items()}
+    found = {split: ChannelStatistics.from_sums(sums, brightest) for split, sums in by_split.items()}
     return {split: statistics for split, statistics in found.items() if statistics is not None}

@@ -149,9 +149,11 @@ def _node_name(address: str, node_id: str) -> str:
 def versions() -> dict[str, str]:
     """What must be the same on every node, since bytes and pixels depend on it."""
     import precache  # which imports this
-    from precache.pictures.kinds import made_by  # which needs PIL, and `precache doctor` runs without
+    from precache.pictures.kinds import (
+        decoder_versions,  # which needs PIL, and `precache doctor` runs without
+    )
 
-    return {"precache": precache.__version__, **made_by()}
+    return {"precache": precache.__version__, **decoder_versions()}
 
 
 def check_versions(node: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:

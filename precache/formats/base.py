@@ -93,9 +93,9 @@ def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int
         if np.any(places < 0):
             raise ValueError("a negative number")
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({os_reason(error)}); {remedy(path)}") from error
+        raise DatasetError(f"{path}: cannot be read ({os_reason(error)}); {shard_remedy(path)}") from error
     except (ValueError, KeyError, OverflowError) as error:
-        raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
+        raise DatasetError(f"{path}: cannot be read as an index ({error}); {shard_remedy(path)}") from error
     return places
 
 
@@ -157,7 +157,7 @@ class EncodedMasks:
                 raise ValueError(f"its index says {length:,} bytes from {first:,} on")
             return self._extract(read_descriptor_at(self._file.fileno(), first, length))
         except (OSError, LookupError, ValueError, struct.error) as error:
-            reason = f"cannot be read ({os_reason(error)}); {remedy(self._path)}"
+            reason = f"cannot be read ({os_reason(error)}); {shard_remedy(self._path)}"
             raise DatasetError(f"{self._path}: the mask in row {row:,} {reason}") from error
 
     def close(self) -> None:
@@ -170,10 +170,10 @@ def open_shard(path: Path) -> FileIO:
     try:
         return open_regular(path)
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be opened ({os_reason(error)}); {remedy(path)}") from error
+        raise DatasetError(f"{path}: cannot be opened ({os_reason(error)}); {shard_remedy(path)}") from error
 
 
-def remedy(shard: Path) -> str:
+def shard_remedy(shard: Path) -> str:
     """What to do about a shard that cannot be read: commands to paste into a shell."""
     if is_fetched(shard):
         return f"it was fetched from a URL; to have it fetched again, run: {shell_command('rm', shard)}"

@@ -38,7 +38,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, remedy
+from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
@@ -53,7 +53,7 @@ _MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
-class Writer:
+class ShardsWriter:
     """Writes a shard: pixels are streamed, and what follows them is kept in memory until `finish`."""
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
@@ -166,7 +166,9 @@ class ShardFile:
             self.starts = picture_starts(self.shapes, self._pixel_bytes)
             self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
-                raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
+                raise DatasetError(
+                    f"{path}: its masks do not fit its pictures (damaged?); {shard_remedy(path)}"
+                )
         except BaseException:
             self._file.close()
             raise
@@ -215,7 +217,7 @@ class ShardFile:
             if more == 0:
                 raise DatasetError(
                     f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
-                    f"{remedy(self.path)}"
+                    f"{shard_remedy(self.path)}"
                 )
             done += more
 
@@ -229,7 +231,7 @@ class ShardFile:
             return os.preadv(self._file.fileno(), (out,), start)
         except OSError as error:
             raise DatasetError(
-                f"{self.path}: cannot be read ({os_reason(error)}); {remedy(self.path)}"
+                f"{self.path}: cannot be read ({os_reason(error)}); {shard_remedy(self.path)}"
             ) from error
 
 
@@ -291,12 +293,15 @@ def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], 
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
         as_written = False
     if not as_written:
-        raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
+        raise DatasetError(
+            f"{path}: not a shard of this format (its header is damaged); {shard_remedy(path)}"
+        )
     behind = 24 + 4 * _columns(channels) if len(shape) == 1 else 16  # bytes of a picture besides its pixels
     expected_bytes: int = DATA_START + math.prod(shape) * dtype.itemsize + count * behind + masks_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
-            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
+            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); "
+            f"{shard_remedy(path)}"
         )
     return shape, count, channels, dtype, masks_bytes
 
@@ -310,14 +315,14 @@ def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple
     expected, end = _offsets(shapes, channels)
     fits = 0 <= values - end < 8 and np.array_equal(offsets, expected)
     if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any() or (shapes[:, 2:] != channels).any():
-        raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {remedy(path)}")
+        raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {shard_remedy(path)}")
     return shapes[:, :2], channels
 
 
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=None,
-    writer=Writer,
+    writer=ShardsWriter,
     read_shard=read_shard,
     find_samples=find_samples,
     # a copy, since the original cannot be written to

@@ -34,7 +34,7 @@ from precache.formats.base import (
     Sample,
     StoredSample,
     read_index,
-    remedy,
+    shard_remedy,
 )
 from precache.pictures import masks
 from precache.pictures.sizes import Size
@@ -48,7 +48,7 @@ IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 TARGET_KEY, FIELD_KEY, SHAPE_KEY, MASK_KEY = "target", "field/", "shape/", "mask/encoded"
 
 
-class Writer:
+class TFRecordWriter:
     """Writes a TFRecord file and, at the end, its index."""
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
@@ -81,7 +81,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
         raise DatasetError(
-            f"{path}: cannot be read as TFRecords ({os_reason(error)}); {remedy(path)}"
+            f"{path}: cannot be read as TFRecords ({os_reason(error)}); {shard_remedy(path)}"
         ) from error
 
 
@@ -281,7 +281,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=INDEX_SUFFIX,
-    writer=Writer,
+    writer=TFRecordWriter,
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,

@@ -28,7 +28,7 @@ from precache.formats.base import (
     Sample,
     StoredSample,
     read_index,
-    remedy,
+    shard_remedy,
 )
 from precache.pictures import masks
 from precache.pictures.sizes import Size
@@ -40,7 +40,7 @@ INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-class Writer:
+class WebDatasetWriter:
     """Writes a tar and, at the end, its index."""
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
@@ -78,7 +78,7 @@ class Writer:
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a tar that `Writer` wrote, in stored order; the tar is read whole.
+    """The samples of a tar that `WebDatasetWriter` wrote, in stored order; the tar is read whole.
 
     The `tarfile` module, and with it the webdataset library, spends 130 us on the headers of a sample.
     """
@@ -95,7 +95,7 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
     except (OSError, ValueError) as error:
         reason = os_reason(error)
         raise DatasetError(
-            f"{path}: cannot be read as a tar of samples ({reason}); {remedy(path)}"
+            f"{path}: cannot be read as a tar of samples ({reason}); {shard_remedy(path)}"
         ) from error
 
 
@@ -178,7 +178,7 @@ _EMPTY_HEADER = _empty_header()
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=INDEX_SUFFIX,
-    writer=Writer,
+    writer=WebDatasetWriter,
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,

@@ -11,7 +11,7 @@ import simplejpeg
 from PIL import ExifTags, Image
 
 from precache.errors import ImageError
-from precache.pictures.pillow import undisturbed
+from precache.pictures.pillow import quiet_pillow
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
@@ -113,14 +113,14 @@ def orientation(data: bytes) -> int:
     if not any(mark in head for mark in _ORIENTATION_MARKS):
         return 1
     # Pillow warns of a damaged one, each time that it is served
-    with undisturbed(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+    with quiet_pillow(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         exif = image.info.get("exif", b"")
         damaged = any(ExifTags.Base.Orientation.to_bytes(2, order) in exif for order in ("big", "little"))
         found: int = image.getexif().get(ExifTags.Base.Orientation, 0 if damaged else 1)
         return found
 
 
-def breaks_off(data: bytes) -> bool:
+def is_truncated(data: bytes) -> bool:
     """Whether a JPEG has no end after its first scan begins. The scan data is not looked at."""
     return data.rfind(_END) < _scan(data)
 

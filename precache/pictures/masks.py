@@ -14,8 +14,8 @@ from precache.errors import ImageError, SourceError
 from precache.pictures import images
 from precache.pictures.images import Decoded, Rendering
 from precache.pictures.jpeg import Pixels
-from precache.pictures.pillow import check_pixels, undisturbed
-from precache.pictures.turns import lacks_memory
+from precache.pictures.large_pictures import lacks_memory
+from precache.pictures.pillow import check_pixels, quiet_pillow
 
 _KINDS = ("BMP", "GIF", "PNG", "TIFF")  # a JPEG blurs the labels of neighbours into others
 _EXPECTED = "expected a PNG, TIFF, BMP or GIF of one channel, a label for each pixel"
@@ -67,7 +67,7 @@ def decode(png: bytes, shape: tuple[int, int]) -> Pixels:
 def _decode(data: bytes | Image.Image, path: str, name: str, max_pixels: int) -> Image.Image:
     """The upright mask, of mode L."""
     try:
-        with undisturbed(max_pixels):
+        with quiet_pillow(max_pixels):
             image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data), formats=_KINDS)
             check_pixels(*image.size, max_pixels)
             labels = _labels(ImageOps.exif_transpose(image))

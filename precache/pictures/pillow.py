@@ -15,7 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
-from precache.pictures.turns import Turn
+from precache.pictures.large_pictures import LargePictureLock
 
 _ANY_SIZE = 1 << 63
 _BAND_PIXELS = 1 << 22  # that are blended at a time
@@ -30,7 +30,7 @@ def decode(
     path: str,
     background: tuple[int, int, int] | None,
     max_pixels: int,
-    turn: Turn | None,
+    turn: LargePictureLock | None,
 ) -> Image.Image:
     """The picture in `data`, of mode L or RGB; transparency on `background`, or kept in RGBA if that is None.
 
@@ -41,18 +41,20 @@ def decode(
     Raises:
         Exception: whatever a decoder raises on damaged bytes.
     """
-    with opened(data, path, max_pixels, turn) as image:
+    with open_picture(data, path, max_pixels, turn) as image:
         return upright(image, background, path, data)
 
 
 @contextmanager
-def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterator[Image.Image]:
+def open_picture(
+    data: bytes, path: str, max_pixels: int, turn: LargePictureLock | None
+) -> Iterator[Image.Image]:
     """The picture that `data` holds, not decoded yet, if it is not too large; arguments as of `decode`."""
     for size in _sizes_before_opening(data):
         check_pixels(*size, max_pixels)
         if turn is not None:
             turn.wait(size[0] * size[1])
-    with undisturbed(max_pixels), _open(data, path) as image:
+    with quiet_pillow(max_pixels), _open(data, path) as image:
         for size in _sizes_when_opened(image):
             check_pixels(*size, max_pixels)
             if turn is not None:
@@ -72,16 +74,16 @@ def stored_size(image: Image.Image) -> _Pixels:
 
 
 def _open(data: bytes, path: str) -> Image.Image:
-    formats = kinds.openers(data, path)
+    formats = kinds.decoder_kinds(data, path)
     try:
         return Image.open(io.BytesIO(data), formats=formats)
     except Image.DecompressionBombError:  # without the size, which the message is to name
-        with undisturbed(_ANY_SIZE):
+        with quiet_pillow(_ANY_SIZE):
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
-        if kind := kinds.missing_decoder(data):
-            raise ValueError(kinds.no_decoder(kind)) from None
-        if kind := kinds.drawing(data):
+        if kind := kinds.undecodable_kind(data):
+            raise ValueError(kinds.no_decoder_reason(kind)) from None
+        if kind := kinds.drawing_kind(data):
             raise ValueError(f"{kind}: {kinds.DRAWING}") from None
         raise ValueError("not a known image format") from None
 
@@ -125,7 +127,7 @@ def _without_transparency(image: Image.Image, background: tuple[int, int, int] |
     return result
 
 
-class _Undisturbed:
+class _QuietPillow:
     """Pillow without its warnings, and without its own limit of pixels where ours is higher.
 
     Both are settings of the whole process: the first of its threads to enter changes them, the last one
@@ -158,7 +160,7 @@ class _Undisturbed:
                     Image.MAX_IMAGE_PIXELS = self._limit
 
 
-undisturbed = _Undisturbed()
+quiet_pillow = _QuietPillow()
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:

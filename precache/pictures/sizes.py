@@ -45,6 +45,6 @@ def sides(size: Size) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def written(size: Size) -> str:
+def size_text(size: Size) -> str:
     """The size as text that `parse_size` reads."""
     return f"{size[1]}x{size[0]}" if isinstance(size, tuple) else str(size)

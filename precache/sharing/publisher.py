@@ -19,7 +19,7 @@ from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
 from precache.storage import crc32c_file
 from precache.storage.objects import ObjectInfo, ObjectStore
-from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, unchecked
+from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, no_check
 from precache.storage.urls import Url
 
 _AT_A_TIME = 16  # requests for what is known of an object
@@ -41,7 +41,7 @@ class Publisher:
     def read_manifest(self) -> bytes | None:
         """Read the manifest that is there, in whose place the new one is put; None if there is none."""
         try:
-            content, self._manifest = self.store.get_as_found(MANIFEST_NAME)
+            content, self._manifest = self.store.get_with_info(MANIFEST_NAME)
         except ObjectNotFoundError:
             content, self._manifest = None, None
         return content
@@ -59,7 +59,7 @@ class Publisher:
 
         return {info.name: info for info in call_for_each(look, listed, _AT_A_TIME) if info is not None}
 
-    def send(self, path: Path, file: FileEntry, check: Check = unchecked) -> None:
+    def send(self, path: Path, file: FileEntry, check: Check = no_check) -> None:
         """Put the bytes of `file`, which lie at `path`, there; given up where `check` raises.
 
         Raises:
@@ -74,7 +74,7 @@ class Publisher:
         Raises:
             DatasetError: a file is not, or another process has put a manifest there meanwhile.
         """
-        self._check_alone(unchecked)
+        self._check_alone(no_check)
         found = self.find(file.name for file in files)
         for file in files:
             if problem := difference(found.get(file.name), file):
@@ -95,7 +95,7 @@ class Publisher:
         Raises:
             DatasetError: another process has put a manifest there meanwhile.
         """
-        self._check_alone(unchecked)
+        self._check_alone(no_check)
         self.store.delete([MANIFEST_NAME])
         self._manifest = None
         self.store.delete(names)
@@ -127,7 +127,7 @@ def difference(found: ObjectInfo | None, file: FileEntry) -> str | None:
     return None
 
 
-def files_of(manifest: Manifest, folder: Path) -> list[FileEntry]:
+def dataset_files(manifest: Manifest, folder: Path) -> list[FileEntry]:
     """List the files of the dataset in `folder`, but for its manifest, the largest first.
 
     Among them is the list of rejects, which the manifest does not name.

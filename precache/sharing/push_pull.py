@@ -19,13 +19,13 @@ from pathlib import Path
 from threading import Lock
 
 from precache.dataset.converted import dataset_at, open_dataset, read_manifest
-from precache.dataset.files import FileEntry, check_file, first_problem, in_folder
+from precache.dataset.files import FileEntry, file_problem, first_problem, local_file_in_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.engines import is_of_caller, of_caller
 from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
 from precache.reporting import Progress, some, tells, unseen
-from precache.sharing.publisher import Publisher, difference, files_of
+from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import (
     atomic_write,
     crc32c,
@@ -35,7 +35,7 @@ from precache.storage import (
     remove_leftovers,
     temporary_path,
 )
-from precache.storage.locks import hold_lock, others_in
+from precache.storage.locks import foreign_names, hold_lock
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import Check, ObjectNotFoundError, call_for_each
 from precache.storage.urls import Url, check_writable, local_path, locate
@@ -83,7 +83,7 @@ def push(
     dataset, url = open_dataset(folder), _locate_url(destination)
     check_writable(url)
     raw = read_regular(dataset.path / MANIFEST_NAME)
-    files = files_of(dataset.manifest, dataset.path)
+    files = dataset_files(dataset.manifest, dataset.path)
     if problem := first_problem(dataset.path, files):
         raise _not_whole(problem, dataset.path)
     publisher = Publisher(url)
@@ -112,7 +112,7 @@ def push(
     report = _Count(files, same, on_progress)
 
     def send(file: FileEntry, check: Check) -> None:
-        if problem := check_file(dataset.path, file):
+        if problem := file_problem(dataset.path, file):
             raise _not_whole(problem, dataset.path)
         publisher.send(dataset.path / file.name, file, check)
         report(file)
@@ -150,7 +150,7 @@ def pull(
         with hold_lock(path):
             own = _prepare(path, raw, manifest, {file.name for file in files})
             remove_leftovers(path, {file.name for file in files})
-            has = {file.name for file in files if check_file(path, file) is None}
+            has = {file.name for file in files if file_problem(path, file) is None}
             lacks = [file for file in files if file.name not in has]
             others = [f.name for f in lacks if f.name not in own and os.path.lexists(path / f.name)]
             if others:
@@ -229,7 +229,7 @@ def _manifest_at(url: Url, raw: bytes) -> Manifest:
 
 
 def _files_at(store: ObjectStore, manifest: Manifest) -> list[FileEntry]:
-    """List the files of the dataset at a URL, as `files_of` does of one in a folder."""
+    """List the files of the dataset at a URL, as `dataset_files` does of one in a folder."""
     files = sorted(manifest.files, key=lambda file: -file.bytes)
     if manifest.rejected:
         with suppress(ObjectNotFoundError):
@@ -257,12 +257,12 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> fro
         if there == raw:
             return manifest.own_names
         with suppress(DatasetError):
-            before = parse_manifest(there, manifest_path, in_folder(path))[0]
+            before = parse_manifest(there, manifest_path, local_file_in_folder(path))[0]
             if _is_earlier(before, manifest):
                 return before.own_names
         raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
-    if others := others_in(path, frozenset({*names, MANIFEST_NAME})):
+    if others := foreign_names(path, frozenset({*names, MANIFEST_NAME})):
         raise DatasetError(
             f"{path}: is not empty, and holds what no pull of this dataset left ({some(others)}); choose "
             f"another folder"

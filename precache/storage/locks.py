@@ -31,13 +31,13 @@ _PATIENCE_S = 1.0  # a process that was killed may be outlived, for a moment, by
 _POLL_S = 0.05
 
 
-def lock(descriptor: int, *, alone: bool = True, waiting: bool = False) -> bool:
+def lock(descriptor: int, *, exclusive: bool = True, wait: bool = False) -> bool:
     """Lock an open file until it is closed; False if others have it."""
     import fcntl  # missing on Windows: without a lock nothing is converted
 
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    how = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
     try:
-        fcntl.flock(descriptor, how if waiting else how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, how if wait else how | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -54,7 +54,7 @@ def unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def is_at(descriptor: int, path: Path) -> bool:
+def has_name(descriptor: int, path: Path) -> bool:
     """Whether the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
@@ -82,7 +82,7 @@ def is_mount_point(folder: Path) -> bool:
     return any(re.sub(rb"\\([0-7]{3})", _octal, point) == real for point in points)
 
 
-def others_in(folder: Path, names: frozenset[str]) -> list[str]:
+def foreign_names(folder: Path, names: frozenset[str]) -> list[str]:
     """Names in a folder that are not of `names`, nor left of writing one of them, nor that of its lock."""
     allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
     found = (path for path in folder.iterdir() if path.name not in names | allowed)
@@ -114,7 +114,7 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None
             yield
         finally:
             with suppress(OSError):
-                if is_at(descriptor, path):
+                if has_name(descriptor, path):
                     path.unlink()
     finally:
         unlock(descriptor)
@@ -132,7 +132,7 @@ def _open_locked(path: Path, destination: Location) -> int:
                 "choose a DST on a file system with locks, or mount this one with them",
             ):
                 locked = lock(descriptor)
-                if locked and is_at(descriptor, path):
+                if locked and has_name(descriptor, path):
                     return descriptor
             if not locked and time.monotonic() >= deadline_s:
                 raise DatasetError(

@@ -28,12 +28,12 @@ from precache.storage.retries import (
     Patience,
     WrongBytesError,
     check_length,
+    describe_error,
     fetch_right_bytes,
-    in_words,
     is_of_storage,
-    remedy,
+    no_check,
+    remedy_for,
     request_with_retries,
-    unchecked,
 )
 from precache.storage.urls import Url
 
@@ -75,11 +75,11 @@ class ObjectStore:
 
     def __init__(self, url: Url, patience: Patience | None = None) -> None:
         self.url = url
-        self._patience = patience or Patience.of_environment()
+        self._patience = patience or Patience.from_environment()
         self._store = _open_store(url, self._patience)
         self._process = os.getpid()
 
-    def find(self, name: str, check: Check = unchecked) -> ObjectInfo | None:
+    def find(self, name: str, check: Check = no_check) -> ObjectInfo | None:
         """What is known of an object; None if there is none.
 
         Args:
@@ -98,9 +98,9 @@ class ObjectStore:
 
     def get(self, name: str) -> bytes:
         """All of an object."""
-        return self.get_as_found(name)[0]
+        return self.get_with_info(name)[0]
 
-    def get_as_found(self, name: str) -> tuple[bytes, ObjectInfo]:
+    def get_with_info(self, name: str) -> tuple[bytes, ObjectInfo]:
         """All of an object, and what is known of this very one."""
 
         def once() -> tuple[bytes, ObjectInfo]:
@@ -112,7 +112,7 @@ class ObjectStore:
         return self._request(name, once)
 
     def get_range(
-        self, name: str, start: int, count: int, etag: str | None = None, check: Check = unchecked
+        self, name: str, start: int, count: int, etag: str | None = None, check: Check = no_check
     ) -> bytes:
         """`count` bytes of an object from `start` on.
 
@@ -133,7 +133,7 @@ class ObjectStore:
 
         return self._request(name, once, check)
 
-    def download(self, name: str, descriptor: int, file_bytes: int, check: Check = unchecked) -> None:
+    def download(self, name: str, descriptor: int, file_bytes: int, check: Check = no_check) -> None:
         """Write an object of `file_bytes` into the open file `descriptor`, several parts at a time.
 
         Args:
@@ -161,10 +161,10 @@ class ObjectStore:
                 left.set()  # the other parts are not needed
                 pool.shutdown(cancel_futures=True)
         if len(etags) > 1:
-            raise StorageError(f"{self.url / name}: {REPLACED}; {remedy(REPLACED)}")
+            raise StorageError(f"{self.url / name}: {REPLACED}; {remedy_for(REPLACED)}")
 
     def download_checked(
-        self, name: str, path: Path, file_bytes: int, crc32c: str, check: Check = unchecked
+        self, name: str, path: Path, file_bytes: int, crc32c: str, check: Check = no_check
     ) -> None:
         """Write an object into the file at `path`, durable, and compare it with its checksum.
 
@@ -187,7 +187,7 @@ class ObjectStore:
 
         fetch_right_bytes(once)
 
-    def put(self, name: str, content: bytes, *, crc32c: str = "", check: Check = unchecked) -> str | None:
+    def put(self, name: str, content: bytes, *, crc32c: str = "", check: Check = no_check) -> str | None:
         """Write an object and return its etag; readers see the old one or all of the new one.
 
         Args:
@@ -198,7 +198,7 @@ class ObjectStore:
         return self._request(name, once, check).etag
 
     def put_if(
-        self, name: str, content: bytes, there: ObjectInfo | None = None, check: Check = unchecked
+        self, name: str, content: bytes, there: ObjectInfo | None = None, check: Check = no_check
     ) -> ObjectInfo | None:
         """As `put`, but only if the object is still the one found `there`; None: if there is none.
 
@@ -220,7 +220,7 @@ class ObjectStore:
 
         return self._request(name, once, check)
 
-    def upload(self, path: Path, name: str, *, crc32c: str = "", check: Check = unchecked) -> str | None:
+    def upload(self, path: Path, name: str, *, crc32c: str = "", check: Check = no_check) -> str | None:
         """Write the file at `path` as an object, in parts if it is large; as `put`."""
         if path.stat().st_size <= _SINGLE_PUT_BYTES:
             return self.put(name, path.read_bytes(), crc32c=crc32c, check=check)
@@ -234,13 +234,13 @@ class ObjectStore:
 
     def list(self) -> Sequence[ObjectInfo]:
         """All objects below the URL, sorted by name."""
-        return self._listed(1000, None)
+        return self._list_pages(1000, None)
 
-    def first(self, count: int) -> Sequence[ObjectInfo]:
+    def list_first(self, count: int) -> Sequence[ObjectInfo]:
         """Up to `count` of them: the storage is asked for no more than a page."""
-        return self._listed(count, 1)
+        return self._list_pages(count, 1)
 
-    def _listed(self, page_objects: int, pages: int | None) -> Sequence[ObjectInfo]:
+    def _list_pages(self, page_objects: int, pages: int | None) -> Sequence[ObjectInfo]:
         def once() -> "list[ObjectInfo]":
             found = self._obstore().list(self._store, chunk_size=page_objects)
             return [_info(one["path"], one) for page in islice(found, pages) for one in page]
@@ -270,7 +270,7 @@ class ObjectStore:
         done = self._obstore().put(self._store, name, content, attributes=attributes, **how)
         return ObjectInfo(name, 0, done["e_tag"], version=done["version"])
 
-    def _request(self, name: str, once: Callable[[], T], check: Check = unchecked) -> T:
+    def _request(self, name: str, once: Callable[[], T], check: Check = no_check) -> T:
         return request_with_retries(self.url / name, self._patience, once, check)
 
     def _obstore(self) -> Any:
@@ -337,7 +337,7 @@ def _open_store(url: Url, patience: Patience) -> Any:
     except Exception as error:
         if not (isinstance(error, ValueError) or is_of_storage(error)):
             raise
-        raise SettingError(f"{url}: cannot be opened ({in_words(error)}); {remedy('')}") from error
+        raise SettingError(f"{url}: cannot be opened ({describe_error(error)}); {remedy_for('')}") from error
 
 
 def _make_store(stores: Any, url: Url, how: dict[str, Any]) -> Any:

@@ -38,7 +38,7 @@ _BROKEN = re.compile("HTTP error|Got invalid")  # as obstore says it of connecti
 _LATER = (408, 429)  # of the 4xx, what obstore has repeated
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _TOO_SLOW = "RequestTimeout"  # S3 says 400 of a body that came too slowly
-PATIENCE = "PRECACHE_STORAGE_PATIENCE_S"
+PATIENCE_VARIABLE = "PRECACHE_STORAGE_PATIENCE_S"
 """Environment variable: how long a request is repeated, in seconds."""
 
 
@@ -57,9 +57,9 @@ class Patience:
     connect_s: float = 10.0
 
     @classmethod
-    def of_environment(cls) -> "Patience":
+    def from_environment(cls) -> "Patience":
         """The default, or as PRECACHE_STORAGE_PATIENCE_S says; SettingError if that is not a number."""
-        text = os.environ.get(PATIENCE)
+        text = os.environ.get(PATIENCE_VARIABLE)
         if not text:
             return cls()
         try:
@@ -67,13 +67,13 @@ class Patience:
         except ValueError:
             total_s = 0.0
         if not 0 < total_s < 86_400:
-            raise SettingError(f"{PATIENCE} must be seconds above 0, got {text!r}")
+            raise SettingError(f"{PATIENCE_VARIABLE} must be seconds above 0, got {text!r}")
         return cls(
             total_s=total_s, stall_s=min(cls().stall_s, total_s), connect_s=min(cls().connect_s, total_s)
         )
 
 
-def unchecked() -> None:
+def no_check() -> None:
     """The `Check` that never raises."""
 
 
@@ -128,7 +128,7 @@ def doubling_pauses(until_s: float) -> Iterator[float]:
 
 
 def request_with_retries(
-    where: Url, patience: Patience, request: Callable[[], T], check: Check = unchecked
+    where: Url, patience: Patience, request: Callable[[], T], check: Check = no_check
 ) -> T:
     """Return what `request`, to `where`, returns; it is made again while that may help and patience lasts.
 
@@ -141,7 +141,7 @@ def request_with_retries(
 
     def checked_request() -> T:
         check()
-        return _answered(request, check)
+        return _request_interruptibly(request, check)
 
     begin_s = time.monotonic()
     try:
@@ -149,7 +149,7 @@ def request_with_retries(
     except Exception as error:
         if not is_of_storage(error):
             raise
-        problem, status = in_words(error), _status(error)
+        problem, status = describe_error(error), _status(error)
         if isinstance(error, FileNotFoundError) or status == 404:
             if any(code in problem for code in _NO_BUCKET):
                 raise StorageError(f"{where}: {problem}; check the name {where.root}") from error
@@ -160,16 +160,16 @@ def request_with_retries(
                 f"{where}: {problem}, for {took_s:.0f} s; check the network and the storage, then run the "
                 f"same command again"
             ) from error
-        raise StorageError(f"{where}: {problem}; {remedy(problem)}") from error
+        raise StorageError(f"{where}: {problem}; {remedy_for(problem)}") from error
 
 
-def _answered(request: Callable[[], T], check: Check) -> T:
+def _request_interruptibly(request: Callable[[], T], check: Check) -> T:
     """What `request` returns; given up where `check` raises, or Ctrl-C interrupts this thread.
 
     A thread that waits inside the library is deaf until the storage answers. So another one does, and is left
     behind if that takes longer than a moment; it ends with its request, or with the process.
     """
-    if check is unchecked and threading.current_thread() is not threading.main_thread():
+    if check is no_check and threading.current_thread() is not threading.main_thread():
         return request()  # nothing would end it: spare the thread
     future: Future[T] = Future()
 
@@ -257,7 +257,7 @@ def _may_pass(error: Exception) -> bool:
     return _status(error) is None and _BROKEN.search(str(error)) is not None
 
 
-def in_words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """What went wrong, in one line of a few words."""
     text = str(error).partition("Debug source:")[0]
     if type(error).__name__ == "PreconditionError":
@@ -274,8 +274,8 @@ def in_words(error: BaseException) -> str:
     return " ".join(_KIND.sub("", text.rpartition(" - ")[2]).split())[:200] or type(error).__name__
 
 
-def remedy(problem: str) -> str:
-    """What the user can do about what `in_words` says."""
+def remedy_for(problem: str) -> str:
+    """What the user can do about what `describe_error` says."""
     if "Skew" in problem:
         return "set this machine's clock"
     if "replaced" in problem:

@@ -33,9 +33,9 @@ from typing import Any, Protocol
 
 from precache.errors import SettingError, StorageError, check_range, os_errors_as
 from precache.storage import atomic_write, open_regular, open_single
-from precache.storage.locks import is_at, lock, unlock
+from precache.storage.locks import has_name, lock, unlock
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, unchecked
+from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, no_check
 from precache.storage.urls import Url
 
 CACHE_DIR = "PRECACHE_CACHE_DIR"
@@ -111,21 +111,21 @@ class CachedFiles:
         self.folder = Path(os.path.abspath(cache.folder)) / digest[:32]
         self.cache = cache
         self._digest = digest
-        self._patience = Patience.of_environment()
+        self._patience = Patience.from_environment()
         self._opened: tuple[int, ObjectStore] | None = None
         self._mark_folder()
 
     @contextmanager
-    def held(self, file: WrittenFile) -> Iterator[Path]:
+    def local_file(self, file: WrittenFile) -> Iterator[Path]:
         """The path of a file, which is fetched if it is not there, and stays until the end of the block.
 
         Raises:
             StorageError: it cannot be fetched, or the storage has something else.
         """
-        with self.hold(file):
+        with self.open_file(file):
             yield self.folder / file.name
 
-    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> FileIO:
+    def open_file(self, file: WrittenFile, check: Check = no_check, part: FilePart | None = None) -> FileIO:
         """An open file, which is fetched if it is not there, and stays until this is closed.
 
         Args:
@@ -133,7 +133,7 @@ class CachedFiles:
             part: of the file, instead of all of it; its name is another.
 
         Raises:
-            StorageError: as `held`.
+            StorageError: as `local_file`.
         """
         path = self.folder / (file.name if part is None else f"{part.prefix}{file.name}")
         temporary = path.with_name(f".{path.name}{_FETCHING}")
@@ -348,7 +348,7 @@ def _remove_first(victims: Iterator[_FileInCache]) -> int:
         with suppress(OSError):
             descriptor = open_single(file.path)  # for writing, too: NFS locks nothing else for one alone
             try:
-                if lock(descriptor) and is_at(descriptor, file.path):
+                if lock(descriptor) and has_name(descriptor, file.path):
                     file.path.unlink()
                     return max(1, file.bytes)
             finally:
@@ -375,8 +375,8 @@ def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
         file = open_regular(path)
     except FileNotFoundError:
         return None
-    lock(file.fileno(), alone=False, waiting=True)
-    if os.fstat(file.fileno()).st_size == file_bytes and is_at(file.fileno(), path):
+    lock(file.fileno(), exclusive=False, wait=True)
+    if os.fstat(file.fileno()).st_size == file_bytes and has_name(file.fileno(), path):
         with suppress(OSError):  # it is another user's, or the disk is for reading
             os.utime(file.fileno())  # was used last
         return file
@@ -388,7 +388,7 @@ def _open_alone(path: Path) -> int | None:
     """A descriptor of the file at `path`, made if missing, locked exclusively; None: others have a lock."""
     descriptor = open_single(path, os.O_CREAT)
     try:
-        if lock(descriptor) and is_at(descriptor, path):
+        if lock(descriptor) and has_name(descriptor, path):
             return descriptor
     except BaseException:
         os.close(descriptor)

@@ -53,15 +53,15 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def sweep(place: Path | None = None) -> list[Path]:
+def remove_abandoned(place: Path | None = None) -> list[Path]:
     """Remove the folders of processes that are gone from `place` (default TMPDIR); their paths."""
-    found = [*left(place)]
+    found = [*abandoned_folders(place)]
     for path in found:
         remove(path)
     return found
 
 
-def left(place: Path | None = None) -> Iterator[Path]:
+def abandoned_folders(place: Path | None = None) -> Iterator[Path]:
     """The folders in `place` (default TMPDIR) of processes that are gone."""
     place = Path(tempfile.gettempdir()) if place is None else place
     for path in sorted(place.glob(f"{_PREFIX}*")):
@@ -93,7 +93,7 @@ def remove(path: Path) -> None:
 
 def _make(place: Path) -> tuple[Path, int]:
     """A folder in `place`, and the descriptor that locks it while it is open; first, sweeps."""
-    sweep(place)
+    remove_abandoned(place)
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     lock(descriptor)

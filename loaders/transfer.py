@@ -366,7 +366,7 @@ class Fields:
             if self._data.remote is not None:
                 return index.error(position, file, self._data.remote.damaged(shard))
             if isinstance(error, ImageError):
-                return type(error)(error.path, error.reason)
+                return type(error)(error.path, error.reason, remedy=error.remedy)
             return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
         rows, inside_rows = _nearest(crop[1], crop[3], self._rows, mask.shape[0])
         columns, inside_columns = _nearest(crop[0], crop[2], self._columns, mask.shape[1])

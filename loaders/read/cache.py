@@ -390,5 +390,6 @@ class CachedReader:
         errors = {}
         for number in np.flatnonzero(refused).tolist():
             error = self._refused[int(request.positions[number])]
-            errors[number] = type(error)(error.path, error.reason)  # who raises it gives it a traceback
+            # who raises it gives it a traceback
+            errors[number] = type(error)(error.path, error.reason, remedy=error.remedy)
         return replace(served, refused=errors)

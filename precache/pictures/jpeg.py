@@ -17,7 +17,7 @@ Pixels: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
 
 START = b"\xff\xd8\xff"
-MOST_EXPANSION = 2048
+MAX_EXPANSION = 2048
 """Bytes of pixels for each byte of a JPEG, at most: a block of 64 values takes a bit or more, and at most 10
 blocks stand for 32 x 16 pixels."""
 _BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
@@ -47,7 +47,7 @@ def decode_jpeg(data: bytes, path: str, channels: int = 3) -> Pixels:
     """Pixels, grey or RGB, of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
-        if height * width * channels > len(data) * MOST_EXPANSION:
+        if height * width * channels > len(data) * MAX_EXPANSION:
             raise ValueError(f"{width:,} x {height:,} pixels in {len(data):,} bytes")
         pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB")
     except ValueError as error:

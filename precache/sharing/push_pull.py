@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from precache.dataset.converted import dataset_at, open_dataset, read_manifest
+from precache.dataset.converted import dataset_from_manifest, open_dataset, read_manifest
 from precache.dataset.files import FileEntry, file_problem, first_problem, local_file_in_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
@@ -143,7 +143,7 @@ def pull(
     """
     url = _locate_url(source)
     raw, store = read_manifest(url), ObjectStore(url)
-    manifest = dataset_at(url, raw).manifest
+    manifest = dataset_from_manifest(url, raw).manifest
     files = _files_at(store, manifest)
     path = Path(os.path.realpath(local_path(folder)))
     try:
@@ -220,7 +220,7 @@ def _not_whole(problem: str, folder: Path) -> DatasetError:
 def _manifest_at(url: Url, raw: bytes) -> Manifest:
     """The manifest at a URL; DatasetError if precache did not write it."""
     try:
-        return dataset_at(url, raw).manifest
+        return dataset_from_manifest(url, raw).manifest
     except DatasetError as error:
         raise DatasetError(
             f"{error}; so it is unknown which files are that dataset's: remove it yourself, or choose "

@@ -44,7 +44,7 @@ _SINGLE_PUT_BYTES = 64 << 20  # what is larger goes up in parts
 _AT_A_TIME = 8  # parts of one file
 _CRC32C = "precachecrc32c"  # in an object's own metadata; Azure takes letters, digits and _, proxies no _
 _DELETED_AT_A_TIME = 1000  # what S3 takes in one request
-_MOST_RETRIES = 10_000
+_MAX_RETRIES = 10_000
 _user: int | None = None  # the process that uses the library
 
 
@@ -331,7 +331,7 @@ def _open_store(url: Url, patience: Patience) -> Any:
     if url.scheme == "http" or endpoint_of(url.scheme).startswith("http://"):
         client["allow_http"] = True
     # until patience ends, however often that is; see `precache.storage.retries` for what it does not repeat
-    retry = {"max_retries": _MOST_RETRIES, "retry_timeout": timedelta(seconds=patience.total_s)}
+    retry = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=patience.total_s)}
     try:
         return _make_store(obstore.store, url, {"client_options": client, "retry_config": retry})
     except Exception as error:

@@ -42,7 +42,7 @@ CACHE_DIR = "PRECACHE_CACHE_DIR"
 """Environment variable: the folder that keeps what is fetched."""
 _MARK, _ROOM_LOCK, _FETCHING = ".precache-cache", ".precache-cache.lock", ".fetching"
 _AT_A_TIME = 8  # pieces of one file
-_RESERVE_SHARE, _MOST_RESERVE = 20, 10 << 30  # a twentieth of the disk
+_RESERVE_SHARE, _MAX_RESERVE = 20, 10 << 30  # a twentieth of the disk
 _POLL_S = 0.02
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ALLOCATION = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -288,7 +288,7 @@ class CachedFiles:
         """How many bytes are lacking so that `needed` ones fit; 0 or less if they do."""
         files = list(_files_in(self.folder.parent)) if files is None else files
         disk = os.statvfs(self.folder)
-        reserve = min(disk.f_blocks * disk.f_frsize // _RESERVE_SHARE, _MOST_RESERVE)
+        reserve = min(disk.f_blocks * disk.f_frsize // _RESERVE_SHARE, _MAX_RESERVE)
         excess = needed - (disk.f_bavail * disk.f_frsize - reserve)
         if self.cache.bytes is not None:
             excess = max(excess, sum(file.bytes for file in files) + needed - self.cache.bytes)

@@ -44,8 +44,8 @@ def put(url: Url, count: int = 6) -> list[FileEntry]:
 
 def cached(url: Url, folder: Path, shards: float | None = None) -> CachedFiles:
     """One whose cache holds so many files."""
-    most_bytes = None if shards is None else int(shards * SHARD_BYTES)
-    return CachedFiles(url, f"digest-{url.name}", Cache(folder=folder, bytes=most_bytes))
+    max_bytes = None if shards is None else int(shards * SHARD_BYTES)
+    return CachedFiles(url, f"digest-{url.name}", Cache(folder=folder, bytes=max_bytes))
 
 
 def fetch(read: CachedFiles, *files: FileEntry) -> None:

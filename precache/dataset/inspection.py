@@ -239,8 +239,8 @@ class _StoredPicture:
 def _rows_of_sheet(index: SampleIndex, manifest: Manifest) -> list[int]:
     """Rows of the index for the sheet of pictures.
 
-    The sheet begins with the first picture of each class, or of some classes, spread evenly, if there are very
-    many. If there are few, a second picture of each follows, and so on.
+    The sheet begins with the first picture of each class; if there are very many classes, of some of them,
+    spread evenly. If there are few, a second picture of each follows, and so on.
     """
     if manifest.target != "class":
         first: list[int] = np.flatnonzero(index.served)[:_SHEET_PICTURES].tolist()

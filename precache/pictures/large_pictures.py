@@ -1,8 +1,8 @@
-"""Large pictures are decoded one at a time by the workers of a run.
+"""Lock that makes the workers of a run decode large pictures one at a time.
 
-A picture of 100 million pixels takes up to a gigabyte while it is decoded: one in each worker at once could
-be more than the machine has. The turn is a lock on a byte of a file, which the system releases when its
-holder dies. Each run has a byte of its own, so that a suspended run holds up no other.
+A picture of 100 million pixels takes up to a gigabyte while it is decoded, and one in each worker at once
+could exceed the machine's memory. The lock is on a byte of a file, so the system releases it when its holder
+dies. Each run has a byte of its own, so that a suspended run does not block others.
 """
 
 import errno
@@ -16,9 +16,9 @@ from precache.errors import OpenFilesError
 from precache.storage import open_single
 
 LARGE_PIXELS = 25_000_000
-"""A picture of more pixels than this waits for its turn."""
-_DECODING_BYTES = 12  # per pixel: Pillow's own four, turned upright, and what the decoder keeps
-_PIDS = 1 << 32  # more than any system has
+"""Pictures of more pixels than this are decoded one at a time."""
+_DECODING_BYTES = 12  # per pixel: Pillow's four, four of the upright picture, and the decoder's own
+_MAX_PID = 1 << 32
 _run: int | None = None
 
 
@@ -29,28 +29,31 @@ def join_run(run: int) -> None:
 
 
 class LargePictureLock:
-    """One picture's place in the queue: `wait` takes the turn, the end of the block gives it back."""
+    """Context manager for decoding a picture; leaving its block releases the lock, if it was acquired."""
 
     def __init__(self) -> None:
-        self._lock: FileIO | None = None
+        self._file: FileIO | None = None
 
-    def wait(self, pixels: int) -> None:
-        """Wait for the turn if so many `pixels` are to be decoded."""
-        if pixels > LARGE_PIXELS and self._lock is None:
-            with suppress(ImportError, OSError, OpenFilesError):  # turns save memory, no more
-                self._lock = _lock_file()
+    def acquire_if_large(self, pixels: int) -> None:
+        """If `pixels` are more than LARGE_PIXELS, wait until no other worker decodes a large picture.
+
+        Without access to the lock's file, go on without the lock: it only saves memory.
+        """
+        if pixels > LARGE_PIXELS and self._file is None:
+            with suppress(ImportError, OSError, OpenFilesError):
+                self._file = _open_locked_file()
 
     def __enter__(self) -> "LargePictureLock":
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            self._lock.close()  # with it goes the lock
-            self._lock = None
+        if self._file is not None:
+            self._file.close()  # which releases the lock
+            self._file = None
 
 
-def _lock_file() -> FileIO:
-    """The file whose byte of this run this process has locked."""
+def _open_locked_file() -> FileIO:
+    """Open the user's lock file, and lock this run's byte of it."""
     import fcntl
 
     path = os.path.join(tempfile.gettempdir(), f"precache-large-pictures-{os.getuid()}.lock")
@@ -58,25 +61,26 @@ def _lock_file() -> FileIO:
     if os.fstat(file.fileno()).st_uid != os.getuid():
         file.close()
         raise PermissionError(errno.EACCES, "another user has made this file", path)
-    # not flock: a byte per run needs no file per run, which would be left behind
+    # a byte per run, not flock, which would need a file per run that nobody removes
     fcntl.lockf(file, fcntl.LOCK_EX, 1, _byte_of_run())
     return file
 
 
 def _byte_of_run() -> int:
     if _run is not None:
-        return _PIDS + _run
+        return _MAX_PID + _run
     parent = multiprocessing.parent_process()
     return os.getpid() if parent is None else parent.pid or 0
 
 
 def lacks_memory(error: Exception, max_pixels: int) -> bool:
-    """Whether a decoder failed because memory is short, rather than over a header that asks for too much."""
-    words = str(error).lower()
-    if not (isinstance(error, MemoryError) or "out of memory" in words or "insufficient memory" in words):
+    """Whether a decoder failed because memory is short, not because a header claims too large a size."""
+    message = str(error).lower()
+    is_of_memory = isinstance(error, MemoryError)
+    if not (is_of_memory or "out of memory" in message or "insufficient memory" in message):
         return False
     try:
-        bytearray(max_pixels * _DECODING_BYTES)  # as much as the largest picture takes; it is not touched
+        bytearray(max_pixels * _DECODING_BYTES)  # memory for the largest picture; the pages are not touched
     except MemoryError:
         return True
     return False

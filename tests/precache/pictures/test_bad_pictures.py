@@ -107,8 +107,8 @@ def test_the_limit_is_the_callers_not_pillows(tmp_path: Path) -> None:
 
 
 def _in_turn(log: Path, hold_s: float) -> None:
-    with LargePictureLock() as turn:
-        turn.wait(LARGE_PIXELS + 1)
+    with LargePictureLock() as lock:
+        lock.acquire_if_large(LARGE_PIXELS + 1)
         with open(log, "a") as file:
             file.write("begins\n")
         time.sleep(hold_s)

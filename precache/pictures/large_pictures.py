@@ -35,9 +35,9 @@ class LargePictureLock:
         self._file: FileIO | None = None
 
     def acquire_if_large(self, pixels: int) -> None:
-        """If `pixels` are more than LARGE_PIXELS, wait until no other worker decodes a large picture.
+        """Acquire the lock if `pixels` are more than LARGE_PIXELS; wait while another worker has it.
 
-        Without access to the lock's file, go on without the lock: it only saves memory.
+        Without access to the lock's file, return without the lock: it only saves memory.
         """
         if pixels > LARGE_PIXELS and self._file is None:
             with suppress(ImportError, OSError, OpenFilesError):

@@ -110,7 +110,7 @@ class OutputFile:
         self._descriptor = -1
 
     def _submit_buffer(self) -> None:
-        """Let the thread write the buffer that is filled, and fill the other one."""
+        """Submit the filled buffer to the thread that writes, and go on with the other buffer."""
         self._wait()
         self._writing = self._writer.submit(self._put, self._buffers[0], self._filled)
         self._buffers.reverse()

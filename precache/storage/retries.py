@@ -76,7 +76,7 @@ class Patience:
 
 
 def no_check() -> None:
-    """Do nothing; the `Check` that never raises."""
+    """Return at once: the `Check` that never raises."""
 
 
 class ObjectNotFoundError(StorageError):

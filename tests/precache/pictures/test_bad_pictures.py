@@ -84,7 +84,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_a_bomb_is_refused_without_its_memory(name: str, tmp_path: Path) -> None:
+def test_decompression_bomb_is_refused_without_allocating_it(name: str, tmp_path: Path) -> None:
     (tmp_path / "bomb").write_bytes(BOMBS[name])
     answer = rendered_within(30_000_000, tmp_path / "bomb")
     assert answer.startswith("ImageError x: is too large ("), answer
@@ -116,7 +116,7 @@ def _in_turn(log: Path, hold_s: float) -> None:
             file.write("ends\n")
 
 
-def test_large_pictures_take_turns_over_processes(tmp_path: Path) -> None:
+def test_processes_decode_large_pictures_one_at_a_time(tmp_path: Path) -> None:
     """A turn ends with the process that has it; small pictures take none."""
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_in_turn, args=(tmp_path / "log", 0.05)) for _ in range(4)]

@@ -37,7 +37,7 @@ STATED = {
 
 
 @pytest.mark.parametrize("name", STATED)
-def test_a_ramp_of_12_bits_is_one_of_8(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_decode_scales_a_stated_depth_of_12_bits_to_8(name: str, caplog: pytest.LogCaptureFixture) -> None:
     served = grey(STATED[name]()).astype(int)
     assert np.abs(served - AS_8_BITS).max() <= (1 if name == "PGM" else 0)  # Pillow scales PGM to 16 bits
     assert (served.min(), served.max()) == (0, 255)
@@ -58,7 +58,7 @@ def test_16_bits_and_what_is_scaled_to_them_keep_their_upper_8(caplog: pytest.Lo
     assert caplog.records == []
 
 
-def test_the_user_reads_once_that_values_suggest_fewer_bits(tmp_path: Path) -> None:
+def test_convert_warns_once_of_16_bit_files_that_use_fewer_bits(tmp_path: Path) -> None:
     (tmp_path / "tree/a").mkdir(parents=True)
     for number in range(8):
         (tmp_path / f"tree/a/{number}.png").write_bytes(encode_image(RAMP, "PNG"))

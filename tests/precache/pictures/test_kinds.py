@@ -86,7 +86,7 @@ def test_a_missing_decoder_is_said_before_damage(
     assert "rejected a/a.jpg" in second
 
 
-def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postscript_picture_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program that Pillow would run leaves a mark."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/gs"

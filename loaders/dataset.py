@@ -44,7 +44,7 @@ from precache.plan import split_rows
 from precache.recipe import DEFAULT_SPLITS, Recipe, flag_of
 from precache.reporting import some
 from precache.sources.base import Scan
-from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
 from precache.sources.tree import list_tree, split_of
 from precache.storage import read_regular_part
@@ -574,7 +574,7 @@ def _raw(
 
 def _find_rejected(scan: Scan, rows: Positions) -> Positions:
     """Which of `rows` the list beside the tree names; SourceError if it is all of them."""
-    path = default_list(scan.root)
+    path = default_list_path(scan.root)
     if not path.exists():
         return np.empty(0, np.int64)
     rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan, read_list(path))))

@@ -101,9 +101,9 @@ from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, nothing_lost, tells, unseen, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart, prepared, warn_of_undecodable
-from precache.sources.masks import reader_of
-from precache.sources.splits import apply_list, gaps
+from precache.sources.base import Samples, Scan, check_no_overlap, prepare_scan, warn_of_undecodable
+from precache.sources.masks import mask_reader
+from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import Location, Url, check_writable, locate
 
@@ -211,17 +211,17 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         with _tells_of_faults(destination):
             if isinstance(destination, Url):
                 check_writable(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 done = _convert_at(job, destination, overwrite, update)
             else:
                 destination = resolve(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 if not lock_path(destination).exists():
                     # first, so that no lock file is put beside a folder that is not ours
                     check_empty(destination)
                 with hold_lock(destination):
                     done = _convert(job, destination, overwrite, update)
-    for gap in gaps(scan, done.manifest) if done.published else ():
+    for gap in split_warnings(scan, done.manifest) if done.published else ():
         warn(f"{destination}: {gap}")
     if done.duplicates is not None and done.duplicates.in_splits:
         remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
@@ -238,9 +238,9 @@ def _scanned(
 ) -> tuple[Source, Scan, Recipe, SourceOptions]:
     """The opened source and its scan, with the recipe and options completed by them."""
     opened = open_source(source, options)
-    scan, options = prepared(opened.scan(), recipe, options)
+    scan, options = prepare_scan(opened.scan(), recipe, options)
     if options.boxes or scan.samples.fields:
-        boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+        boxes.check(options.boxes, scan.samples.fields, masks=mask_reader(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
@@ -533,7 +533,7 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
-        source_options=job.options.given(),
+        source_options=job.options.to_json(),
         target=scan.target,
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=contents.statistics,

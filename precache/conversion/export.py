@@ -40,7 +40,7 @@ from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
 from precache.reporting import Progress, unseen, warn
-from precache.sources.base import lie_apart
+from precache.sources.base import paths_overlap
 from precache.sources.tree import SPLIT_FOLDERS, SYSTEM_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
 from precache.storage.urls import Url, local_path
@@ -155,7 +155,7 @@ def _on_stored_pictures(manifest: Manifest, index: SampleIndex) -> SampleIndex:
 def _check_place(source: Path, tree: Path) -> None:
     """Raise SettingError unless a tree may be made at this path."""
     check_new_folder(tree)
-    if not lie_apart(source, tree):
+    if paths_overlap(source, tree):
         raise SettingError(f"{tree}: overlaps with {source}; choose a TREE beside it")
     if tree.exists() and (tree.is_mount() or tree.samefile(".")):
         raise SettingError(f"{tree}: is a mount point or the working folder; name a new folder in it")

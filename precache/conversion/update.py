@@ -33,7 +33,7 @@ from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources import SourceOptions
 from precache.sources.base import Samples, Scan, changed_rows
-from precache.sources.masks import reader_of, render_mask
+from precache.sources.masks import mask_reader, render_mask
 
 _AGAIN = "convert it again with --overwrite"
 _PLACES = ("root", "mask")  # folders: what is in them counts, not where they are
@@ -167,7 +167,7 @@ def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> N
             f"{dataset.path}: {scan.root} now has other fields ({differing}); leave them as they were, "
             f"or {_AGAIN}"
         )
-    if (index.mask_checksums is None) != (reader_of(scan.source) is None):
+    if (index.mask_checksums is None) != (mask_reader(scan.source) is None):
         ours, theirs = ("no masks", "some") if index.mask_checksums is None else ("masks", "none")
         raise DatasetError(f"{dataset.path}: has {ours}, but {scan.root} now has {theirs}; {_AGAIN}")
     pairs = {name: (column, samples.fields[name]) for name, column in index.fields.items()}
@@ -254,7 +254,7 @@ def _written_to(
     how, rejected = dataset.manifest.recipe.rendering, dataset.manifest.rejected
     changed = (checksums == 0) & (scan.samples.modified_ns[rows] != times)
     may_have_masks = np.zeros(len(rows), np.bool_)
-    if reader_of(scan.source) is not None:
+    if mask_reader(scan.source) is not None:
         deadly = [picture.id for picture in rejected if picture.reason == KILLED]
         may_have_masks = (known.rows[numbers] < 0) & ~np.isin(known.ids[numbers], deadly)
     for place in np.flatnonzero(changed | may_have_masks).tolist():  # one by one: some may be large
@@ -363,7 +363,7 @@ def _check_asked(dataset: ConvertedDataset, recipe: Recipe, options: SourceOptio
     if was.listed and asked.listed:  # a list names the pictures that there are: it grows with them
         asked = replace(asked, splits=was.splits)
     phrases = recipe_differences(was.to_json(), asked)
-    made_with, given = manifest.source_options, options.given()
+    made_with, given = manifest.source_options, options.to_json()
     for name in sorted({*made_with, *given}):
         before, now = made_with.get(name), given.get(name)
         if before != now and (name not in _PLACES or before is None or now is None):

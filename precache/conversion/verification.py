@@ -30,7 +30,7 @@ from precache.pictures.sizes import written
 from precache.recipe import Recipe, flag_of
 from precache.reporting import Progress, counted, unseen
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
+from precache.sources.base import SampleRef, Scan, picture_checksum, prepare_scan
 from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
@@ -185,7 +185,7 @@ def verify_deep(
             f"{path}: was not made from {source}, but with {flag_of(error.option)}, which is not for "
             f"{error.kind}; name the source that it was made from"
         ) from error
-    scan, _ = prepared(opened.scan(), manifest.recipe, options)
+    scan, _ = prepare_scan(opened.scan(), manifest.recipe, options)
     scan, checksums = _same_pictures(dataset, scan)
     report = engines.counted(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)

@@ -10,7 +10,7 @@ from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
 from precache.reporting import counted
-from precache.sources.base import IgnoredPath, SampleList, Samples, Scan, Source, digest_of
+from precache.sources.base import IgnoredPath, SampleList, Samples, Scan, Source, scan_digest
 from precache.sources.cells import typed
 from precache.sources.labels import Labelled, Labels
 from precache.sources.options import SourceOptions
@@ -198,7 +198,7 @@ class LabelledList(SampleList):
             samples=samples,
             ignored=tuple(ignored),
             scanned=len(samples) + len(ignored),
-            digest=digest_of(samples, labelled.classes),
+            digest=scan_digest(samples, labelled.classes),
             warnings=(*warnings, *(f"{source.root}: {note}" for note in notes)),
             target=labelled.target,
         )

@@ -26,7 +26,7 @@ EXTENSIONS = (".png", ".tif", ".tiff", ".bmp", ".gif")
 _FOLDERS = 64  # whose masks are known at a time: most sources list their pictures folder by folder
 
 
-def reader_of(source: Source) -> ReadMask | None:
+def mask_reader(source: Source) -> ReadMask | None:
     """How masks are read from a source; None where it has none."""
     read: ReadMask | None = getattr(source, "read_mask", None)
     return read
@@ -42,7 +42,7 @@ def render_mask(source: Source, ref: SampleRef, size: tuple[int, int], how: Rend
         ImageError: there is none for this picture, or none that fits it.
         SourceError: it cannot be read, or there is not enough memory.
     """
-    read = reader_of(source)
+    read = mask_reader(source)
     if read is None:
         return None
     data, name = read(ref, how.max_pixels)

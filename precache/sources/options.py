@@ -49,7 +49,7 @@ def _option(help_text: str, *kinds: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Options of a source; each kind of source takes some of them and refuses the others. See `help_of`.
+    """Options of a source; each kind of source takes some of them and refuses the others. See `option_help`.
 
     A `separator` is between the classes of one text, so `target` is `classes`. A sample of several classes is
     taken for any of `classes`; with `ids`, both must hold. Boxes are `[k, 4]`, in pixels of the picture.
@@ -96,7 +96,7 @@ class SourceOptions:
         for name in ("fields", "classes"):
             if isinstance(value := getattr(self, name), str):
                 raise SettingError(f"{name} must be a list of names, got {value!r}")
-        for name, value in self.given().items():
+        for name, value in self.to_json().items():
             texts = value if isinstance(value, list) else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
@@ -109,7 +109,7 @@ class SourceOptions:
         if self.separator == "":
             raise SettingError("separator must be one character or more, got ''")
 
-    def given(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Those that are not the default, as plain JSON values; `SourceOptions.from_json` takes them."""
         values = {name: getattr(self, name) for name in _fields()}
         plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
@@ -117,7 +117,7 @@ class SourceOptions:
 
     @classmethod
     def from_json(cls, given: dict[str, Any]) -> "SourceOptions":
-        """What `given` gave; SettingError for anything else."""
+        """What `to_json` gave; SettingError for anything else."""
         lists = {name: tuple(given.get(name, ())) for name in ("fields", "classes")}
         if unknown := sorted(set(given) - set(_fields())):
             raise SettingError(
@@ -127,7 +127,7 @@ class SourceOptions:
 
     def only(self, kind: str) -> None:
         """Raise OptionNotTakenError where one is given that a source of this kind does not take."""
-        for name in self.given():
+        for name in self.to_json():
             kinds = _fields()[name].metadata["kinds"]
             if kinds and kind not in kinds:
                 raise OptionNotTakenError(name, kind, kinds)
@@ -137,6 +137,6 @@ def _fields() -> "dict[str, Field[Any]]":
     return {setting.name: setting for setting in fields(SourceOptions)}
 
 
-def help_of() -> dict[str, str]:
+def option_help() -> dict[str, str]:
     """What the command line says of each option, by its name."""
     return {name: setting.metadata["help"] for name, setting in _fields().items()}

@@ -74,7 +74,7 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     return replace(scan, samples=samples, ignored=(*scan.ignored, *unlisted)), listed
 
 
-def gaps(scan: Scan, manifest: Manifest) -> list[str]:
+def split_warnings(scan: Scan, manifest: Manifest) -> list[str]:
     """What the splits of a dataset converted from `scan` got nothing of; a phrase with a remedy each."""
     samples, found = scan.samples, []
     labels = samples.labels if samples.targets is None else samples.targets.values

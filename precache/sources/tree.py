@@ -558,7 +558,7 @@ class _Lister:
                     heappush(folders, (here, entry))
             pictures.sort()
             above = _joined(path, "")
-            self._listed.add_listed(
+            self._listed.add_files(
                 [above + name for name in pictures], folder.statuses(pictures), self._split
             )
             if path != class_path and pictures:

@@ -17,9 +17,9 @@ from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
 from tests.format_contract import stored
+from tests.precache.sources.archives import read_shards
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.tables import spotted
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.tables import write_spot_table
 from tests.stopping import KilledError, Stop, stopping
 
 
@@ -37,7 +37,7 @@ def test_what_comes_back_has_the_names_and_the_pixels(
     header, first, *_ = (tmp_path / "tree/labels.csv").read_text().splitlines()
     assert (header, first) == ("image,label,split", f"{stems[0]}.png,{os.path.dirname(stems[0])},train")
     convert(tmp_path / "tree", tmp_path / "again", small_recipe("shards"), workers=0)
-    assert shards(tmp_path / "again") == shards(converted["shards"])
+    assert read_shards(tmp_path / "again") == read_shards(converted["shards"])
 
 
 def test_jpegs_keep_their_bytes(converted: dict[str, Path], tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_splits_and_channels_come_back(raw_tree: Path, tmp_path: Path) -> None:
         again = small_recipe("shards", channels=one.recipe.channels)
         two = convert(tree, tmp_path / f"{name}-again", again, workers=0).manifest
         assert two.samples_per_class == one.samples_per_class
-    assert shards(tmp_path / "rgba-again") == shards(tmp_path / "rgba")
+    assert read_shards(tmp_path / "rgba-again") == read_shards(tmp_path / "rgba")
 
 
 def labelled(labels: list[Any], **fields: list[Any]) -> Items:
@@ -92,7 +92,10 @@ def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Pa
     for what in ("classes", "target", "samples_per_class"):
         assert getattr(one.manifest, what) == getattr(two.manifest, what)
     before, after = one.read_index(), two.read_index()
-    assert [shards(tmp_path / "one"), before.ids.tolist()] == [shards(tmp_path / "two"), after.ids.tolist()]
+    assert [read_shards(tmp_path / "one"), before.ids.tolist()] == [
+        read_shards(tmp_path / "two"),
+        after.ids.tolist(),
+    ]
     pairs = [(before.targets, after.targets)]
     renamed = {"split": "field_split"}
     pairs += [(column, after.fields[renamed.get(name, name)]) for name, column in before.fields.items()]
@@ -112,7 +115,7 @@ def there_and_back(folder: Path, size: int) -> None:
 def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
     """The boxes are those of the pictures that are written, not of the originals."""
     named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
-    table, mask = spotted(tmp_path), str(tmp_path / "masks")
+    table, mask = write_spot_table(tmp_path), str(tmp_path / "masks")
     convert(table, tmp_path / "one", Recipe(format="dali", size=40), workers=0, mask=mask, **named)
     there_and_back(tmp_path, 40)
     # ImageFolder, which reads tree/train, would take a folder of masks in it for a class

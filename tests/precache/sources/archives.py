@@ -33,6 +33,11 @@ def files_of(tree: Path, prefix: str = "") -> Files:
     return {f"{prefix}{path.relative_to(tree)}": path.read_bytes() for path in paths}
 
 
+def read_shards(folder: Path) -> list[bytes]:
+    """Content of each safetensors file in the folder, by name."""
+    return [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
+
+
 def put(root: Path, files: Files) -> Path:
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)

@@ -25,10 +25,6 @@ COLOUR = np.stack([GREY, GREY + 50, GREY + 100], axis=-1)
 MAX_PIXELS = 10_000
 
 
-def shards(folder: Path) -> list[bytes]:
-    return [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
-
-
 PICTURES: list[tuple[Any, Any]] = [
     (GREY, GREY),
     (GREY[:, :, None], GREY),

@@ -15,7 +15,7 @@ from PIL import Image
 from precache import convert
 from precache.errors import ImageError, PrecacheError, SettingError, SourceError
 from precache.sources import open_source
-from precache.sources.picture_values import picture_of
+from precache.sources.picture_values import to_picture
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import Items, Tensor, numbered, picture
@@ -43,9 +43,9 @@ def test_arrays_and_tensors_are_pictures_and_what_is_none_is_said() -> None:
     for value, expected in PICTURES:
         if isinstance(expected, str):
             with pytest.raises(ImageError, match=f"^row 0: .*{re.escape(expected)}"):
-                picture_of(value, "row 0", MAX_PIXELS)
+                to_picture(value, "row 0", MAX_PIXELS)
         else:
-            found = picture_of(value, "row 0", MAX_PIXELS)
+            found = to_picture(value, "row 0", MAX_PIXELS)
             assert isinstance(found, Image.Image)
             assert np.array_equal(np.asarray(found), expected)
 

@@ -87,7 +87,7 @@ def test_a_picture_is_found_and_known_however_its_path_is_written(photos: Path) 
 
 
 @pytest.mark.parametrize("name", ["label", "labels", "class", "class_name", "target", "category"])
-def test_labels_are_not_left_out_in_silence(name: str, photos: Path) -> None:
+def test_columns_with_usual_label_names_are_used_with_a_warning(name: str, photos: Path) -> None:
     for image in ("image", "path", "file", "filename", "file_name"):
         text = f"{image},{name}\n0.jpg,a\n1.jpg,b\n2.jpg,a\n"
         scan = scan_text(photos, text)

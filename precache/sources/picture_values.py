@@ -86,7 +86,8 @@ def _image_from_array(array: npt.NDArray[Any], where: str) -> Image.Image:
         raise ImageError(
             where,
             f"is {array.dtype} {[*array.shape]}; expected uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4], "
-            f"or a tensor with the channels first; leave out the transform that changes it",
+            f"or a tensor with the channels first",
+            remedy="leave out the transform that changes it",
         )
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 

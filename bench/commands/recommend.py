@@ -27,7 +27,7 @@ from bench.measure.storing import check_free, choose, find_begun, find_limit, fr
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.measure.trials import read_document
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
-from bench.report.gain import TODAY_BACKEND, way
+from bench.report.gain import TODAY_BACKEND, source_name
 from bench.report.loaders import other_cpu_share
 from bench.report.recommendation import (
     USUAL_REJECTS,
@@ -407,7 +407,7 @@ def _prove(
     if after.high < before.low:
         note(
             f"Converting lost: from {manifest.recipe.format} the trainer gets {after.median:,.0f} images/s, "
-            f"by {way(line)} from the tree {before.median:,.0f}."
+            f"by {source_name(line)} from the tree {before.median:,.0f}."
         )
         raise click.exceptions.Exit(1)
 

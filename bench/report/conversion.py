@@ -16,7 +16,7 @@ from precache.reporting import counted, human_bytes
 
 QUESTION = "What limits converting?"
 STAGES, WHOLE = "stages", "whole"
-OURS = "precache"
+PRECACHE = "precache"
 STAGE_NAMES = ("read", "decode", "resize", "encode", "statistics", "write")
 """Stages of a worker, in their order; `encode` only where JPEGs are stored."""
 _REMEDIES = {
@@ -89,20 +89,20 @@ def _stages_s(trial: Trial) -> float:
 
 def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
     """A row for each writer, ours first, with how many times as many images/s ours converts."""
-    rates: dict[str, list[float]] = {OURS: []}
+    rates: dict[str, list[float]] = {PRECACHE: []}
     for trial in sorted(trials, key=lambda trial: int(trial.of["repeat"])):
         rates.setdefault(trial.of["writer"], []).append(trial.images_per_s)
     rows: list[Row] = []
     for writer, values in rates.items():
         row = Row(
             name=f"{writer}, start-up included",
-            of={"writer": writer, "peer": writer != OURS},
+            of={"writer": writer, "peer": writer != PRECACHE},
             values={"converted_images_per_s": stats.estimate(values)},
             texts={"time_share": ""},  # it is the whole
         )
-        if writer != OURS:
-            repeats = min(len(values), len(rates[OURS]))
-            rows[0].ratios[writer] = stats.ratio(rates[OURS][:repeats], values[:repeats])
+        if writer != PRECACHE:
+            repeats = min(len(values), len(rates[PRECACHE]))
+            rows[0].ratios[writer] = stats.ratio(rates[PRECACHE][:repeats], values[:repeats])
         rows.append(row)
     return rows
 

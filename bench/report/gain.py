@@ -161,7 +161,7 @@ def _why_no_winner(
 
 def does(today: Row, accelerator: str, *, already: bool = False) -> str:
     """What the baseline does, without a full stop: the first words of every answer."""
-    subject, adverb = way(today), "already " if already else ""
+    subject, adverb = source_name(today), "already " if already else ""
     plural = today.of["backend"] == TODAY_BACKEND
     if "busy_share" not in today.values:
         verb = "deliver" if plural else "delivers"
@@ -177,11 +177,11 @@ def what_to_do(gain: Gain, images: int | None) -> list[str]:
     assert today is not None
     sentences = []
     if line is not None:
-        sentences.append(f"Change that line to {way(line)}: {_effect(line, today)}.")
+        sentences.append(f"Change that line to {source_name(line)}: {_effect(line, today)}.")
     if not gain.converted:
         return sentences
     best = gain.converted[0]
-    names = " or ".join(f"{way(row)} ({cost(row)})" for row in gain.converted)
+    names = " or ".join(f"{source_name(row)} ({cost(row)})" for row in gain.converted)
     too = ", too" if line is not None else ""
     sentences.append(f"Convert to {names}{too}: {_effect(best, today)}.")
     if "busy_share" in best.values and "convert_s" in best.values and images is not None:
@@ -192,7 +192,7 @@ def what_to_do(gain: Gain, images: int | None) -> list[str]:
     return sentences
 
 
-def way(row: Row) -> str:
+def source_name(row: Row) -> str:
     """How one trains from it, as sentences call it."""
     backend, data = row.of["backend"], row.of["data"]
     if backend == TODAY_BACKEND:

@@ -220,7 +220,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         values=values,
         ratios=ratios,
         batches=batches,
-        watched=watched,
+        activity=watched,
         detail=loader["backend"] == SYNTHETIC,
     )
 

@@ -220,7 +220,7 @@ def _next_steps(
         recipe = Recipe(format=name, size=settings["stored_size"], quality=settings["quality"])
         rejects = allowed_rejects(sample, data["samples"])
         steps += [
-            f"To convert to {way(best)}, once, and train from that:",
+            f"To convert to {source_name(best)}, once, and train from that:",
             f"{_INDENT}{convert_line(source, folder, recipe, rejects)}",
             f"{_INDENT}loader = {build_line(folder, settings)}",
         ]
@@ -251,7 +251,7 @@ def _conditions(
         f"Predicted from a sample of {counted(int(sample.numbers['pictures']), 'picture')}; median of "
         f"{counted(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
     ]
-    large = [way(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
+    large = [source_name(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
     if large:
         sentences.append(
             f"Larger than half of the memory, and so read from the disk in every epoch: {', '.join(large)}."

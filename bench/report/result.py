@@ -22,7 +22,7 @@ _DIGITS = 6  # of a number in a file: more than any clock has
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Activity:
     """Activity of the machine while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
@@ -57,7 +57,7 @@ class Trial:
     numbers: dict[str, float] = field(default_factory=dict)
     series: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
-    watched: Watched | None = None
+    watched: Activity | None = None
 
     @property
     def failed(self) -> str:
@@ -112,21 +112,21 @@ class Trial:
             },
             series=_read_series(content.get("series", {})),
             facts={name: str(fact) for name, fact in content.get("facts", {}).items()},
-            watched=None
+            activity=None
             if watched is None
-            else summarise_watched(
+            else summarise_activity(
                 tuple(map(float, watched["time_s"])), _read_series(watched["series"]), tuple(watched["flags"])
             ),
         )
 
 
-def summarise_watched(
+def summarise_activity(
     time_s: tuple[float, ...], series: dict[str, tuple[float, ...]], flags: tuple[str, ...] = ()
-) -> Watched:
+) -> Activity:
     """Samples with the peak and the mean of each series."""
     peak = {name: max(values) for name, values in series.items() if values}
     mean = {name: sum(values) / len(values) for name, values in series.items() if values}
-    return Watched(time_s, series, peak, mean, flags)
+    return Activity(time_s, series, peak, mean, flags)
 
 
 def _read_series(content: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
@@ -214,7 +214,7 @@ class Row:
     texts: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, Estimate] = field(default_factory=dict)
     batches: Batches | None = None
-    watched: Watched | None = None
+    watched: Activity | None = None
     stages: dict[str, float] = field(default_factory=dict)
     stalls: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""

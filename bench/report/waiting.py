@@ -147,7 +147,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class MeasuredReplacement:
     """What a data set in another's place takes, measured on a sample of its pictures.
 
     Attributes:
@@ -499,7 +499,7 @@ def stage(stream: Stream) -> str:
 
 
 def find_changes(
-    stream: Stream, streams: Sequence[Stream], machine: Machine, replaced: Sequence[Replaced] = ()
+    stream: Stream, streams: Sequence[Stream], machine: Machine, replaced: Sequence[MeasuredReplacement] = ()
 ) -> list[Change]:
     """Changes that would bring more, the most first; none where the training does not wait.
 

@@ -21,7 +21,7 @@ from bench.report.waiting import (
     VALIDATION,
     Change,
     Machine,
-    Replaced,
+    MeasuredReplacement,
     Stream,
     warm_up,
 )
@@ -105,7 +105,7 @@ def _read_estimate(numbers: Mapping[str, float], name: str) -> Estimate:
     return Estimate(numbers[name], numbers[f"{name}_low"], numbers[f"{name}_high"])
 
 
-def replaced_to_trial(replaced: Replaced) -> Trial:
+def replacement_to_trial(replaced: MeasuredReplacement) -> Trial:
     """What was measured of another data set, as a file keeps it."""
     numbers: dict[str, float] = {}
     if replaced.factor is not None:
@@ -115,10 +115,10 @@ def replaced_to_trial(replaced: Replaced) -> Trial:
     return Trial({"what": REPLACED, "name": replaced.name}, numbers, facts={"cost": replaced.cost})
 
 
-def _replaced_from_trial(trial: Trial) -> Replaced:
+def _replaced_from_trial(trial: Trial) -> MeasuredReplacement:
     factor = _read_estimate(trial.numbers, "factor") if "factor" in trial.numbers else None
     rate = _read_estimate(trial.numbers, "rate") if "rate" in trial.numbers else None
-    return Replaced(trial.of["name"], factor, rate, trial.facts["cost"])
+    return MeasuredReplacement(trial.of["name"], factor, rate, trial.facts["cost"])
 
 
 def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:

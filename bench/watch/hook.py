@@ -265,7 +265,7 @@ def _timed_next(advance: Callable[[Any], Any], stream_of: Callable[[Any], Any]) 
             except StopIteration:
                 stream.end(asked)
                 raise
-        stream.got(asked, served, batch, getattr(self, "_bench_watch_samples", None))
+        stream.record_batch(asked, served, batch, getattr(self, "_bench_watch_samples", None))
         return batch
 
     return __next__

@@ -13,7 +13,7 @@ from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
 from bench.report import accuracy, conversion, hardware, loaders, ranks, recommendation, watch
 from bench.report.regression import (
-    Comparison,
+    ResultComparison,
     compare_results,
     find_differing_work,
     make_difference_table,
@@ -156,7 +156,7 @@ def _write_json(path: Path, content: object, *, quiet: bool) -> None:
 
 
 def _show_differences(
-    comparison: Comparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
+    comparison: ResultComparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
 ) -> None:
     table = make_difference_table(comparison)
     if markdown:

@@ -29,7 +29,7 @@ Seeds = dict[int, Trial]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class SourceComparison:
     """One source of pictures beside the baseline.
 
     Attributes:
@@ -93,12 +93,12 @@ def make_result(
 def group_by_source(settings: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Seeds]:
     """Trainings by source, the baseline first, and by seed."""
     found: dict[str, Seeds] = {settings["baseline"]: {}}
-    for trial in sorted(trials, key=lambda trial: trial.of["seed"]):
-        found.setdefault(trial.of["source"], {})[trial.of["seed"]] = trial
+    for trial in sorted(trials, key=lambda trial: trial.key["seed"]):
+        found.setdefault(trial.key["source"], {})[trial.key["seed"]] = trial
     return {name: trainings for name, trainings in found.items() if trainings}
 
 
-def compare(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Compared]:
+def compare(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[SourceComparison]:
     """Each source beside the baseline, over the seeds that both were trained with."""
     trainings = group_by_source(settings, trials)
     baseline, margin = settings["baseline"], settings["margin"]
@@ -121,7 +121,7 @@ def compare(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Compar
         elif -margin <= low and high <= margin:
             verdict = AS_GOOD
         compared.append(
-            Compared(
+            SourceComparison(
                 name=name,
                 baseline=baseline,
                 seeds=len(values),
@@ -189,7 +189,7 @@ def quantile(share: float, degrees: int) -> float:
     return high
 
 
-def describe(one: Compared) -> str:
+def describe(one: SourceComparison) -> str:
     """The answer for one source."""
     points = one.difference
     if one.seeds < 2:
@@ -225,7 +225,7 @@ def describe_unlearnt(settings: Mapping[str, Any], trials: Sequence[Trial]) -> s
 
 
 def _make_rows(
-    settings: Mapping[str, Any], trainings: Mapping[str, Seeds], compared: Sequence[Compared]
+    settings: Mapping[str, Any], trainings: Mapping[str, Seeds], compared: Sequence[SourceComparison]
 ) -> list[Row]:
     beside = {one.name: one for one in compared}
     first = trainings.get(settings["baseline"], {})
@@ -250,7 +250,7 @@ def _make_rows(
         rows.append(
             Row(
                 name=name,
-                of={"source": name},
+                key={"source": name},
                 values=values,
                 texts=texts,
                 baseline=name == settings["baseline"],

@@ -22,7 +22,7 @@ _DIGITS = 6  # of a number in a file: more than any clock has
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Activity:
     """Activity of the machine while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
@@ -45,7 +45,7 @@ class Trial:
     """One run in one process, in raw numbers.
 
     Attributes:
-        of: what was measured, and what tells it from the other trials of a command: plain JSON values,
+        key: what was measured, and what tells it from the other trials of a command: plain JSON values,
             as in `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`.
         numbers: by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
         series: one number for each timed batch or epoch: `wait_s`, `step_s`.
@@ -53,11 +53,11 @@ class Trial:
         watched: activity of the machine meanwhile; None where it was not sampled.
     """
 
-    of: dict[str, Any] = field(default_factory=dict)
+    key: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     series: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
-    watched: Watched | None = None
+    watched: Activity | None = None
 
     @property
     def failed(self) -> str:
@@ -81,7 +81,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without what is empty; `from_json` reads them back."""
         parts: dict[str, Any] = {
-            "of": self.of,
+            "of": self.key,
             "numbers": {name: float(number) for name, number in self.numbers.items()},
             "series": self.series,
             "facts": self.facts,
@@ -104,7 +104,7 @@ class Trial:
         """
         watched = content.get("watched")
         return cls(
-            of=dict(content["of"]),
+            key=dict(content["of"]),
             numbers={
                 name: float(number)
                 for name, number in content.get("numbers", {}).items()
@@ -112,21 +112,21 @@ class Trial:
             },
             series=_read_series(content.get("series", {})),
             facts={name: str(fact) for name, fact in content.get("facts", {}).items()},
-            watched=None
+            activity=None
             if watched is None
-            else summarise_watched(
+            else summarise_activity(
                 tuple(map(float, watched["time_s"])), _read_series(watched["series"]), tuple(watched["flags"])
             ),
         )
 
 
-def summarise_watched(
+def summarise_activity(
     time_s: tuple[float, ...], series: dict[str, tuple[float, ...]], flags: tuple[str, ...] = ()
-) -> Watched:
+) -> Activity:
     """Samples with the peak and the mean of each series."""
     peak = {name: max(values) for name, values in series.items() if values}
     mean = {name: sum(values) / len(values) for name, values in series.items() if values}
-    return Watched(time_s, series, peak, mean, flags)
+    return Activity(time_s, series, peak, mean, flags)
 
 
 def _read_series(content: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
@@ -189,7 +189,7 @@ class Row:
 
     Attributes:
         name: as people call it.
-        of: what tells it from other rows, and pairs it with its like in another result: plain JSON values.
+        key: what tells it from other rows, and pairs it with its like in another result: plain JSON values.
         values: figures by their name in `bench.report.table.COLUMNS`; what was not measured is not there.
         texts: cells that are words, by the same names.
         ratios: its rate over that of other libraries' loaders which do the same work, by their names.
@@ -209,12 +209,12 @@ class Row:
     """
 
     name: str
-    of: dict[str, Any]
+    key: dict[str, Any]
     values: dict[str, Estimate] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, Estimate] = field(default_factory=dict)
     batches: Batches | None = None
-    watched: Watched | None = None
+    watched: Activity | None = None
     stages: dict[str, float] = field(default_factory=dict)
     stalls: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
@@ -229,7 +229,7 @@ class Row:
         """Plain JSON values, without what is empty; batches and samples are in the trials."""
         parts: dict[str, Any] = {
             "name": self.name,
-            "of": self.of,
+            "of": self.key,
             "values": {name: value.to_json() for name, value in self.values.items()},
             "texts": self.texts,
             "ratios": {name: ratio.to_json() for name, ratio in self.ratios.items()},

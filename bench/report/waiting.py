@@ -147,7 +147,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Replaced:
+class MeasuredReplacement:
     """What a data set in another's place takes, measured on a sample of its pictures.
 
     Attributes:
@@ -499,7 +499,7 @@ def stage(stream: Stream) -> str:
 
 
 def find_changes(
-    stream: Stream, streams: Sequence[Stream], machine: Machine, replaced: Sequence[Replaced] = ()
+    stream: Stream, streams: Sequence[Stream], machine: Machine, replaced: Sequence[MeasuredReplacement] = ()
 ) -> list[Change]:
     """Changes that would bring more, the most first; none where the training does not wait.
 
@@ -544,8 +544,8 @@ class _Model:
         self._stream = stream
         self.cpus = machine.cpus / ranks
         self._others = 0.0
-        if is_disturbed(machine.others) and machine.others is not None:
-            self._others = min(machine.others, 0.95)
+        if is_disturbed(machine.other_share) and machine.other_share is not None:
+            self._others = min(machine.other_share, 0.95)
         self.step_s = stream.unhindered_s
         if self._others:  # which take CPU time from steps that are timed alone, and not always as much
             self.step_s = stream.step_s
@@ -557,8 +557,8 @@ class _Model:
             return
         self.load_s = steady_s * workers  # workers that are waited for are always at work
         used_s = min(workers, self.cpus) * steady_s  # CPU time, at most
-        if machine.ours is not None:
-            used_s = machine.ours * self.cpus * stream.period_s - stream.process_cpu_s
+        if machine.script_share is not None:
+            used_s = machine.script_share * self.cpus * stream.period_s - stream.process_cpu_s
         self._load_cpu_s = min(self.load_s, max(0.0, used_s))
 
     @property

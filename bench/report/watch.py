@@ -21,7 +21,7 @@ from bench.report.waiting import (
     VALIDATION,
     Change,
     Machine,
-    Replaced,
+    MeasuredReplacement,
     Stream,
     warm_up,
 )
@@ -50,7 +50,7 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
             numbers[each.name] = float(value)
     info = {name: value for name, value in stream.info.items() if name not in ("event", "stream")}
     return Trial(
-        of={
+        key={
             "what": STREAM,
             "position": position,
             "role": stream.role,
@@ -69,10 +69,10 @@ def stream_from_trial(trial: Trial) -> Stream:
     numbers = trial.numbers
     end = "_part_s"
     return Stream(
-        info=trial.of["info"],
-        source=trial.of["source"],
-        role=trial.of["role"],
-        rank=trial.of["rank"],
+        info=trial.key["info"],
+        source=trial.key["source"],
+        role=trial.key["role"],
+        rank=trial.key["rank"],
         batches=int(numbers["batches"]),
         images=numbers["images"],
         period_s=numbers["period_s"],
@@ -105,7 +105,7 @@ def _read_estimate(numbers: Mapping[str, float], name: str) -> Estimate:
     return Estimate(numbers[name], numbers[f"{name}_low"], numbers[f"{name}_high"])
 
 
-def replaced_to_trial(replaced: Replaced) -> Trial:
+def replacement_to_trial(replaced: MeasuredReplacement) -> Trial:
     """What was measured of another data set, as a file keeps it."""
     numbers: dict[str, float] = {}
     if replaced.factor is not None:
@@ -115,10 +115,10 @@ def replaced_to_trial(replaced: Replaced) -> Trial:
     return Trial({"what": REPLACED, "name": replaced.name}, numbers, facts={"cost": replaced.cost})
 
 
-def _replaced_from_trial(trial: Trial) -> Replaced:
+def _replaced_from_trial(trial: Trial) -> MeasuredReplacement:
     factor = _read_estimate(trial.numbers, "factor") if "factor" in trial.numbers else None
     rate = _read_estimate(trial.numbers, "rate") if "rate" in trial.numbers else None
-    return Replaced(trial.of["name"], factor, rate, trial.facts["cost"])
+    return MeasuredReplacement(trial.key["name"], factor, rate, trial.facts["cost"])
 
 
 def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:
@@ -142,12 +142,12 @@ def make_result(
             `ours`, `others` of `bench.report.waiting.Machine`.
         gpu_price: dollars an hour.
     """
-    streams = [stream_from_trial(trial) for trial in trials if trial.of["what"] == STREAM]
-    replaced = [_replaced_from_trial(trial) for trial in trials if trial.of["what"] == REPLACED]
+    streams = [stream_from_trial(trial) for trial in trials if trial.key["what"] == STREAM]
+    replaced = [_replaced_from_trial(trial) for trial in trials if trial.key["what"] == REPLACED]
     lines = {
-        trial.of["name"]: tuple(trial.facts["lines"].splitlines())
+        trial.key["name"]: tuple(trial.facts["lines"].splitlines())
         for trial in trials
-        if trial.of["what"] == PASTE
+        if trial.key["what"] == PASTE
     }
     cpus = Machine(settings["cpus"], settings["ours"], settings["others"])
     answer: list[tuple[str, ...]] = []
@@ -220,7 +220,7 @@ def sentences(
     if gpu_price is not None:
         lost = gpu_price * ranks * share.median
         said.append(f"That costs ${lost:.2f} of each hour.")
-    if busy := disturbance(machine.others, ""):
+    if busy := disturbance(machine.other_share, ""):
         said.append(busy)
     if not waiting.waits(stream):
         return [*said, "Change nothing: another loader would not make it faster."]
@@ -254,7 +254,7 @@ def _without_waiting(stream: Stream, machine: Machine) -> str:
     left = max(1 - stream.all_share.median, 1e-9)
     without = stream.images_per_s / left
     text = f"without waiting {number(without)}"
-    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.others):
+    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.other_share):
         return text
     alone = stream.images / max(stream.alone_s, 1e-9)
     if alone < without * _WORTH_SAYING:
@@ -266,12 +266,12 @@ def _why_no_change(stream: Stream, machine: Machine) -> str:
     """The sentence for a training that waits where nothing is advised; empty where that is no wonder."""
     if not waiting.can_change(stream):
         return ""
-    if disturbance(machine.others):
+    if disturbance(machine.other_share):
         return "No change is advised: what each would bring is not known beside so much other work."
-    if machine.ours is not None and machine.ours >= _BUSY:
+    if machine.script_share is not None and machine.script_share >= _BUSY:
         return (
             f"No change is advised: more workers would not help, for this script keeps the "
-            f"{counted(machine.cpus, 'CPU')} {percent(machine.ours)} busy."
+            f"{counted(machine.cpus, 'CPU')} {percent(machine.script_share)} busy."
         )
     return "No change is advised: none would surely bring more than today's rate."
 
@@ -343,7 +343,7 @@ def _make_row(stream: Stream) -> Row:
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
     return Row(
         name=f"{stream.role}{rank}{place}",
-        of={
+        key={
             "stream": stream.role,
             "rank": stream.rank,
             "made_at": _made_at(stream),
@@ -373,7 +373,7 @@ def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Ro
     nothing = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
         name=f"with {change.name}",
-        of={"change": change.name},
+        key={"change": change.name},
         values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
         texts={**nothing, "takes": change.cost},
         paste=tuple(lines),

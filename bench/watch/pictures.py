@@ -56,7 +56,7 @@ class Pictures:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Settings:
+class BuildSettings:
     """Settings of `loaders.build`, as text, and what is to be converted for them.
 
     Attributes:
@@ -182,7 +182,7 @@ _TAKES: dict[str, Callable[[Pictures, str, Mapping[str, Any]], bool]] = {
 """What each transform that `loaders.build` can do says of the pictures."""
 
 
-def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> Settings | str:
+def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> BuildSettings | str:
     """Settings that serve these pictures, as a batch of this shape has them; else why there are none.
 
     Args:
@@ -208,7 +208,7 @@ def settings_for(pictures: Pictures, shape: Sequence[int], stored: Size) -> Sett
     if recipe is not None and "size" not in recipe:
         least = stored if isinstance(stored, int) else max(stored)
         recipe = {"size": max(least, *(pictures.resize or [1]))}
-    return Settings(
+    return BuildSettings(
         size=as_size(*sides),
         arguments=arguments,
         crop_ratio="" if pictures.is_random else part.crop_ratio,
@@ -224,7 +224,7 @@ class _Part:
     Attributes:
         is_whole: whether a random one is not resized.
         recipe: how pictures have to be stored; `{}` in any way, None: they cannot be.
-        The others are those of `Settings`.
+        The others are those of `BuildSettings`.
     """
 
     crop_ratio: str = ""

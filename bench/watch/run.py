@@ -30,7 +30,7 @@ _MEASURING_S = 45.0  # for steps without workers, and for the parts of samples
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class WatchedRun:
     """What a script did while it was watched.
 
     Attributes:
@@ -84,7 +84,7 @@ def watch(
     batches: int | None = None,
     whole: bool = False,
     output: Any = None,
-) -> Observed:
+) -> WatchedRun:
     """Run `command` until it has been steady for long enough, or has ended by itself; Ctrl-C ends it, too.
 
     Args:
@@ -122,12 +122,12 @@ def watch(
             usage.end()
         reader.new()
         code = 0 if ended else process.returncode
-        return Observed(
+        return WatchedRun(
             processes=reader.processes,
             code=128 - code if code < 0 else code,
             ended=ended,
             interrupted=interrupted,
-            machine=Machine(available_cpus(), usage.ours, usage.others),
+            machine=Machine(available_cpus(), usage.script_share, usage.other_share),
         )
 
 

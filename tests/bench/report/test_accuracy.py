@@ -12,7 +12,7 @@ from bench.report.accuracy import (
     LEVEL,
     WITHIN_NOISE,
     WORSE,
-    Compared,
+    SourceComparison,
     cdf,
     compare,
     count_enough,
@@ -36,7 +36,7 @@ def make_trial(
 ) -> Trial:
     top1 = percent / 100
     return Trial(
-        of={"source": source, "seed": seed},
+        key={"source": source, "seed": seed},
         numbers={"top1_accuracy": top1, "train_s": train_s, "other_cpu_share": other_cpu},
         series={"epoch": (1, 2), "top1_accuracy": (top1 / 2, top1), "train_s": (train_s / 2, train_s)},
     )
@@ -58,7 +58,7 @@ def result_of(sources: dict[str, Sequence[float]], classes: int = 102, **more: f
     return make_result(MACHINE, settings, make_trials(sources, **more), {})
 
 
-def compare_one(baseline: Sequence[float], top1: Sequence[float]) -> Compared:
+def compare_one(baseline: Sequence[float], top1: Sequence[float]) -> SourceComparison:
     (compared,) = compare(SETTINGS, make_trials({"crop": top1, "imagefolder": baseline}))
     return compared
 

@@ -107,5 +107,5 @@ def test_rows_of_one_trainer_are_explained_beside_one_another() -> None:
     assert "Converting to shards gave 2,470." in raw.advice
     for busy, offered in ((0.4, ["8 workers, one per CPU,"]), (BUSY_SHARE, [])):
         row = pipeline(loader=90, trainer=None, fed=None)
-        watched = replace(row, watched=Watched(mean={"cpu_share": busy}))
+        watched = replace(row, activity=Watched(mean={"cpu_share": busy}))
         assert [change.what for change in find_changes(watched, [], 2, 8)] == offered

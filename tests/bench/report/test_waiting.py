@@ -15,7 +15,7 @@ from bench.report.waiting import (
     VALIDATION,
     Event,
     Machine,
-    Replaced,
+    MeasuredReplacement,
     Stream,
     find_changes,
     find_streams,
@@ -25,7 +25,7 @@ from bench.report.waiting import (
 PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
 IMAGES = 32
 ANY_TIME = settings(deadline=None, max_examples=60)  # a busy machine is no bug
-QUIET = Machine(cpus=8, ours=0.2, others=0.0)
+QUIET = Machine(cpus=8, script_share=0.2, other_share=0.0)
 Times = Sequence[tuple[float, float]]
 
 
@@ -187,7 +187,7 @@ def test_only_persistent_workers_are_credited_with_starts() -> None:
     script = training(each, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
     (restarting,) = find_streams([script.events])
     assert stage(restarting) == "workers"
-    half = Replaced("ImageDataset", Estimate(0.5, 0.5, 0.5), None)
+    half = MeasuredReplacement("ImageDataset", Estimate(0.5, 0.5, 0.5), None)
     found = find_changes(restarting, [restarting], QUIET, [half])
     assert [change.arguments for change in found] == [{"persistent_workers": True}]
 
@@ -222,8 +222,8 @@ def test_no_change_has_todays_rate_in_its_range(
     workers: int, cpus: int, ours: float, others: float, alone_s: float
 ) -> None:
     stream = waiting_stream(workers=workers, alone_s=alone_s if workers else 0.1)
-    half = Replaced("ImageDataset", Estimate(0.5, 0.4, 0.9), None)
-    fast = Replaced("build", None, Estimate(500.0, 200.0, 600.0))
+    half = MeasuredReplacement("ImageDataset", Estimate(0.5, 0.4, 0.9), None)
+    fast = MeasuredReplacement("build", None, Estimate(500.0, 200.0, 600.0))
     for change in find_changes(stream, [stream], Machine(cpus, ours, others), [half, fast]):
         rate = change.images_per_s
         assert stream.images_per_s < rate.low <= rate.median <= rate.high
@@ -234,7 +234,7 @@ def test_no_change_has_todays_rate_in_its_range(
 
 def test_loading_shares_the_cpus_with_a_step_that_uses_them_all() -> None:
     stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # of 4 CPUs, for 0.1 s
-    fast = Replaced("build", None, Estimate(320.0, 320.0, 320.0))  # a batch in 0.1 s of all CPUs
+    fast = MeasuredReplacement("build", None, Estimate(320.0, 320.0, 320.0))  # a batch in 0.1 s of all CPUs
     machine = Machine(4, 0.4, 0.0)
     (change,) = find_changes(stream, [stream], machine, [fast])[-1:]
     assert change.images_per_s.median == pytest.approx(IMAGES / 0.2)

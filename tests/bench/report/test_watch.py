@@ -7,8 +7,8 @@ import pytest
 
 from bench.report.result import Result, format_document, parse_document
 from bench.report.stats import Estimate
-from bench.report.waiting import Change, Event, Replaced, find_streams
-from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
+from bench.report.waiting import Change, Event, MeasuredReplacement, find_streams
+from bench.report.watch import make_result, paste_to_trial, replacement_to_trial, stream_to_trial
 from tests.bench.report.test_waiting import training
 
 MACHINE = {"cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "date": "2026-01-01"}
@@ -39,13 +39,13 @@ def text_of(result: Result) -> str:
 
 
 def test_result_read_from_its_file_says_the_same() -> None:
-    measured = Replaced("build", None, Estimate(900.0, 800.0, 950.0), "1 GB")
+    measured = MeasuredReplacement("build", None, Estimate(900.0, 800.0, 950.0), "1 GB")
     pasted = paste_to_trial(Change("build", measured.rate), ["train.py:7", "- old", "+ new"])  # type: ignore[arg-type]
-    result = result_of([training(WAITING).events], replaced_to_trial(measured), pasted)
+    result = result_of([training(WAITING).events], replacement_to_trial(measured), pasted)
     document = parse_document(format_document(result.to_json()), "watch.json")
     again = make_result(document.machine, document.settings, document.trials, document.skipped)
     assert format_document(again.to_json()) == format_document(result.to_json())
-    build = next(row for row in again.rows if row.of.get("change") == "build")
+    build = next(row for row in again.rows if row.key.get("change") == "build")
     assert build.paste == ("train.py:7", "- old", "+ new")
 
 
@@ -73,6 +73,6 @@ def test_answer_of(times: Any, settings: dict[str, Any], expected: str) -> None:
 def test_crash_leads_to_no_conclusion() -> None:
     result = result_of([training(WAITING).events], exit_code=1, ended=False)
     assert len(result.answer) == 1
-    assert [row.of["stream"] for row in result.rows] == ["training"]
+    assert [row.key["stream"] for row in result.rows] == ["training"]
     nothing = result_of([], exit_code=3, ended=False, batches=0)
     assert text_of(nothing) == "The script ended with exit code 3 before it asked for a batch."

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +126,7 @@ def command(
             "before": str(paths[0]),
             "after": str(paths[1]),
             "tolerance": tolerance,
-            **asdict(comparison),
+            **comparison.to_json(),
         }
         _write_json(output.json_path, written, quiet=output.quiet)
     if not output.quiet and output.json_path != STDOUT:

@@ -472,11 +472,7 @@ def describe_conditions(
         f"trainer {', '.join(trainers.values())}" if trainers else "no trainer",
         f"batch {sizes} of {settings['size']}x{settings['size']}",
         f"augment {settings['augment']}",
-        *(
-            f"{name} {settings[name]}"
-            for name, default in _DEFAULTS.items()
-            if settings.get(name, default) != default
-        ),
+        *unusual,
         f"{workers} worker{'' if workers == '1' else 's'}",
         f"page cache {'warm' if was_warm else 'not warmed: larger than memory'}",
         f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each",

@@ -161,10 +161,8 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
             continue
         traces = []
         for number, batch_size in enumerate(sorted({row.key["batch_size"] for row in rows})):
-            series = sorted(
-                (row for row in rows if row.key["batch_size"] == batch_size),
-                key=lambda row: row.key["workers"],
-            )
+            series = [row for row in rows if row.key["batch_size"] == batch_size]
+            series.sort(key=lambda row: row.key["workers"])
             colour, across = COLOURS[number % len(COLOURS)], [str(row.key["workers"]) for row in series]
             rates = [training_rate(row) for row in series]
             traces.append(
@@ -251,9 +249,8 @@ def _draw_details(result: Result) -> Iterator[str]:
 
 
 def _draw_facts(result: Result) -> str:
-    settings = {
-        name: value for name, value in result.settings.items() if name != "data"
-    }  # the conditions name it
+    # the conditions name the data
+    settings = {name: value for name, value in result.settings.items() if name != "data"}
     return page.facts({**result.machine, **settings})
 
 

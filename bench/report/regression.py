@@ -90,9 +90,7 @@ def compare_results(before: Result, after: Result, tolerance: float) -> ResultCo
         for name, column in COLUMNS.items():
             if column.better and name in row.values and name in other.values:
                 ratio = stats.quotient(other.values[name], row.values[name])
-                is_own = not row.key.get(
-                    "peer"
-                )  # a slower loader of another library is no regression of this project
+                is_own = not row.key.get("peer")  # slower loaders of other libraries are no regressions
                 verdict = _judge(ratio, column.better, tolerance, is_own) if is_repeated else WITHIN_NOISE
                 differences.append(
                     Difference(row.name, row.key, name, row.values[name], other.values[name], ratio, verdict)

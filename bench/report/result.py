@@ -27,8 +27,8 @@ class Activity:
 
     Attributes:
         time_s: time of each sample, in seconds since the start.
-        series: one value per sample by the name of the quantity. Shares are from 0 to 1; `..._per_s` are bytes
-            per second since the previous sample.
+        series: one value per sample by the name of the quantity. Shares are from 0 to 1; `..._per_s` are
+            bytes per second since the previous sample.
         peak, mean: largest value and mean of each series.
         flags: sentences on limits that slow training down.
     """

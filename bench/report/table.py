@@ -165,9 +165,8 @@ class Table:
     def show(self) -> None:
         """Print the table; columns that do not fit into WIDTH follow in a further table below."""
         widths = [max(map(cell_len, column)) for column in zip(self.titles, *self.rows, strict=True)]
-        console = new_console(
-            width=sum(widths) + 2 * len(widths) + cell_len(self.title)
-        )  # wide enough to cut off nothing
+        # wide enough for every line: a console cuts off what is wider than itself
+        console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))
         if self.title:  # rich breaks a table's own title to the width of its columns
             console.print(self.title, style="bold")
         for table_number, columns in enumerate(_fit_columns(widths)):

@@ -15,7 +15,7 @@ from bench.report.accuracy import (
     SourceComparison,
     cdf,
     compare,
-    count_enough,
+    count_needed_seeds,
     interval,
     make_result,
     quantile,
@@ -105,7 +105,7 @@ def test_sources_that_are_the_same_seldom_differ_however_many_they_are() -> None
 
 def test_the_seeds_that_are_named_would_tell() -> None:
     values = [0.5, -0.1, 0.4, 0.3, -0.2]
-    enough = count_enough(values, 0.3, LEVEL)
+    enough = count_needed_seeds(values, 0.3, LEVEL)
     assert enough is not None
     scaled = {}
     for seeds in (enough - 1, enough):  # values with the same mean and deviation
@@ -113,7 +113,7 @@ def test_the_seeds_that_are_named_would_tell() -> None:
         spread = (spread - spread.mean()) / np.std(spread, ddof=1)
         scaled[seeds] = interval((np.mean(values) + np.std(values, ddof=1) * spread).tolist(), LEVEL)
     assert scaled[enough][0] > 0 >= scaled[enough - 1][0]
-    assert count_enough([0.5], 1.0, LEVEL) is None
+    assert count_needed_seeds([0.5], 1.0, LEVEL) is None
 
 
 @pytest.mark.parametrize(

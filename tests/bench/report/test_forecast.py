@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from bench.report import forecast
-from bench.report.forecast import Inputs, Profile, Turn, advised, predict
+from bench.report.forecast import Inputs, Profile, Turn, choose_format, predict
 from bench.report.result import Row
 from bench.report.verdict import training_rate
 
@@ -71,11 +71,11 @@ def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have() -> No
         ({"trainer_images_per_s": 1015}, None),  # 1,000 images/s are enough: nothing to convert
         ({"memory_bytes": 2e9, "disk_bytes_per_s": 100e6}, "webdataset"),  # shards are read from a slow disk
     ):
-        best = advised(list(predictions(**changes).values()))
+        best = choose_format(list(predictions(**changes).values()))
         assert (best.key["data"] if best else None) == name
     rows = predict([TODAY, RAW, SHARDS], INPUTS)
     wide = predict([TODAY, RAW, replace(SHARDS, turns=[*SHARDS.turns, *run(9000), *run(900)])], INPUTS)
-    assert (advised(rows), advised(wide)) == (rows[2], None), "repeats disagree"
+    assert (choose_format(rows), choose_format(wide)) == (rows[2], None), "repeats disagree"
 
 
 def test_start_and_rate_are_recovered_from_two_conversions() -> None:

@@ -79,7 +79,7 @@ def test_trial_survives_json() -> None:
         again = Trial.from_json(json.loads(json.dumps(trial.to_json(), allow_nan=False)))
         assert again.key == trial.key
         assert again.numbers == pytest.approx(trial.numbers, rel=1e-5)
-        assert (again.watched is None) == (trial.watched is None)
+        assert (again.activity is None) == (trial.activity is None)
 
 
 def test_newcomer_sees_answer_and_five_columns_today_first(capsys: pytest.CaptureFixture[str]) -> None:

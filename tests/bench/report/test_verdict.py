@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bench.report.result import Row, Watched
+from bench.report.result import Row, Activity
 from bench.report.stats import Estimate, quotient, ratio
 from bench.report.verdict import (
     BUSY_SHARE,
@@ -103,9 +103,9 @@ def test_rows_of_one_trainer_are_explained_beside_one_another() -> None:
     assert (raw.bottleneck, shards.bottleneck, without.bottleneck) == ("decode", "compute", "")
     assert raw.stages.keys() == {"storage", "decode", "collate", "transfer", "compute"} & raw.stages.keys()
     assert raw.stages["compute"] == 2_480
-    assert [change.what for change in raw.changes] == ["Converting to shards", "Backend dali on raw tree"]
+    assert [change.title for change in raw.changes] == ["Converting to shards", "Backend dali on raw tree"]
     assert "Converting to shards gave 2,470." in raw.advice
     for busy, offered in ((0.4, ["8 workers, one per CPU,"]), (BUSY_SHARE, [])):
         row = pipeline(loader=90, trainer=None, fed=None)
-        watched = replace(row, activity=Watched(mean={"cpu_share": busy}))
-        assert [change.what for change in find_changes(watched, [], 2, 8)] == offered
+        active = replace(row, activity=Activity(mean={"cpu_share": busy}))
+        assert [change.title for change in find_changes(active, [], 2, 8)] == offered

@@ -19,7 +19,7 @@ from bench.report.waiting import (
     Stream,
     find_changes,
     find_streams,
-    stage,
+    longest_stage,
 )
 
 PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
@@ -41,7 +41,7 @@ class Script:
         """Iterate a loader for the first time."""
         number, self.numbers = self.numbers, self.numbers + 1
         self.events.append({"event": "stream", "stream": number, "key": key, "where": key, **self.info})
-        described = {"source": {"root": ""}, "side": 64, "bytes": 1, "kinds": []}
+        described = {"record": {"root": ""}, "side": 64, "bytes": 1, "kinds": []}
         self.events.append({"event": "described", "stream": number, **described})
         return number
 
@@ -178,15 +178,15 @@ def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
 
 
 def test_stage_is_the_longest_part() -> None:
-    assert stage(waiting_stream()) == "decode"
-    assert stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
+    assert longest_stage(waiting_stream()) == "decode"
+    assert longest_stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
 
 
 def test_only_persistent_workers_are_credited_with_starts() -> None:
     each = [(0.0, 0.1)] * 20
     script = training(each, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
     (restarting,) = find_streams([script.events])
-    assert stage(restarting) == "workers"
+    assert longest_stage(restarting) == "workers"
     half = MeasuredReplacement("ImageDataset", Estimate(0.5, 0.5, 0.5), None)
     found = find_changes(restarting, [restarting], QUIET, [half])
     assert [change.arguments for change in found] == [{"persistent_workers": True}]

@@ -13,7 +13,7 @@ from precache.errors import ImageError, SettingError, SourceError, check_range, 
 from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.turns import Turn
-from precache.reporting import Progress, unseen, warn
+from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list, write_list
 from precache.sources.tree import ObjectTree, scan_tree
@@ -46,7 +46,7 @@ def check(
     class_depth: int | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> CheckReport:
     """Decode every picture of the raw tree `source`, a folder or a URL, and list those that cannot be.
 

@@ -39,7 +39,7 @@ from precache.errors import DatasetError, SettingError, check_open_files, os_rea
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
-from precache.reporting import Progress, unseen, warn
+from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import lie_apart
 from precache.sources.tree import SPLIT_FOLDERS, SYSTEM_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
@@ -87,7 +87,7 @@ def export(
     tree: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Exported:
     """Write the pictures of the dataset in `path`, a folder or a URL, as files into the new folder `tree`.
 

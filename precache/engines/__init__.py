@@ -15,9 +15,9 @@ from precache.engines.processes import (
     Ticks,
     available_cpus,
     counted,
-    is_of_caller,
+    is_callback_error,
     no_check,
-    of_caller,
+    mark_callback_errors,
     run,
     worker_count,
 )
@@ -25,8 +25,8 @@ from precache.errors import SettingError, check_choice
 from precache.storage.urls import Location
 
 __all__ = [
-    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
-    "nodes_of", "of_caller", "run", "worker_count",
+    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_callback_error",
+    "nodes_of", "mark_callback_errors", "run", "worker_count",
 ]  # fmt: skip
 
 ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}

@@ -170,8 +170,10 @@ def os_reason(error: BaseException) -> str:
 
 
 @contextmanager
-def os_errors_as(kind: type[PrecacheError], what: str, remedy: str) -> Iterator[None]:
-    """Raise a `kind` of one line, '`what` (REASON); `remedy`', for an OSError of the block.
+def os_errors_as(
+    kind: type[PrecacheError], message: str, remedy: str, *, path: object = None
+) -> Iterator[None]:
+    """Raise a `kind`, 'PATH: MESSAGE (REASON); REMEDY', for an OSError of the block.
 
     Errors of this project, and OpenFilesError where too many files are open, are raised as they are.
     """
@@ -181,7 +183,7 @@ def os_errors_as(kind: type[PrecacheError], what: str, remedy: str) -> Iterator[
         raise
     except OSError as error:
         check_open_files(error, error.filename)
-        raise kind(f"{what} ({os_reason(error)})", remedy=remedy) from error
+        raise kind(f"{message} ({os_reason(error)})", path=path, remedy=remedy) from error
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:

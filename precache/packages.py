@@ -12,7 +12,7 @@ DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
 _CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 
 
-def version_of(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     """The installed version; None: it is not installed."""
     try:
         return metadata.version(package)
@@ -22,18 +22,18 @@ def version_of(package: str) -> str | None:
 
 def dali_package(driver: str | None = None) -> str:
     """The build of DALI that is installed, else that for this version of the driver, else for CUDA 12."""
-    installed = [name for name in DALI if version_of(name)]
+    installed = [name for name in DALI if installed_version(name)]
     major = (driver or "").partition(".")[0]
     newer = major.isdigit() and int(major) >= _CUDA_13_DRIVER
     return (installed or [DALI[1] if newer else DALI[0]])[0]
 
 
-def install_extra(extra: str) -> str:
+def install_command(extra: str) -> str:
     """The command line that installs what the extra brings into the running Python."""
-    return pip_install(f"precache[{extra}]")
+    return pip_command(f"precache[{extra}]")
 
 
-def pip_install(*arguments: str) -> str:
+def pip_command(*arguments: str) -> str:
     """The command line that installs `arguments` into the running Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
@@ -51,11 +51,11 @@ def check_package(error: ImportError, user: str, extra: str = "") -> None:
     if hiding:
         raise MissingDependencyError(f"{user}: {error}; {explain_hiding(hiding)}") from None
     if name and name not in OURS:
-        command = install_extra(extra) if extra else pip_install("precache")
+        command = install_command(extra) if extra else pip_command("precache")
         raise MissingDependencyError(f"{user} needs the package {name} ({error}); run: {command}") from None
 
 
-def put_pillow(name: str) -> str:
+def pillow_install_command(name: str) -> str:
     """The command line that gives the running Python `pillow` or `pillow-simd`, and removes the other.
 
     Both are the package PIL, so that removing one breaks the other: both are removed, whichever is there. The
@@ -75,8 +75,8 @@ def pillow_fault() -> tuple[str, str] | None:
     try:
         from PIL import Image, features  # noqa: F401
     except Exception as error:  # half a package may raise anything
-        name = "pillow-simd" if version_of("pillow-simd") else "pillow"
-        return f"Pillow is missing or broken ({error})", put_pillow(name)
+        name = "pillow-simd" if installed_version("pillow-simd") else "pillow"
+        return f"Pillow is missing or broken ({error})", pillow_install_command(name)
     return None
 
 

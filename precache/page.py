@@ -93,7 +93,7 @@ def facts(values: Mapping[str, object]) -> str:
     return f"<dl>{''.join(lines)}</dl>"
 
 
-def folded(title: str, content_html: str, *, shown: bool = False) -> str:
+def collapsible(title: str, content_html: str, *, shown: bool = False) -> str:
     """`content_html` below its title, hidden until a click unless `shown`."""
     return f"<details{' open' if shown else ''}><summary>{escape(title)}</summary>{content_html}</details>"
 
@@ -108,7 +108,7 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         if cell[:1].isalpha() or cell[:1] in ("`", "'")
     }
     kinds = ["words" if column in words else "" for column in range(len(titles))]
-    drawn = ([with_code(cell) for cell in line] for line in lines)
+    drawn = ([format_code(cell) for cell in line] for line in lines)
     return html_table([escape(title) for title in titles], drawn, kinds)
 
 
@@ -128,7 +128,7 @@ def bar(share: float) -> str:
     return f'<div style="width:{100 * min(max(share, 0.0), 1.0):.1f}%"></div>'
 
 
-def with_code(text: str) -> str:
+def format_code(text: str) -> str:
     """`text`, what stands between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 

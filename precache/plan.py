@@ -106,7 +106,7 @@ def split_rows(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> 
         names = tuple(shares)
         present = None if grown is None else [grown.kept.get(name, np.empty(0, np.int64)) for name in names]
         split_of = split_samples(samples.labels, list(shares.values()), recipe.seed, present)
-    elif recipe.splits == DEFAULT_SPLITS or recipe.listed:
+    elif recipe.splits == DEFAULT_SPLITS or recipe.has_split_list:
         split_of, names = samples.splits, samples.split_names
     else:
         raise SettingError(
@@ -120,7 +120,7 @@ def split_rows(samples: Samples, recipe: Recipe, grown: Grown | None = None) -> 
 def keeps_splits(samples: Samples, recipe: Recipe) -> bool:
     """Whether samples stay in the splits of their source: if it has one alone, shares go before."""
     names = samples.split_names
-    return names != ("",) and (len(names) > 1 or recipe.splits == DEFAULT_SPLITS or recipe.listed)
+    return names != ("",) and (len(names) > 1 or recipe.splits == DEFAULT_SPLITS or recipe.has_split_list)
 
 
 def split_samples(

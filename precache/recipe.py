@@ -116,7 +116,7 @@ class Recipe:
             raise SettingError(f"enlarge is for fit {' and '.join(KEPT)}; fit {self.fit} enlarges as it is")
         if not isinstance(self.splits, str):
             raise SettingError(f"splits must be shares as 'train=0.8,val=0.2', got {self.splits!r}")
-        if not self.listed:
+        if not self.has_split_list:
             parse_splits(self.splits)
 
     def to_flags(self) -> str:
@@ -125,11 +125,11 @@ class Recipe:
         given = {name: value for name, value in asdict(self).items() if value != defaults[name]}
         for name in self.unused:
             given.pop(name, None)
-        if self.listed:
+        if self.has_split_list:
             given["splits"] = "LIST.csv"
         if "size" in given:
             given["size"] = written(self.size)
-        return as_flags(given)
+        return format_flags(given)
 
     @property
     def unused(self) -> dict[str, str]:
@@ -142,7 +142,7 @@ class Recipe:
         return unused
 
     @property
-    def listed(self) -> bool:
+    def has_split_list(self) -> bool:
         """Whether a list file says which sample belongs to which split."""
         return _LISTED.fullmatch(self.splits) is not None
 
@@ -190,19 +190,19 @@ class Recipe:
         return {**asdict(self), "size": size}
 
 
-def flag_of(name: str) -> str:
+def flag_name(name: str) -> str:
     """The flag of `precache convert` for a setting; that of `fields` may be given several times."""
     return "--field" if name == "fields" else "--" + name.replace("_", "-")
 
 
-def as_flags(given: Mapping[str, Any]) -> str:
+def format_flags(given: Mapping[str, Any]) -> str:
     """Settings as flags of `precache convert`, to paste into a shell; a list becomes a line of CSV."""
     flags = []
     for name, value in given.items():
         text = io.StringIO()
         csv.writer(text, lineterminator="").writerow(value if isinstance(value, list) else [])
         shown = text.getvalue() if isinstance(value, list) else str(value)
-        flags.append(flag_of(name) if value is True else f"{flag_of(name)} {shlex.quote(shown)}")
+        flags.append(flag_name(name) if value is True else f"{flag_name(name)} {shlex.quote(shown)}")
     return " ".join(flags)
 
 

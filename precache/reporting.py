@@ -14,13 +14,13 @@ def warn(message: str) -> None:
     _LOGGER.warning("%s", printable(message))
 
 
-def some(names: list[str]) -> str:
+def abridge(names: list[str]) -> str:
     """The first three of `names`, and how many more there are."""
     rest = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{rest}"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
+def quantity(number: int, noun: str, plural: str = "") -> str:
     """A number and its noun: '1 picture', '9,144 pictures'; `plural` where an s does not make it."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
@@ -38,12 +38,12 @@ Progress = Callable[[int, int], None]
 """Called with (units done, units in all), a few times a second; an exception that it raises ends the work."""
 
 
-def unseen(done: int, total: int) -> None:
+def no_progress(done: int, total: int) -> None:
     """Report no progress."""
 
 
 @contextmanager
-def tells(what_is_kept: Callable[[], str]) -> Iterator[None]:
+def explain_interruption(what_is_kept: Callable[[], str]) -> Iterator[None]:
     """Add `what_is_kept` to the message of what ends the work from outside, as Ctrl-C does."""
     try:
         yield

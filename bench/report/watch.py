@@ -26,7 +26,7 @@ from bench.report.waiting import (
     warm_up,
 )
 from bench.report.words import duration, machine_line, number, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """What a trial is of."""
@@ -205,7 +205,7 @@ def sentences(
         ]
     if stream.batches < FEWEST:
         return [
-            f"Too few batches to say whether it waits: {counted(stream.batches, 'batch', 'batches')} after "
+            f"Too few batches to say whether it waits: {quantity(stream.batches, 'batch', 'batches')} after "
             f"the first {warm_up(stream.info)}, and {FEWEST} are needed. Let the script train for longer."
         ]
     ranks = waiting.count_ranks(stream, streams)
@@ -271,7 +271,7 @@ def _why_no_change(stream: Stream, machine: Machine) -> str:
     if machine.ours is not None and machine.ours >= _BUSY:
         return (
             f"No change is advised: more workers would not help, for this script keeps the "
-            f"{counted(machine.cpus, 'CPU')} {percent(machine.ours)} busy."
+            f"{quantity(machine.cpus, 'CPU')} {percent(machine.ours)} busy."
         )
     return "No change is advised: none would surely bring more than today's rate."
 
@@ -279,7 +279,7 @@ def _why_no_change(stream: Stream, machine: Machine) -> str:
 def _why_nothing(settings: Mapping[str, Any], failed: bool) -> str:
     """The sentence for a script of which nothing can be concluded."""
     seen = settings["batches"]
-    batches = counted(seen, "batch", "batches")
+    batches = quantity(seen, "batch", "batches")
     if failed:
         when = f"after {batches}" if seen else "before it asked for a batch"
         rest = ": what is below was seen until then, and nothing follows from it" if seen else ""
@@ -337,7 +337,7 @@ def _made_at(stream: Stream) -> str:
 def _make_row(stream: Stream) -> Row:
     rank = "" if stream.rank is None else f", rank {stream.rank}"
     place = f" ({os.path.basename(_made_at(stream))})" if _made_at(stream) else ""
-    workers = f", {counted(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
+    workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
     root = str(stream.source.get("root") or stream.info.get("root") or "")
     root = root.removeprefix(f"{stream.source.get('folder') or ''}/")
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.watch.script import DATALOADER, Changes, Edit, Script, argument, function_name, is_open
-from precache.packages import put_pillow
+from precache.packages import pillow_install_command
 from precache.pictures.sizes import Size
 from precache.recipe import Recipe
 
@@ -99,7 +99,7 @@ FRAMEWORKS = {
 
 def put_simd(source: Record) -> Advice:
     """Put Pillow-SIMD into the place of Pillow, in the Python of the script."""
-    command = put_pillow("pillow-simd")
+    command = pillow_install_command("pillow-simd")
     if "python" in source:
         command = command.replace(shlex.quote(sys.executable), shlex.quote(source["python"]))
     return Advice(name="pillow-simd", commands=(command,))

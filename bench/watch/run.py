@@ -114,7 +114,7 @@ def watch(
                         _ask_for_more(folder, steady)
             except KeyboardInterrupt:
                 interrupted = True
-                terminal.received.clear()
+                terminal.pending_interrupts.clear()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_CTRL_C_S)  # a terminal tells the script, too
             ended = interrupted or process.poll() is None

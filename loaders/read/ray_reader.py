@@ -82,7 +82,7 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
         os.chdir(folder)  # that relative paths are in
     node = connector.this_node()
     connector.check_versions(node, versions(), theirs)
-    connector.check_sees(node, partial(_look_at, data))
+    connector.check_readable(node, partial(_look_at, data))
     asked: deque[Request] = deque()
     reader = BACKENDS[backend](spec, data, crops)
     return asked, iter(reader.read(iter(asked.popleft, None)))

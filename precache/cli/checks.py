@@ -13,7 +13,7 @@ from precache.cli.terminal import ProgressBar
 from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.reading import MAX_PIXELS
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 from precache.sources.options import help_of
 from precache.storage.urls import Location, Url
 
@@ -56,7 +56,7 @@ def verify_command(
         raise SettingError("--across takes two datasets or more: precache verify --across DST DST")
     if across:
         same = (
-            f"{dst}: {counted(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
+            f"{dst}: {quantity(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
         )
         _finish(precache.verify_across([dst, *others]), same)
         return
@@ -91,11 +91,11 @@ def _verify_files(dst: Location, source: Location | str) -> bool:
         return _say([*problems, f"{dst}: is damaged; remove it, then convert it again"], "")
     if problems:
         are = "is" if len(problems) == 1 else "are"
-        count = counted(len(problems), "file")
+        count = quantity(len(problems), "file")
         problems.append(f"{dst}: {count} {are} damaged; rewrite it with: {_again(dst, source)}")
     size = human_bytes(manifest.stored_bytes)
     return _say(
-        problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written"
+        problems, f"{dst}: {quantity(len(manifest.shards), 'shard')}, {size}: every byte is as written"
     )
 
 
@@ -139,7 +139,7 @@ def check_command(
     every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
     problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
     if problems:
-        counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
+        counts = f"{len(problems):,} of {quantity(report.pictures, 'picture')} cannot be decoded"
         problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
     _finish(problems, f"{src}: {every} can be decoded")
 

@@ -171,7 +171,7 @@ def _imported(module: str, program: str) -> click.Command:
 def run(group: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    terminal.received.clear()
+    terminal.pending_interrupts.clear()
     handlers: dict[int, Any] = {signal.SIGINT: _on_signal, signal.SIGTERM: _on_signal}
     if hasattr(signal, "SIGHUP"):
         handlers[signal.SIGHUP] = signal.SIG_IGN  # what is started inherits that, unlike a handler
@@ -182,7 +182,7 @@ def run(group: click.Command, program: str, arguments: Sequence[str] | None = No
                 return _checked_output(program, _run(group, program, arguments), stdout)
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-                said = str(stop).strip()  # `reporting.tells` may have added what is kept
+                said = str(stop).strip()  # `reporting.explain_interruption` may have added what is kept
                 again = "; run the same command again to continue, or to start over"
                 _complain(program, f"{word} {said}" if said else f"{word}{again}")
                 return code
@@ -196,8 +196,8 @@ class _Terminated(BaseException):
 
 
 def _on_signal(number: int, _: object) -> None:
-    terminal.received.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
-    terminal.raise_received()
+    terminal.pending_interrupts.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
+    terminal.raise_pending_interrupt()
 
 
 def _run(group: click.Command, program: str, arguments: list[str]) -> int:
@@ -305,7 +305,7 @@ def check_output(path: Path | None) -> None:
         raise SettingError(f"{path}: is a folder; name a file in it")
 
 
-def gathered(
+def combine_options(
     parameter: str, make: Callable[..., object], options: Mapping[str, Callable[[Any], Any]]
 ) -> Callable[[_Function], _Function]:
     """Give the command one `parameter`: what `make` makes of the values of `options`, by their names."""

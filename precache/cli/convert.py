@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, gathered, note, parse_bytes, parse_share
+from precache.cli.commandline import Command, PathOrUrl, combine_options, note, parse_bytes, parse_share
 from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
@@ -21,8 +21,8 @@ from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
-from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
-from precache.reporting import Progress, counted, human_bytes, some
+from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_name
+from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions
 from precache.sources.options import help_of
 from precache.sources.splits import is_list_file
@@ -61,7 +61,7 @@ _REJECTS = {
 _LISTS = ("fields", "classes")
 _SOURCE_FLAGS = {
     name: click.option(
-        flag_of(name),
+        flag_name(name),
         name,
         help=said,
         type=int if name == "class_depth" else str,
@@ -148,13 +148,13 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     "--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, counted as decoded pixels."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the order on disk and of the splits.")
-@gathered("running", dict, RUNNING_FLAGS)
+@combine_options("running", dict, RUNNING_FLAGS)
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST once all is done.")
 @click.option(
     "--update", is_flag=True, help="Add pictures that are new in SRC, and drop those that are gone."
 )
-@gathered("most_rejects", _most_rejects, _REJECTS)
-@gathered("options", _source_options, _SOURCE_FLAGS)
+@combine_options("most_rejects", _most_rejects, _REJECTS)
+@combine_options("options", _source_options, _SOURCE_FLAGS)
 def convert(
     src: Location,
     dst: Location | None,
@@ -187,7 +187,7 @@ def convert(
     recipe = Recipe(format=format_name, **settings)
     for name, why in recipe.unused.items():
         if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise SettingError(f"{flag_of(name)} {settings[name]} {why}; leave it out")
+            raise SettingError(f"{flag_name(name)} {settings[name]} {why}; leave it out")
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
@@ -222,7 +222,7 @@ def _telling_of_resume(destination: Location, on_progress: Progress) -> Progress
         nonlocal is_first
         if done and is_first:
             there = (
-                f"{done:,} of {counted(total, 'picture')} {'is' if done == 1 else 'are'} already converted"
+                f"{done:,} of {quantity(total, 'picture')} {'is' if done == 1 else 'are'} already converted"
             )
             note(f"{destination}: {there}; continuing with the rest")
         is_first = False
@@ -239,13 +239,13 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
     if manifest.updates:
         done = manifest.updates[-1]
         note(
-            f"{destination}: update {len(manifest.updates):,}: {counted(done.added, 'picture')} added, "
+            f"{destination}: update {len(manifest.updates):,}: {quantity(done.added, 'picture')} added, "
             f"{done.removed:,} removed"
         )
     if missing := _missing_decoders(manifest):
         click.echo(printable(f"WARNING: {destination}: {missing}"), err=True)
     note(
-        f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
+        f"{destination}: {quantity(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
@@ -263,7 +263,7 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
     for line in lines_of_ignored(manifest, pictures_only=True):
         click.echo(printable(f"  {line}"), err=True)
     if count := len(manifest.rejected):
-        left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
+        left_out = f"{quantity(count, 'picture')} {'is' if count == 1 else 'are'} left out"
         listed = destination / REJECTED_NAME
         click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
 
@@ -275,7 +275,7 @@ def _missing_decoders(manifest: Manifest) -> str:
         return ""
     remedies = "; ".join(dict.fromkeys(map(decoder_remedy, kinds)))
     return (
-        f"{counted(kinds.total(), 'picture')} left out only because this Pillow has no decoder for "
+        f"{quantity(kinds.total(), 'picture')} left out only because this Pillow has no decoder for "
         f"{', '.join(kinds)}; {remedies}; then run the same command with --overwrite"
     )
 
@@ -292,7 +292,7 @@ def lines_of_ignored(manifest: Manifest, *, pictures_only: bool = False) -> Iter
     for reason, paths in sorted(paths_of.items(), key=lambda it: -len(it[1])):
         pictures = [path for path in paths if looks_like_picture(path)]
         if pictures or not pictures_only:
-            named = f" ({some(pictures)})" if pictures else ""
+            named = f" ({abridge(pictures)})" if pictures else ""
             yield f"ignored {len(paths):,}: {reason}{named}"
 
 

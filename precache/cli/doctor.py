@@ -18,10 +18,10 @@ from precache.imports import hiding_files
 from precache.packages import (
     DALI,
     dali_package,
-    install_extra,
+    install_command,
+    installed_version,
     pillow_fault,
-    put_pillow,
-    version_of,
+    pillow_install_command,
 )
 
 _SIMD_NEEDS = "a C compiler and the headers of libjpeg and zlib"
@@ -56,7 +56,7 @@ def examine() -> list[Finding]:
         Finding("cpus", str(engines.available_cpus())),
         _pillow(),
         _packages("heic pictures", "pictures", "pillow-heif"),
-        Finding("simplejpeg", f"{version_of('simplejpeg')} (libjpeg-turbo)"),
+        Finding("simplejpeg", f"{installed_version('simplejpeg')} (libjpeg-turbo)"),
         _packages("backend pytorch", "loaders", "torch", "torchvision", "opencv-python-headless"),
         _packages("backend shards", "loaders", "torch"),
         _packages("backend webdataset", "loaders", "torch"),
@@ -97,14 +97,14 @@ def _pillow() -> Finding:
             found += f" ({', '.join(plugged)} where they import its plugin, as precache does)"
     if not kinds.pillow_is_simd():
         faster = f"{found}; Pillow-SIMD resizes faster, and needs {_SIMD_NEEDS} to be installed"
-        return Finding("pillow", faster, put_pillow("pillow-simd"))
-    if version_of("pillow"):
+        return Finding("pillow", faster, pillow_install_command("pillow-simd"))
+    if installed_version("pillow"):
         found += "; pip also lists Pillow, and may install it over this"
-    return Finding("pillow", found, put_pillow("pillow") if lost else None)
+    return Finding("pillow", found, pillow_install_command("pillow") if lost else None)
 
 
 def _packages(subject: str, extra: str, *packages: str) -> Finding:
-    versions = {name: version_of(name) for name in packages}
+    versions = {name: installed_version(name) for name in packages}
     missing = [name for name, version in versions.items() if version is None]
     if missing:
         return _missing(subject, extra, *missing)
@@ -114,7 +114,7 @@ def _packages(subject: str, extra: str, *packages: str) -> Finding:
 def _missing(subject: str, extra: str, *packages: str) -> Finding:
     them = "it" if len(packages) == 1 else "them"
     found = f"missing {', '.join(packages)}; install {them} with the extra '{extra}'"
-    return Finding(subject, found, install_extra(extra))
+    return Finding(subject, found, install_command(extra))
 
 
 def _gpu() -> tuple[str | None, list[Finding]]:
@@ -126,6 +126,6 @@ def _gpu() -> tuple[str | None, list[Finding]]:
         return None, [Finding("gpu", "none (nvidia-smi is missing, or finds no GPU)")]
     findings = [Finding("gpu", line.strip()) for line in answer.splitlines() if line.strip()]
     driver = findings[0].found.rpartition(",")[2].strip() if findings else None
-    if version_of("nvidia-ml-py") is None:
+    if installed_version("nvidia-ml-py") is None:
         findings.append(_missing("gpu readings", "gpu", "nvidia-ml-py"))
     return driver, findings

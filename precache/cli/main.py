@@ -18,7 +18,7 @@ from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
 from precache.errors import SettingError, check_choice, printable, shell_command
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -
 
     with ProgressBar("sample", "image") as bar:
         sample_tree.make_sample(dst, images=images, classes=classes, seed=seed, like=like, on_progress=bar)
-    note(f"{dst}: {counted(images, 'picture')} in {counted(classes, 'class', 'classes')}")
+    note(f"{dst}: {quantity(images, 'picture')} in {quantity(classes, 'class', 'classes')}")
 
 
 @main.command()
@@ -118,7 +118,7 @@ def pull_command(url: str, dst: Path) -> None:
 
 
 def _moved(done: "Transfer", verb: str) -> str:
-    files = f"{counted(done.files, 'file')}, {human_bytes(done.bytes)}"
+    files = f"{quantity(done.files, 'file')}, {human_bytes(done.bytes)}"
     if not done.sent_files:
         return f"{files}: already there; nothing to do"
     return f"{files}; {verb}: {done.sent_files:,}, {human_bytes(done.sent_bytes)}"
@@ -139,7 +139,7 @@ def export_command(dst: Location, tree: Path, workers: int | None) -> None:
         done = export(dst, tree, workers=workers, on_progress=bar)
     again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
     note(
-        f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
+        f"{tree}: {quantity(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
     )
 
 
@@ -172,14 +172,14 @@ def clean_command(url: Location, yes: bool) -> None:
         if found.objects:
             what = "an unfinished conversion, which the same 'precache convert' would continue"
         size = human_bytes(found.bytes)
-        click.echo(printable(f"{url}: {counted(len(lines), 'leftover')}, {size}: {what}"))
+        click.echo(printable(f"{url}: {quantity(len(lines), 'leftover')}, {size}: {what}"))
         if not yes and not sys.stdin.isatty():
             raise SettingError(f"{url}: nothing was removed: no terminal to confirm; pass --yes")
         if not yes and not click.confirm("Remove them?"):
             note("nothing was removed")
             return
         found.remove()
-    note(f"{url}: {counted(len(lines), 'leftover')} removed")
+    note(f"{url}: {quantity(len(lines), 'leftover')} removed")
 
 
 for _command in (convert, verify_command, inspect_command, check_command, doctor_command):

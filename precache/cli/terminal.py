@@ -167,7 +167,7 @@ class ProgressBar:
 
     def __call__(self, done: int, total: int) -> None:
         """Show that `done` of `total` units are done; raise what a signal raised, if that was lost."""
-        raise_received()
+        raise_pending_interrupt()
         if sys.stderr.isatty():
             self._draw(done, total)
         else:
@@ -199,13 +199,13 @@ class ProgressBar:
 
 # What a signal raised. C code, as that of a module being imported, can swallow an exception: then it is
 # raised again at the next step of progress.
-received: list[BaseException] = []
+pending_interrupts: list[BaseException] = []
 
 
-def raise_received() -> None:
+def raise_pending_interrupt() -> None:
     """Raise again what a signal has raised."""
-    if received:
-        raise received[-1]
+    if pending_interrupts:
+        raise pending_interrupts[-1]
 
 
 def _is_plain(text: str) -> bool:

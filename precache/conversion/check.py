@@ -13,7 +13,7 @@ from precache.errors import ImageError, SettingError, SourceError, check_range, 
 from precache.pictures import images
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.turns import Turn
-from precache.reporting import Progress, unseen, warn
+from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list, write_list
 from precache.sources.tree import ObjectTree, scan_tree
@@ -46,7 +46,7 @@ def check(
     class_depth: int | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> CheckReport:
     """Decode every picture of the raw tree `source`, a folder or a URL, and list those that cannot be.
 
@@ -86,7 +86,7 @@ def check(
     warn_of_undecodable(scan)
     target = default_list(scan.root) if list_file is None else Path(list_file)
     check_writable(target, scan.root)
-    report = engines.counted(on_progress, len(scan.samples))
+    report = engines.progress_counter(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
     with closing(engines.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
         refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)

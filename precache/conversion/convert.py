@@ -99,7 +99,7 @@ from precache.pictures import images
 from precache.pictures.kinds import kind_without_decoder, made_by
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
-from precache.reporting import Progress, nothing_lost, tells, unseen, warn
+from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost, warn
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import Samples, Scan, check_apart, prepared, warn_of_undecodable
 from precache.sources.masks import reader_of
@@ -131,7 +131,7 @@ class Conversion:
     duplicates: Duplicates | None = None
 
 
-@tells(nothing_lost)
+@explain_interruption(nothing_lost)
 def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     source: Any,
     destination: str | os.PathLike[str] | Url,
@@ -146,7 +146,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     engine: str = "local",
     address: str | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
     **named: Any,
 ) -> Conversion:
     """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
@@ -204,7 +204,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             engine,
             workers,
             math.ceil(max_rejects * len(scan.samples)),
-            engines.of_caller(on_start),
+            engines.mark_callback_errors(on_start),
             on_progress,
             options,
         )
@@ -246,7 +246,7 @@ def _scanned(
     warn_of_undecodable(scan)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
-    elif recipe.listed:
+    elif recipe.has_split_list:
         raise SettingError(f"splits {recipe.splits!r} names a list file; pass the file as split_list")
     return opened, scan, recipe, options
 
@@ -255,10 +255,10 @@ def _scanned(
 def _tells_of_faults(place: Location, how_much_is_kept: Callable[[], str] | None = None) -> Iterator[None]:
     """Make a DatasetError of what the disk raises, and say how much is kept, once something is converted."""
     try:
-        with tells(how_much_is_kept) if how_much_is_kept else nullcontext():
+        with explain_interruption(how_much_is_kept) if how_much_is_kept else nullcontext():
             yield
     except OSError as error:
-        if engines.is_of_caller(error):
+        if engines.is_callback_error(error):
             raise
         check_open_files(error, error.filename)
         remedy = "make room or fix permissions"
@@ -373,7 +373,9 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     at_a_time = engines.worker_count(job.workers) if isinstance(journal.files.place, Url) else None
     check_disk_space(job.scan, job.target.recipe, waiting, journal.files.folder, job.on_start, at_a_time)
     total = len(samples)
-    report = engines.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))
+    report = engines.progress_counter(
+        job.on_progress, total, total - sum(len(shard.rows) for shard in waiting)
+    )
     report(0)
     converted = 0
     rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]

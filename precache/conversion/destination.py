@@ -35,7 +35,7 @@ from precache.dataset.converted import ConvertedDataset, is_converted, open_data
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
-from precache.reporting import counted, some, warn
+from precache.reporting import abridge, quantity, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
@@ -91,7 +91,7 @@ def check_finished(
     if changed:
         follow = "" if isinstance(destination, Url) else "pass --update to follow the source, or "
         raise DatasetError(
-            f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
+            f"{destination}: {quantity(len(changed), 'source picture')} changed since the conversion, "
             f"at the same size (first: {changed[0]}); {follow}{again}"
         )
     return manifest
@@ -154,7 +154,7 @@ def check_may_be_replaced(destination: Path) -> None:
     )
     if others:
         raise DatasetError(
-            f"{destination}: holds files that are not part of the dataset ({some(others)}); "
+            f"{destination}: holds files that are not part of the dataset ({abridge(others)}); "
             f"move them elsewhere, then convert with --overwrite again"
         )
 
@@ -251,7 +251,7 @@ def _remove_old(destination: Path, old: Path) -> None:
         left = sorted(path.name for path in old.iterdir())
         warn(
             f"{destination}: the new dataset is in place, but the old one could not be removed completely "
-            f"({some(left) if left else 'the folder itself'}); the rest is in {old}"
+            f"({abridge(left) if left else 'the folder itself'}); the rest is in {old}"
         )
 
 

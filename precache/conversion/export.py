@@ -39,7 +39,7 @@ from precache.errors import DatasetError, SettingError, check_open_files, os_rea
 from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
-from precache.reporting import Progress, unseen, warn
+from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import lie_apart
 from precache.sources.tree import SPLIT_FOLDERS, SYSTEM_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
@@ -87,7 +87,7 @@ def export(
     tree: str | os.PathLike[str],
     *,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Exported:
     """Write the pictures of the dataset in `path`, a folder or a URL, as files into the new folder `tree`.
 
@@ -113,7 +113,7 @@ def export(
     layout = _lay_out(manifest, index, _split_of(manifest, stored))
     if not layout.is_whole:
         _warn_of_other_labels(manifest)
-    report = engines.counted(on_progress, manifest.samples)
+    report = engines.progress_counter(on_progress, manifest.samples)
     write = partial(_write_shard, dataset)
     try:
         if tree.exists():

@@ -25,7 +25,7 @@ from precache.errors import DatasetError, SettingError, os_reason
 from precache.formats import FORMATS, Format
 from precache.plan import ConvertPlan, ShardPlan
 from precache.recipe import Recipe
-from precache.reporting import counted, some, warn
+from precache.reporting import abridge, quantity, warn
 from precache.sources.base import Samples, Scan, changed_pictures
 from precache.storage import (
     atomic_write,
@@ -209,7 +209,7 @@ class Journal:
         done = sum(len(self._plans[name].rows) for name in self.finished)
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"
-        of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
+        of = quantity(sum(len(shard.rows) for shard in self._plans.values()), "picture")
         place, folder = self.files.place, self.files.folder
         where = "" if place == folder else f" on this machine, whose journal is in {folder}"
         return (
@@ -262,7 +262,7 @@ class Journal:
         """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
         if others := others_in(self.files.folder, self._names | self.files.dataset_names):
             raise DatasetError(
-                f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
+                f"{self._path}: is damaged, and the folder holds other files ({abridge(others)}); "
                 f"move them elsewhere, or choose another DST"
             )
         if self.files.place != self.files.folder:
@@ -293,7 +293,7 @@ class Journal:
                 f"of the lines below are converted again"
             )
         if lost:
-            warn(f"{lost[0]}; {counted(len(lost), 'finished shard')} must be converted again")
+            warn(f"{lost[0]}; {quantity(len(lost), 'finished shard')} must be converted again")
 
     def _why_not_kept(self, shard: WrittenShard) -> str | None:
         """What is wrong with the shard's files, or which of its pictures changed; one phrase."""
@@ -335,7 +335,7 @@ class FilesInFolder:
         if self.dataset_names and taken:
             raise DatasetError(
                 f"{self.folder}: holds files that are not part of the dataset, under names that the update "
-                f"needs ({some(taken)}); move them elsewhere, then run the same command again"
+                f"needs ({abridge(taken)}); move them elsewhere, then run the same command again"
             )
 
     def problem_of(self, shard: WrittenShard) -> str | None:
@@ -359,7 +359,7 @@ def check_empty(folder: Path) -> None:
     ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
     if folder.is_dir() and not ours and (others := others_in(folder, frozenset({JOURNAL_NAME}))):
         raise DatasetError(
-            f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
+            f"{folder}: is not empty, and not a folder that precache made ({abridge(others)}); "
             f"choose another DST, or empty it yourself"
         )
 

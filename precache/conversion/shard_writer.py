@@ -95,7 +95,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _Unfinished:
                     raise ImageError(path, KILLED)
                 data = read()
                 shard.source_checksums[-1] = picture_checksum(data)
-                stored, size, pixels = store(data, path, recipe, how)
+                stored, size, pixels = make_stored_picture(data, path, recipe, how)
                 mask = render_mask(source, ref, size, how) if has_masks else None
             except ImageError as error:
                 shard.rejected.append(Rejected(ref.path, error.reason, ref.id))
@@ -149,7 +149,7 @@ def finish_shard(shard: _Unfinished) -> WrittenShard:
     return written
 
 
-def store(
+def make_stored_picture(
     data: bytes | Image.Image, path: str, recipe: Recipe, how: Rendering
 ) -> tuple[bytes | Pixels, tuple[int, int], Pixels]:
     """Make what `recipe` stores of a picture: (that, the upright picture's width and height, the pixels).
@@ -185,7 +185,7 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     if holds_pixels and size is not None:
         picture_bytes: float = recipe.picture_bytes
     else:
-        refs, sizes = spread_evenly(scan, _LOOKED_AT), []
+        refs, sizes = sample_evenly(scan, _LOOKED_AT), []
         for ref, read in zip(refs, reads_of(scan.source, refs, recipe.max_pixels), strict=True):
             with suppress(ImageError):  # the conversion says what is wrong with it
                 sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
@@ -196,7 +196,7 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
     return dataset_bytes(scan, recipe, picture_bytes)
 
 
-def spread_evenly(scan: Scan, count: int) -> list[SampleRef]:
+def sample_evenly(scan: Scan, count: int) -> list[SampleRef]:
     """At most `count` samples, evenly over the scan."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).astype(int)).tolist()
     return [scan.samples[row] for row in rows]

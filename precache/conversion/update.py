@@ -360,7 +360,9 @@ def _digest(dataset: ConvertedDataset, difference: Difference) -> str:
 def _check_asked(dataset: ConvertedDataset, recipe: Recipe, options: SourceOptions) -> None:
     manifest = dataset.manifest
     was, asked = manifest.recipe, recipe
-    if was.listed and asked.listed:  # a list names the pictures that there are: it grows with them
+    if (
+        was.has_split_list and asked.has_split_list
+    ):  # a list names the pictures that there are: it grows with them
         asked = replace(asked, splits=was.splits)
     phrases = recipe_differences(was.to_json(), asked)
     made_with, given = manifest.source_options, options.given()

@@ -37,7 +37,7 @@ from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.reporting import counted, some, warn
+from precache.reporting import abridge, quantity, warn
 from precache.sharing.publisher import Publisher, difference, files_of
 from precache.storage import is_leftover, read_regular
 from precache.storage.locks import hold_lock
@@ -95,11 +95,11 @@ class FilesAtUrl:
         if others:
             raise DatasetError(
                 f"{self._url}: is not empty, and holds files that no conversion on this machine wrote "
-                f"({some(others)}); choose another DST, or remove them yourself"
+                f"({abridge(others)}); choose another DST, or remove them yourself"
             )
         if there:
             warn(
-                f"{self._url}: holds {counted(len(there), 'file')} of a conversion whose journal is not on "
+                f"{self._url}: holds {quantity(len(there), 'file')} of a conversion whose journal is not on "
                 f"this machine, so it starts over; only the machine where it began can continue it"
             )
 

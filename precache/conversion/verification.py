@@ -27,8 +27,8 @@ from precache.pictures import images, jpeg, masks
 from precache.pictures.images import Decoded
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import written
-from precache.recipe import Recipe, flag_of
-from precache.reporting import Progress, counted, unseen
+from precache.recipe import Recipe, flag_name
+from precache.reporting import Progress, no_progress, quantity
 from precache.sources import Source, SourceOptions, open_source
 from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
 from precache.sources.masks import render_mask
@@ -88,7 +88,7 @@ def verify_across(paths: Sequence[str | os.PathLike[str] | Url]) -> list[str]:
             problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
         for split in ours.keys() & theirs.keys():
             if different := _different(first.read_index(split), other.read_index(split)):
-                problems.append(f"{names}: split {split} differs in {counted(different, 'sample')}")
+                problems.append(f"{names}: split {split} differs in {quantity(different, 'sample')}")
     return problems
 
 
@@ -134,7 +134,7 @@ class DeepReport:
     def sentence(self, source: object) -> str:
         """The result in one statement."""
         if self.problems:
-            of, differ = counted(self.samples, "picture"), "differs" if len(self.problems) == 1 else "differ"
+            of, differ = quantity(self.samples, "picture"), "differs" if len(self.problems) == 1 else "differ"
             return f"{len(self.problems):,} of {of} {differ} from what converting {source} gives"
         every = "its picture is" if self.samples == 1 else f"all {self.samples:,} pictures are"
         others = self.samples - self.equal
@@ -156,7 +156,7 @@ def verify_deep(
     root: str | None = None,
     mask: str | None = None,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> DeepReport:
     """Decode every source picture again and compare it with what is stored.
 
@@ -182,12 +182,12 @@ def verify_deep(
         if error.option in moved:
             raise
         raise DatasetError(
-            f"{path}: was not made from {source}, but with {flag_of(error.option)}, which is not for "
+            f"{path}: was not made from {source}, but with {flag_name(error.option)}, which is not for "
             f"{error.kind}; name the source that it was made from"
         ) from error
     scan, _ = prepared(opened.scan(), manifest.recipe, options)
     scan, checksums = _same_pictures(dataset, scan)
-    report = engines.counted(on_progress, manifest.samples)
+    report = engines.progress_counter(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)
     workers = min(workers, len(manifest.shards))
     with closing(engines.run(_Comparison(dataset, scan.source), tasks, workers, report)) as shards:
@@ -215,7 +215,7 @@ def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksu
         DatasetError: a picture of the source is not in the dataset with its labels and fields, or the other
             way round.
     """
-    if dataset.manifest.recipe.listed:  # its splits are those of the list, whatever the source has
+    if dataset.manifest.recipe.has_split_list:  # its splits are those of the list, whatever the source has
         every, none = np.arange(len(scan.samples)), np.zeros(len(scan.samples), np.int64)
         scan = replace(scan, samples=scan.samples.select(every, none, ("",)))
     difference = compare(dataset, scan, contents=False)  # these are compared next
@@ -225,7 +225,7 @@ def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksu
     if missing or len(difference.gone):
         raise DatasetError(
             f"{dataset.place}: was not made from {scan.root}, or that changed since: "
-            f"{counted(missing, 'picture')} of {scan.root} missing here or labelled differently, "
+            f"{quantity(missing, 'picture')} of {scan.root} missing here or labelled differently, "
             f"{len(difference.gone):,} no longer in {scan.root}; name the right source, or run "
             f"'precache convert' with --update"
         )

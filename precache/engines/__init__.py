@@ -14,10 +14,10 @@ from precache.engines.processes import (
     Nodes,
     Ticks,
     available_cpus,
-    counted,
-    is_of_caller,
+    is_callback_error,
+    mark_callback_errors,
     no_check,
-    of_caller,
+    progress_counter,
     run,
     worker_count,
 )
@@ -25,8 +25,8 @@ from precache.errors import SettingError, check_choice
 from precache.storage.urls import Location
 
 __all__ = [
-    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
-    "nodes_of", "of_caller", "run", "worker_count",
+    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "is_callback_error",
+    "mark_callback_errors", "nodes_of", "progress_counter", "run", "worker_count",
 ]  # fmt: skip
 
 ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}

@@ -22,7 +22,7 @@ from precache.errors import (
     SourceError,
     os_reason,
 )
-from precache.packages import install_extra
+from precache.packages import install_command
 
 _ANSWER_S = 5.0
 # What a client of HTTP/2 sends first, its settings being none; a server answers with its own (RFC 9113, 3.4).
@@ -36,7 +36,7 @@ def imported() -> Any:
         import ray
     except ImportError as error:
         raise MissingDependencyError(
-            f"the engine ray needs the extra 'ray' ({error}); run: {install_extra('ray')}"
+            f"the engine ray needs the extra 'ray' ({error}); run: {install_command('ray')}"
         ) from error
     return ray
 
@@ -164,7 +164,7 @@ def check_versions(node: str, found: Mapping[str, str], expected: Mapping[str, s
             )
 
 
-def check_sees(node: str, look: Callable[[], object]) -> None:
+def check_readable(node: str, look: Callable[[], object]) -> None:
     """Call `look`, which reads on `node` what all of them have to see.
 
     Raises:

@@ -66,9 +66,9 @@ def worker_count(workers: int | None, least: int = 0) -> int:
         raise SettingError(f"{error}; {none}the default is one per CPU ({available_cpus()})") from None
 
 
-def counted(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:
+def progress_counter(on_progress: Progress, total: int, done: int = 0) -> Callable[[int], None]:
     """For `run`: turns units done since the last call into calls of `on_progress(done, total)`."""
-    on_progress = of_caller(on_progress)
+    on_progress = mark_callback_errors(on_progress)
 
     def report(count: int) -> None:
         nonlocal done
@@ -78,8 +78,8 @@ def counted(on_progress: Progress, total: int, done: int = 0) -> Callable[[int],
     return report
 
 
-def of_caller(callback: Callable[..., None]) -> Callable[..., None]:
-    """`callback`, wrapped so that `is_of_caller` recognises what it raises."""
+def mark_callback_errors(callback: Callable[..., None]) -> Callable[..., None]:
+    """`callback`, wrapped so that `is_callback_error` recognises what it raises."""
 
     def call(*arguments: Any) -> None:
         try:
@@ -91,7 +91,7 @@ def of_caller(callback: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-def is_of_caller(error: BaseException) -> bool:
+def is_callback_error(error: BaseException) -> bool:
     """Whether a function of the caller raised `error`: it is passed on as it is."""
     return _OF_CALLER in error.__dict__
 
@@ -309,7 +309,7 @@ class _Worker:
                 # parent's.
                 if method == "spawn":
                     resource_tracker.ensure_running()  # unblocks SIGINT, where the first worker starts it
-                with blocked(signal.SIGINT), environment_with(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
+                with blocked(signal.SIGINT), set_environment(OPENBLAS_NUM_THREADS="1", PYTHONSAFEPATH="1"):
                     self._process.start()
             except BaseException:
                 self.connection.close()
@@ -393,7 +393,7 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 @contextmanager
-def environment_with(**variables: str) -> Iterator[None]:
+def set_environment(**variables: str) -> Iterator[None]:
     """Set environment variables for what is started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

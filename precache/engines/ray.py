@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from precache.engines.connector import (
-    check_sees,
+    check_readable,
     check_versions,
     imported,
     last_line,
@@ -281,8 +281,8 @@ def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[],
     """
     check_versions(node, versions(), expected)
     if probe is not None:
-        check_sees(node, partial(_look_into_folder, probe))
-    check_sees(node, read)
+        check_readable(node, partial(_look_into_folder, probe))
+    check_readable(node, read)
 
 
 def _look_into_folder(probe: Path) -> None:

@@ -19,7 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from precache.errors import DownloadError, os_errors_as
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage import (
     TEMPORARY_SUFFIX,
     atomic_folder,
@@ -90,7 +90,7 @@ def fetch(
     destination: str | os.PathLike[str],
     *,
     url: str | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> None:
     """Download `dataset` and unpack its image tree to the new folder `destination`.
 

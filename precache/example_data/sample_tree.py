@@ -23,7 +23,7 @@ from PIL import ExifTags, Image, ImageChops, ImageDraw, ImageFilter
 
 from precache import engines
 from precache.errors import check_choice, check_range
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage import atomic_folder, check_new_folder
 
 _TAG = 2
@@ -77,7 +77,7 @@ def make_sample(
     seed: int = 0,
     like: str = "imagenet",
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> None:
     """Write `images` pictures in `classes` folders to the new folder `destination`.
 
@@ -101,7 +101,7 @@ def make_sample(
     destination = Path(destination)
     check_new_folder(destination)
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
-    report = engines.counted(on_progress, images)
+    report = engines.progress_counter(on_progress, images)
 
     with atomic_folder(destination) as folder:
         tasks = []

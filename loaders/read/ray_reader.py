@@ -129,7 +129,7 @@ class RayReader:
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
         connector.connect()
-        self._ray = connector.imported()
+        self._ray = connector.import_ray()
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)

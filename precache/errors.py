@@ -85,6 +85,11 @@ class ImageError(PrecacheError):
         self.args = (path, reason)  # pickle creates the error from these
         self.reason = reason
 
+    @property
+    def reason_and_remedy(self) -> str:
+        """Reason, followed by the remedy if there is one: 'REASON; REMEDY'."""
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
+
 
 class DatasetError(PrecacheError):
     """A converted folder cannot be used: missing, damaged, of another format, or without what is needed."""

@@ -132,6 +132,6 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
             with Turn() as turn:
                 images.decode_for(data, path, rendering, turn)
         except ImageError as error:
-            rejected.append(Rejected(ref.path, error.reason, ref.id, ref.bytes, ref.modified_ns))
+            rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id, ref.bytes, ref.modified_ns))
         tick()
     return rejected

@@ -102,7 +102,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
                 stored, size, pixels = make_stored_picture(data, path, recipe, rendering)
                 mask = render_mask(source, ref, size, rendering) if has_masks else None
             except ImageError as error:
-                shard.rejected.append(Rejected(ref.path, error.reason, ref.id))
+                shard.rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id))
             else:
                 size = ref.original_size or size
                 shard.sizes.append(size)

@@ -317,7 +317,7 @@ class _Comparison:
             data = self.source.read(ref, recipe.max_pixels)
             decoded = images.decode_for(data, path, recipe.rendering)
         except ImageError as error:
-            return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
+            return _Compared(ref.path, 0.0, f"{where}: its source {error.reason_and_remedy}")
         expected = images.fit(decoded, recipe.rendering)
         problem = ""
         if sample.label != ref.label:
@@ -366,7 +366,7 @@ class _Comparison:
             if mask is not None:
                 task.index.check_mask(row, mask, task.name)
         except ImageError as error:
-            return f"has a mask that differs from its source's ({error.reason})"
+            return f"has a mask that differs from its source's ({error.reason_and_remedy})"
         except ValueError as error:
             return f"has a mask that cannot be decoded ({error})"
         if mask is not None and source_mask is not None:

@@ -26,7 +26,7 @@ from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, check_choice
-from precache.reporting import quantity, abridge
+from precache.reporting import abridge, quantity
 from precache.sources.base import Scan
 
 NAME = TODAY_BACKEND

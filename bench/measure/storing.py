@@ -9,7 +9,7 @@ from bench.report.forecast import SLACK, stored_words, ways_to_store
 from precache.cli.commandline import parse_bytes
 from precache.conversion.destination import is_untouched
 from precache.conversion.journal import JOURNAL_NAME, check_empty, read_header
-from precache.conversion.shard_writer import dataset_bytes, sample_evenly, make_stored_picture
+from precache.conversion.shard_writer import dataset_bytes, make_stored_picture, sample_evenly
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, PrecacheError, SettingError
 from precache.recipe import Recipe

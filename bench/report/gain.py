@@ -13,7 +13,7 @@ from bench.report.result import Row
 from bench.report.stats import Estimate, disturbance, exceeds
 from bench.report.verdict import KEEPS_UP, SYNTHETIC, judge, reads_tree, training_rate
 from bench.report.words import duration, percent
-from precache.reporting import quantity, human_bytes
+from precache.reporting import human_bytes, quantity
 
 TODAY_BACKEND = "imagefolder"
 TODAY = "ImageFolder and DataLoader"

@@ -12,7 +12,7 @@ from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance
 from bench.report.words import duration, machine_line, number
-from precache.reporting import quantity, human_bytes
+from precache.reporting import human_bytes, quantity
 
 QUESTION = "What limits this machine?"
 SERVED_BYTES = 224 * 224 * 3

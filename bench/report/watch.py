@@ -27,7 +27,7 @@ from bench.report.waiting import (
     warm_up,
 )
 from bench.report.words import duration, machine_line, number, percent
-from precache.reporting import quantity, human_bytes
+from precache.reporting import human_bytes, quantity
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """Kinds of trials, `key["what"]`."""

@@ -26,7 +26,7 @@ from precache.pictures.images import CHANNELS
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 from precache.recipe import Recipe
-from precache.reporting import quantity, human_bytes
+from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url
 
 # So that a page of any number of classes takes less than a megabyte.

@@ -58,7 +58,9 @@ class Transfer:
     sent_bytes: int
 
 
-@explain_interruption(lambda: "while files were sent; what has arrived is kept, and the same command sends the rest")
+@explain_interruption(
+    lambda: "while files were sent; what has arrived is kept, and the same command sends the rest"
+)
 def push(
     folder: str | os.PathLike[str],
     destination: str | Url,
@@ -122,7 +124,9 @@ def push(
     return report.result()
 
 
-@explain_interruption(lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest")
+@explain_interruption(
+    lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest"
+)
 def pull(
     source: str | Url,
     folder: str | os.PathLike[str],

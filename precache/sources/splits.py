@@ -22,7 +22,7 @@ import numpy as np
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, SourceError, os_errors_as
 from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
-from precache.reporting import quantity, abridge
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 from precache.storage.urls import local_path
@@ -92,7 +92,9 @@ def gaps(scan: Scan, manifest: Manifest) -> list[str]:
         missing = [name for name, count in counts if not count and name in there]
         if missing and asked:
             what = quantity(len(missing), "class", "classes")
-            found.append(f"split {split} has no picture of {what} of {len(there):,}: {abridge(missing)}{remedy}")
+            found.append(
+                f"split {split} has no picture of {what} of {len(there):,}: {abridge(missing)}{remedy}"
+            )
         elif missing:
             what, has = ("class", "has") if len(missing) == 1 else ("classes", "have")
             found.append(f"{what} {abridge(missing)} {has} no picture left{remedy}")

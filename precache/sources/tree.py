@@ -49,7 +49,7 @@ import xxhash
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, steadily
-from precache.reporting import quantity, abridge
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
@@ -569,7 +569,9 @@ class _Lister:
             self.counts.append(count)
             self._class_of.append(class_name)
             if len(subfolders) > 1:
-                self._subfolders[class_name] = abridge([repr(_joined(class_name, name)) for name in subfolders])
+                self._subfolders[class_name] = abridge(
+                    [repr(_joined(class_name, name)) for name in subfolders]
+                )
         elif class_name:
             self.empty[class_path] = class_name
 

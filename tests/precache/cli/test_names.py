@@ -83,7 +83,9 @@ def test_commands_print_no_control_characters_of_names(nasty: Path, nasty_datase
     assert ("<i>" in shown, "&lt;i&gt;" in shown) == (False, True), "nor does it write a page"
 
 
-def test_warnings_of_loaders_have_no_control_characters(nasty: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_loaders_have_no_control_characters(
+    nasty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     reading = loaders.Reading(workers=0, on_error="skip")
     with loaders.build(nasty / NASTY, size=32, reading=reading) as loader:
         assert sum(1 for _ in loader)

@@ -27,9 +27,7 @@ def files(tree: Path) -> list[str]:
     return sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
 
 
-def test_export_keeps_names_and_pixels(
-    converted: dict[str, Path], raw_tree: Path, tmp_path: Path
-) -> None:
+def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Path, tmp_path: Path) -> None:
     done = export(converted["shards"], tmp_path / "tree", workers=2)
     assert (done.pictures, done.source, done.flags) == (IMAGES, tmp_path / "tree", "")
     stems = [os.path.splitext(sample.path)[0] for sample in scan_tree(raw_tree).samples]

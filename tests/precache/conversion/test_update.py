@@ -27,7 +27,7 @@ from precache import (
     verify_across,
     verify_deep,
 )
-from precache.conversion.journal import unfinished_names
+from precache.conversion.journal import unfinished_update_names
 from precache.errors import DatasetError, PrecacheError
 from precache.formats import FORMATS
 from precache.recipe import DEFAULT_SPLITS
@@ -387,7 +387,7 @@ def test_an_update_never_overwrites_a_file_of_the_user(tree: Path, tmp_path: Pat
         follow(tree, out, "shards")
     shutil.copytree(folder, tree / "new-2")
     follow(tree, Path(shutil.copytree(out, tmp_path / "copy")), "shards")
-    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - unfinished_names(out))
+    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - unfinished_update_names(out))
     mine.write_text("mine")
     with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
         follow(tree, out, "shards")

@@ -16,7 +16,7 @@ import simplejpeg
 from precache import Conversion, convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.engines import KILLED, nodes_of
+from precache.engines import KILLED, prepare_nodes
 from precache.errors import PrecacheError, SettingError, SourceError, WorkerError
 from precache.pictures.reading import read_picture
 from precache.sources.tree import TreeSource
@@ -157,7 +157,7 @@ def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Pa
     as_scanned = (picture.stat().st_size, picture.stat().st_mtime_ns)
     read = partial(read_picture, str(picture), as_scanned=as_scanned)
     for folder, says in ((tmp_path / "out", "is missing there"), (tmp_path / "source", "disappeared")):
-        with nodes_of("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
+        with prepare_nodes("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
             nodes.check("node a")
             next(folder.iterdir()).unlink()
             with pytest.raises(PrecacheError, match=rf"^node a: .*{folder}.*{says}.*mount"):

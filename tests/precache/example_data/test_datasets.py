@@ -12,7 +12,9 @@ from tests.precache.example_data.publishing import Server, published, tar_of
 from tests.precache.sources.archives import files_of, link, make_tar, make_zip
 
 
-def test_fetch_unpacks_the_tree(dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path) -> None:
+def test_fetch_unpacks_the_tree(
+    dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path
+) -> None:
     """An archive that is there, be it put there by hand, needs no network; a tree that exists stays."""
     progress: list[tuple[int, int]] = []
     fetch(dataset, tmp_path / "raw", on_progress=lambda *p: progress.append(p))

@@ -343,7 +343,7 @@ class SplitData:
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self), 2))[positions]
 
     @property
-    def most_sides(self) -> tuple[int, int]:
+    def max_sides(self) -> tuple[int, int]:
         """Height and width that no stored picture exceeds."""
         if self.shapes is None:
             return sides(self.size)

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from loaders.deliver import upload
+from loaders.device import upload
 from loaders.settings import AugmentName
 from precache.errors import SettingError, check_choice, is_number
 from precache.pictures import depth
@@ -94,7 +94,7 @@ class RandomAugmentation:
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
-def draw(
+def draw_augmentation(
     settings: RandomAugmentation, stored: Size | Integers, size: Size, seed: int, epoch: int, ids: Integers
 ) -> tuple[Integers, Mirrored, Floats]:
     """What the samples `ids` get in `epoch`, served as `size`; `stored` as of `crop_boxes`.
@@ -171,7 +171,7 @@ def window_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Integers
     return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
 
 
-def shown_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
+def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
     """What torchvision's `Resize(size / crop_ratio)` and `CenterCrop(size)` show, in pixels of the picture.
 
     [n, 4], or [1, 4] of one size: left, top, width, height; `stored` as of `crop_boxes`. Sizes and offsets
@@ -245,7 +245,7 @@ class Crops:
     views: int = 1
     crop_ratio: float = 1.0
 
-    def of(
+    def boxes_and_flips(
         self, epoch: int, ids: Integers, shapes: Integers | None = None, places: Integers | None = None
     ) -> tuple[Boxes, Mirrored]:
         """Boxes [n, 4] and whether mirrored, bool [n].
@@ -262,19 +262,19 @@ class Crops:
             keys = np.concatenate([draw_keys(ids, view, places) for view in range(self.views)])
             if isinstance(stored, np.ndarray):
                 stored = np.tile(stored, (self.views, 1))
-            return draw(self.random, stored, self.size, self.seed, epoch, keys)[:2]
+            return draw_augmentation(self.random, stored, self.size, self.seed, epoch, keys)[:2]
         boxes: Boxes
         if self.size is None:
             assert shapes is not None
             boxes = np.concatenate((np.zeros_like(shapes), shapes[:, ::-1]), axis=1)
         else:
-            boxes = shown_boxes(stored, self.size, self.crop_ratio)
+            boxes = centre_boxes(stored, self.size, self.crop_ratio)
             if (boxes[:, :1:-1] == sides(self.size)).all():
                 boxes = boxes.astype(np.int64)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 
-def place_all(
+def crop_into(
     pictures: list[Pixels],
     boxes: list[Any],
     mirrored: list[bool],
@@ -383,7 +383,7 @@ def _by_pillow(
     return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR, box)).reshape(*shape, -1)
 
 
-NAMED: dict[AugmentName, RandomAugmentation | None] = {
+AUGMENTATIONS: dict[AugmentName, RandomAugmentation | None] = {
     "crop": RandomAugmentation(scale=None),
     "eval": None,
     "train": RandomAugmentation(),
@@ -397,13 +397,13 @@ def choose(augment: Augment) -> RandomAugmentation | BatchFunction | None:
     if augment is None or isinstance(augment, RandomAugmentation):
         return augment
     if isinstance(augment, str):
-        check_choice("augment", augment, NAMED)
-        return NAMED[augment]
+        check_choice("augment", augment, AUGMENTATIONS)
+        return AUGMENTATIONS[augment]
     if callable(augment):
         return augment
     raise SettingError(
         f"augment must be a name, a RandomAugmentation, a function or None, got {augment!r}; "
-        f"names: {', '.join(NAMED)}"
+        f"names: {', '.join(AUGMENTATIONS)}"
     )
 
 
@@ -496,7 +496,7 @@ def augment_batch(
     Without a size crops are taken already, and only colours are left to do.
     """
     served = as_size(*images.shape[1:3]) if size is None else size
-    drawn = draw(settings, as_size(*images.shape[1:3]), served, seed, epoch, ids.numpy())
+    drawn = draw_augmentation(settings, as_size(*images.shape[1:3]), served, seed, epoch, ids.numpy())
     columns = np.column_stack(drawn).astype(np.float32)
     on_device = upload(torch.from_numpy(columns), images.device)  # in one copy
     boxes, mirrored, colors = on_device[:, :4], on_device[:, 4] > 0, on_device[:, 5:]

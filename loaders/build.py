@@ -23,7 +23,7 @@ from loaders.augment import (
 )
 from loaders.converting import Conversion, Converting, reconcile
 from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
-from loaders.deliver import Lane, find_device
+from loaders.device import Lane, find_device
 from loaders.loader import Loader
 from loaders.mixture import Mixture, samples_of, unite_classes
 from loaders.order import MixedEpochs, Order
@@ -286,7 +286,7 @@ def _augmentation(
     These follow a picture through all but what a function of the caller's does.
     """
     served, ratio = spec.served, spec.serving.crop_ratio
-    stored = None if data.varies else data.size
+    stored = None if data.has_varying_sizes else data.size
     augmentation = choose(augment)
     if augmentation is None:
         if (views := spec.serving.views) > 1:
@@ -305,7 +305,7 @@ def _augmentation(
                 f"give views 1, or mix the views in the training step"
             )
         # it is given all that is stored; where sizes vary, the middle of each
-        crops = Crops(None, resized_side(served, ratio)) if data.varies else Crops(data.size, data.size)
+        crops = Crops(None, resized_side(served, ratio)) if data.has_varying_sizes else Crops(data.size, data.size)
         return crops, function, crops
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.deliver import stop_check
 from loaders.order import WINDOW_SHARDS
 from loaders.settings import count_local_ranks
+from loaders.threads import stop_check
 from precache.dataset.columns import Column, from_zero
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
 from precache.dataset.files import hold_whole
@@ -95,7 +95,7 @@ class RemoteShards:
             held.enter_context(self.mirror.hold(shard, check, part))
             return held.pop_all()
 
-    def damaged(self, number: int) -> str:
+    def remove_damaged(self, number: int) -> str:
         """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
         part = self.parts.get(number)
         for file in self.shards[number].files:
@@ -107,7 +107,7 @@ class RemoteShards:
             f"run again, and it is fetched from {self.mirror.url}"
         )
 
-    def ahead(self, window_shards: int, largest_bytes: int) -> int:
+    def max_shards_ahead(self, window_shards: int, largest_bytes: int) -> int:
         """How many shards may be fetched beyond two windows, the one that is served and the one behind it.
 
         Raises:
@@ -210,7 +210,7 @@ class SplitData:
         return self.channels * self.dtype.itemsize
 
     @contextmanager
-    def held(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
+    def local_shard(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
         """The path of shard `number`, which stays until the end of the block; at a URL it is fetched before.
 
         Raises:
@@ -232,13 +232,13 @@ class SplitData:
             DatasetError: of `reader`; at a URL, of what has just been fetched.
         """
         try:
-            with self.held(number, with_index=with_index) as path:
+            with self.local_shard(number, with_index=with_index) as path:
                 return reader(path)
         except DatasetError:
             if self.remote is None:
                 raise
-        self.remote.damaged(number)
-        with self.held(number, with_index=with_index) as path:
+        self.remote.remove_damaged(number)
+        with self.local_shard(number, with_index=with_index) as path:
             return reader(path)
 
     def read_sample(self, position: int, path: Path, place: Positions) -> StoredSample:
@@ -260,7 +260,7 @@ class SplitData:
         except ValueError as error:
             problem = f"not where its index says ({error})"
         verify = shell_command("precache verify", self.path)
-        raise self.index.error(position, self.file(position), f"{problem}; run: {verify}")
+        raise self.index.error(position, self.file_at(position), f"{problem}; run: {verify}")
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
         """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
@@ -308,7 +308,7 @@ class SplitData:
         index = self.index.with_columns({"labels": labels})
         return replace(self, classes=classes, index=index, part_of=self.part_of or (self, None))
 
-    def file(self, position: int) -> str:
+    def file_at(self, position: int) -> str:
         """The file that holds the sample at `position`: its shard, or the picture itself."""
         if self.kind == RAW:
             return self.files[position]
@@ -343,7 +343,7 @@ class SplitData:
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self), 2))[positions]
 
     @property
-    def most_sides(self) -> tuple[int, int]:
+    def max_sides(self) -> tuple[int, int]:
         """Height and width that no stored picture exceeds."""
         if self.shapes is None:
             return sides(self.size)
@@ -352,7 +352,7 @@ class SplitData:
         return height, width
 
     @property
-    def varies(self) -> bool:
+    def has_varying_sizes(self) -> bool:
         """Whether each picture has a size of its own."""
         return self.kind == RAW or self.shapes is not None
 
@@ -391,7 +391,7 @@ class SplitData:
                 )
             return memory_bytes // (2 * largest)
         if self.remote is not None:
-            self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
+            self.remote.max_shards_ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
         return WINDOW_SHARDS
 
 

@@ -18,7 +18,7 @@ import torch
 
 from loaders.batch import Batch, Positions, Request
 from loaders.dataset import SplitData
-from loaders.deliver import upload
+from loaders.device import upload
 from loaders.transfer import Pipeline
 from precache.errors import SettingError
 

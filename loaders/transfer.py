@@ -40,9 +40,10 @@ import torch
 from loaders.augment import BatchFunction, Boxes, CheckedFunction, Crops, Mirrored, draw_keys
 from loaders.batch import MASK, Batch, DecodedBatch, Positions, Reader, Request, masks_in
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Lane, Pool, upload
+from loaders.device import Lane, upload
 from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, numbers_of
+from loaders.threads import Pool
 from precache.dataset.boxes import moved
 from precache.dataset.columns import Column
 from precache.dataset.index import REMEDY
@@ -121,18 +122,18 @@ class Pipeline:
     def send(self, request: Request, decoded: DecodedBatch) -> Batch:
         """Queue the work on `decoded`, which answers `request`."""
         refused = dict(decoded.refused)
-        there = request.without(refused)
+        readable = request.without(refused)
         # uint8 crosses the bus: normalising on the device moves 4x fewer bytes than float32.
         images = upload(decoded.images, self.lane.device)
-        fields, damaged = self._fields.describe(there)
+        fields, damaged = self._fields.describe(readable)
         if damaged:
             numbers = np.delete(np.arange(len(request.positions)), [*refused])
             refused |= {int(numbers[number]): error for number, error in damaged.items()}
             kept = np.isin(np.arange(len(numbers)), [*damaged], invert=True)
             rows = np.flatnonzero(np.tile(kept, len(images) // len(kept)))  # of each view
             images = images[upload(torch.from_numpy(rows), self.lane.device)]
-            there = request.without(refused)
-        batch = self._prepare(images.view(self._stored), there, fields)
+            readable = request.without(refused)
+        batch = self._prepare(images.view(self._stored), readable, fields)
         batch.refused = refused
         return batch
 
@@ -276,7 +277,7 @@ class Fields:
         if not (self._index.fields or self._has_masks):
             return fields, damaged
         rows = request.positions
-        boxes, mirrored = self._crops.of(
+        boxes, mirrored = self._crops.boxes_and_flips(
             request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.places
         )
         if self._has_masks:
@@ -354,7 +355,7 @@ class Fields:
         Each pixel is that on which its centre lies: nearest neighbour, without values between two labels.
         What lies outside of the mask is 0.
         """
-        index, file = self._index, self._data.file(position)
+        index, file = self._index, self._data.file_at(position)
         mask = self._mask_files[shard].read_mask(row)
         try:
             if isinstance(mask, bytes):
@@ -364,7 +365,7 @@ class Fields:
                 index.check_mask(position, mask, file)
         except (ImageError, ValueError) as error:
             if self._data.remote is not None:
-                return index.error(position, file, self._data.remote.damaged(shard))
+                return index.error(position, file, self._data.remote.remove_damaged(shard))
             if isinstance(error, ImageError):
                 return type(error)(error.path, error.reason)
             return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")

@@ -30,7 +30,7 @@ def files(package: str) -> list[Path]:
 FLOORS = {
     "precache": "errors imports | packages reporting | storage | pictures | recipe page | formats | dataset"
     " | sources | plan engines | example_data sharing | conversion | cli",
-    "loaders": "settings batch deliver | order augment | dataset | sampling | read | transfer"
+    "loaders": "settings batch threads device | order augment | dataset | sampling | read | transfer"
     " | converting mixture | image_dataset | loader | build | examples",
     "bench": "report | machine | watch | peers | measure | commands lab sagemaker",
 }

@@ -23,7 +23,7 @@ from tests.loaders.arms import MAIN
 ENDING = """
 import gc, itertools, json, os, sys, tempfile, threading, time
 import loaders
-from loaders import deliver
+from loaders import threads
 from loaders.read import decoding
 import precache.formats
 import torch
@@ -48,7 +48,7 @@ def hang():
             os.read(never, 1)
         return read(*arguments)
 
-    decoding.read, deliver._READERS_S = read_or_hang, 0.3
+    decoding.read, threads._READERS_S = read_or_hang, 0.3
     return hanging
 
 

@@ -22,7 +22,7 @@ from tests.building import build_loader
 from tests.cloud.uploading import upload
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import ids_of
-from tests.loaders.arms import OF_FILES, OF_SHARDS
+from tests.loaders.cases import TREE_CASES, CONVERTED_CASES
 
 EVERY = [*range(IMAGES)]
 SHUFFLES: tuple[Any, ...] = (True, "window", False)
@@ -56,7 +56,7 @@ def scattered(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize(("backend", "kind"), [*OF_SHARDS, *OF_FILES])
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
 def test_files_are_few_whatever_the_number_of_shards(
     backend: str, kind: str, shuffle: Any, scattered: dict[str, Path]
 ) -> None:
@@ -106,7 +106,7 @@ def test_files_are_few_of_a_url(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own iterator
 @pytest.mark.parametrize("when", ["before", "midway"])
-@pytest.mark.parametrize(("backend", "kind"), [*OF_SHARDS, *OF_FILES])
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
 def test_no_room_for_a_file_is_said_and_costs_nothing(
     backend: str, kind: str, when: str, scattered: dict[str, Path]
 ) -> None:

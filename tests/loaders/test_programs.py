@@ -16,7 +16,7 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.loader_contract import ids_of
-from tests.loaders.arms import MAIN
+from tests.loaders.cases import MAIN_CASES
 
 # Imports once and forks for each run, which then ends as a program does that was started by itself. The
 # augmentation is inside torch whenever the program ends.
@@ -130,7 +130,7 @@ QUICK = {"dali": ["kept", "forked"], "pytorch": [*FEW, "hung"]}
 def arms(raw_tree: Path, converted: dict[str, Path]) -> list[tuple[str, str]]:
     """(backend, path) of each that can run here."""
     folders = {"raw": raw_tree, **converted}
-    here = [arm.values for arm in MAIN if not any(mark.args[0] for mark in arm.marks)]
+    here = [arm.values for arm in MAIN_CASES if not any(mark.args[0] for mark in arm.marks)]
     return [(backend, str(folders[kind])) for backend, kind in here]
 
 
@@ -195,7 +195,7 @@ def test_workers_end_with_a_program_that_is_stopped(
     assert psutil.wait_procs(children, timeout=15)[1] == []
 
 
-@pytest.mark.parametrize(("backend", "kind"), MAIN[:2])
+@pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[:2])
 def test_a_forked_process_builds_its_own_loader_and_leaves_the_parents_alone(
     backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:

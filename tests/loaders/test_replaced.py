@@ -19,7 +19,7 @@ from precache.formats import FORMATS
 from tests.building import build_loader
 from tests.conftest import small_recipe
 from tests.loader_contract import check_another_dataset_in_its_place_is_never_served, ids_of
-from tests.loaders.arms import with_marks
+from tests.loaders.cases import backend_params
 
 PICTURES = 48
 
@@ -137,7 +137,7 @@ READERS = [
     pytest.param("webdataset", "webdataset", False, id="webdataset-False"),
     *(
         pytest.param(*arm.values, "window", id=arm.id, marks=arm.marks)
-        for arm in with_marks(("dali", "dali"))
+        for arm in backend_params(("dali", "dali"))
     ),
 ]
 

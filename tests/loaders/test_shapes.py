@@ -17,7 +17,7 @@ from precache.formats import FORMATS
 from precache.pictures.jpeg import psnr
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
-from tests.loaders.arms import OF_SHARDS
+from tests.loaders.cases import CONVERTED_CASES
 from tests.loaders.test_augment import by_id, largest_gap
 
 COUNT = 20_000
@@ -59,7 +59,7 @@ def test_boxes_of_pictures_that_are_no_squares_are_distributed_as_torchvisions()
     assert (ours[:, 1] + ours[:, 3]).max() == height
 
 
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
 def test_small_pictures_are_enlarged_or_have_black_around_them(
     backend: str, kind: str, longer: dict[str, Path]
 ) -> None:

@@ -14,7 +14,7 @@ from precache.formats import FORMATS
 from tests.building import build_loader
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
-from tests.loaders.arms import OF_SHARDS
+from tests.loaders.cases import CONVERTED_CASES
 
 Updated = tuple[Path, dict[int, int], set[int]]
 
@@ -46,7 +46,7 @@ def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-@pytest.mark.parametrize(("backend", "name"), OF_SHARDS)
+@pytest.mark.parametrize(("backend", "name"), CONVERTED_CASES)
 def test_what_is_removed_is_never_served_and_what_is_added_is(
     updated: dict[str, Updated], backend: str, name: str
 ) -> None:

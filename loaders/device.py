@@ -77,7 +77,7 @@ class BorrowedTensors:
         self._borrowed: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
 
     def take(self, exported: Any) -> torch.Tensor:
-        """Return a tensor of `exported` (DLPack) for work on the current stream: on a GPU a copy, else a view."""
+        """Return `exported` (DLPack) as a tensor for the current stream: on a GPU a copy, else a view."""
         borrowed: torch.Tensor = from_dlpack(exported)
         if not borrowed.is_cuda:
             return borrowed

@@ -92,7 +92,7 @@ class EndingThread(threading.Thread):
         self.inbox.put(None)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Wait until the thread has ended, at most `timeout_s` seconds; return at once if it never started."""
+        """Wait until the thread has ended, at most `timeout_s` seconds; do not wait if it never started."""
         # not by `join` alone: up to Python 3.12 a `join` that Ctrl-C breaks off marks the thread as ended
         if self.is_alive() and self._done.wait(timeout_s):
             self.join()
@@ -253,12 +253,13 @@ def _produce(
 
 
 def dead_worker_error(error: Exception) -> WorkerError | None:
-    """Return the error to raise for `error` of torch if it says that a DataLoader's worker died, else None."""
+    """Return the error to raise if torch's `error` says that a worker of a DataLoader died, else None."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return None
     return WorkerError(
         f"a worker died ({' '.join(str(error).split()) or type(error).__name__})",
-        remedy="the machine may be out of memory: build the loader with fewer workers or a smaller batch_size",
+        remedy="the machine may be out of memory: build the loader with fewer workers or a smaller "
+        "batch_size",
     )
 
 

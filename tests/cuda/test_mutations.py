@@ -22,9 +22,9 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "        batch = self._prepare(images.view(self._stored), readable, fields)\n",
+        "        batch = self._prepare(images.view(self._stored_dtype), readable, fields)\n",
         "        mark = self.lane.mark()\n"
-        "        batch = self._prepare(images.view(self._stored), readable, fields)\n"
+        "        batch = self._prepare(images.view(self._stored_dtype), readable, fields)\n"
         "        batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),
@@ -32,7 +32,7 @@ MUTATIONS = {
         "loader.py", "with source.lane.active():", "if True:", "nothing_to_do_but_to_wait",
     ),
     "readers and caches are made on the lane": (
-        "build.py", "with lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
+        "build.py", "with self.lane.active():", "if True:", "spoils_nothing and cache-on-the-device",
     ),
     "pictures are read into pinned memory": (
         "read/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",

@@ -22,7 +22,7 @@ from tests.building import build_loader
 from tests.cloud.uploading import upload
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import ids_of
-from tests.loaders.cases import TREE_CASES, CONVERTED_CASES
+from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
 EVERY = [*range(IMAGES)]
 SHUFFLES: tuple[Any, ...] = (True, "window", False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders.dataset import open_split
-from loaders.order import draw, gather_windows
+from loaders.order import draw_samples, shuffle_in_windows
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
@@ -24,7 +24,7 @@ TRAIN: dict[str, Any] = {"augment": "train", "size": 32, "batch_size": 16}
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     weights = np.array([0.0, 1.0, 5.0])[IDS % 3]
-    drawn = np.concatenate([draw(weights, 0, epoch) for epoch in range(50)])
+    drawn = np.concatenate([draw_samples(weights, 0, epoch) for epoch in range(50)])
     shares = np.bincount(IDS[drawn] % 3, minlength=3) / len(drawn)
     assert shares[0] == 0
     assert abs(shares[2] / shares[1] - 5) < 0.15
@@ -32,12 +32,12 @@ def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     often = np.bincount(drawn, minlength=len(IDS))[weights == 5]
     assert abs(often.var() / often.mean() - 1) < 0.1, "independent draws: the counts are Poisson's"
     for few in ([0, 1, 0], [1e-300, 0, 0], [0, 0, 1e300], [5e-324, 0, 5e-324]):
-        assert (np.array(few)[draw(np.array(few, float), 0, 0)] > 0).all()
+        assert (np.array(few)[draw_samples(np.array(few, float), 0, 0)] > 0).all()
 
 
 def test_windows_hold_what_was_drawn_of_their_shards_and_mix_it() -> None:
-    drawn = draw(np.ones(4000), 0, 0)
-    order = gather_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
+    drawn = draw_samples(np.ones(4000), 0, 0)
+    order = shuffle_in_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
     assert np.array_equal(np.sort(order), np.sort(drawn))
     shards = order // 100
     first, last = ({s: f(np.flatnonzero(shards == s)) for s in range(40)} for f in (np.min, np.max))

@@ -36,7 +36,7 @@ _WARN_TURNS = 8  # turns that two iterations of one loader take before a warning
 _TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)
 Source: TypeAlias = Pipeline | ConvertingPipeline | Mixture
-"""What serves batches for the requests of a loader."""
+"""Type of what serves the batches of a loader."""
 
 
 class _Start(NamedTuple):
@@ -54,7 +54,7 @@ class _Start(NamedTuple):
 
 
 class Iteration(Iterator[Batch]):
-    """One iteration of a loader, which begins when its first batch is taken and is over after an error.
+    """Iteration over a loader, which begins when its first batch is taken and is over after an error.
 
     Attributes:
         epoch: epoch that it serves; -1 before it has begun.

@@ -106,7 +106,7 @@ def interruption(line: int) -> Iterator[list[int]]:
         sys.settrace(None)
 
 
-def test_the_death_of_a_worker_is_one_error_wherever_the_caller_is(converted: dict[str, Path]) -> None:
+def test_a_dead_worker_is_one_error_at_any_line_of_the_loader(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], batch_size=16) as loader:
         due = ids_of(loader)
         for line in count(2):  # before the first, it is the caller who is interrupted

@@ -90,7 +90,7 @@ def test_every_sample_has_its_target_and_fields(
 
 
 @pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
-def test_a_sample_that_is_left_out_takes_its_fields_along(
+def test_fields_stay_aligned_when_a_sample_is_skipped(
     backend: str, kind: str, folder: MakeFolder, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(folder("number", kind), tmp_path / kind))
@@ -99,7 +99,7 @@ def test_a_sample_that_is_left_out_takes_its_fields_along(
         assert sorted([*check_served(loader, "number"), damaged]) == list(range(SAMPLES))
 
 
-def test_what_is_served_is_the_callers(folder: MakeFolder) -> None:
+def test_writing_to_a_batch_changes_no_other_batch(folder: MakeFolder) -> None:
     """Written to, it changes neither the next epoch nor another batch."""
     with build(folder("number", "shards"), batch_size=SAMPLES, shuffle=False) as loader:
         first = next(iter(loader))

@@ -131,7 +131,7 @@ def spoil_a_mask(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
-def test_a_mask_that_changed_on_disk_is_not_served(
+def test_a_changed_mask_is_not_served(
     backend: str, kind: str, masked: MakeFolder, tmp_path: Path
 ) -> None:
     """Nor its picture."""
@@ -189,7 +189,7 @@ def check_boxes(path: Path, backend: str, size: int, augment: Any, device: str) 
 
 
 @pytest.mark.parametrize("what", ["masked", "boxed"])
-def test_masks_and_boxes_of_floats_are_those_of_integers(what: str, request: pytest.FixtureRequest) -> None:
+def test_masks_and_boxes_do_not_depend_on_dtype(what: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(what)("shards")
     contract.check_floats_are_normalised(partial(build, path, size=STORED, crop_ratio=1.0))
 

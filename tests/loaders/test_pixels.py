@@ -130,7 +130,7 @@ def test_a_device_resizes_as_pillow_does(side: int) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 13, (9, 40), (30, 5)])
-def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> None:
+def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) -> None:
     """Crops that are not resized: to the byte, with black around where less is stored."""
     stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
     pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
@@ -144,7 +144,7 @@ def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> Non
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_the_middle_is_torchvisions_of_any_shape(size: int) -> None:
+def test_centre_boxes_equal_torchvisions_for_any_shape(size: int) -> None:
     """Of 1 pixel, of 1:100, and all between: the box that `Resize` and `CenterCrop` show."""
     rng = np.random.default_rng(0)
     shapes = np.concatenate((rng.integers(1, 700, (200, 2)), [(1, 1), (3, 300), (300, 3), (256, 256)]))

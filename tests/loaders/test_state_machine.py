@@ -247,7 +247,7 @@ def settles(holds: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize(("backend", "kind"), [*MAIN_CASES, pytest.param("auto", "mixture", id="mixture")])
-def test_any_training_is_served_what_it_asks_for(
+def test_any_training_gets_the_batches_of_the_order(
     backend: str, kind: str, times: int, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     paths = {"raw": raw_tree, "mixture": [converted["shards"], converted["webdataset"]], **converted}

@@ -74,7 +74,9 @@ def test_open_files_do_not_grow_with_the_number_of_shards(
 @pytest.mark.parametrize(
     "settings", [{"cache": "ram"}, {"memory_bytes": 1 << 30, "shuffle": "window"}], ids=str
 )
-def test_open_files_stay_few_with_a_cache_or_memory_bytes(settings: dict[str, Any], scattered: dict[str, Path]) -> None:
+def test_open_files_stay_few_with_a_cache_or_memory_bytes(
+    settings: dict[str, Any], scattered: dict[str, Path]
+) -> None:
     with free_files(30), build_loader(scattered["shards"], size=16, **settings) as loader:
         assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == EVERY
 

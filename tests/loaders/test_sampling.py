@@ -75,7 +75,9 @@ def test_balanced_weights_draw_each_class_equally_often(converted: dict[str, Pat
     assert abs(np.mean(served == 0) - 0.5) < 0.03, f"2 of class 0, {len(other)} of class 1"
 
 
-def test_a_state_is_refused_with_other_sampling_settings(converted: dict[str, Path], shaped: dict[str, Path]) -> None:
+def test_a_state_is_refused_with_other_sampling_settings(
+    converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
     ids, both = list(range(20)), [converted["shards"], shaped["rectangle-shards"]]
     choices: list[dict[str, Any]] = [
         {}, {"subset": ids}, {"subset": ids[1:]}, {"classes": ["001.anchor"]}, {"weights": "balanced"},
@@ -100,9 +102,7 @@ def test_a_state_is_refused_with_other_sampling_settings(converted: dict[str, Pa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_skipped_picture_is_left_out_of_every_view(
-    workers: int, raw_tree: Path, tmp_path: Path
-) -> None:
+def test_a_skipped_picture_is_left_out_of_every_view(workers: int, raw_tree: Path, tmp_path: Path) -> None:
     damaged = damage_tree(raw_tree, tmp_path / "tree")
     with build_loader(raw_tree, views=2, workers=0, **TRAIN) as whole:
         expected = {int(i): [v[n] for v in b.views] for b in whole for n, i in enumerate(b.ids)}

@@ -15,11 +15,11 @@ import simplejpeg
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.threads import Pool
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
 from loaders.settings import LoaderSpec
+from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
 from precache.formats.base import Places

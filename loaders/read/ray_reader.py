@@ -26,9 +26,9 @@ import torch
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.threads import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
+from loaders.threads import stop_check
 from precache.dataset.converted import open_dataset
 from precache.engines import connector
 from precache.errors import DatasetError, ImageError, SettingError, WorkerError

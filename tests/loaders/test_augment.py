@@ -17,7 +17,14 @@ from torchvision.transforms.functional import (
 )
 
 import loaders
-from loaders.augment import BatchFunction, RandomAugmentation, color_jitter, crop_boxes, draw, uniforms
+from loaders.augment import (
+    BatchFunction,
+    RandomAugmentation,
+    color_jitter,
+    draw_augmentation,
+    random_boxes,
+    uniforms,
+)
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import STORED_SIZE
@@ -35,7 +42,7 @@ def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
 
 def test_random_boxes_are_distributed_as_in_torchvision() -> None:
     """Two samples of 40,000 from one distribution lie within 0.0138 in 999 of 1,000 cases."""
-    ours = crop_boxes(SIDE, uniforms(0, 0, np.arange(COUNT), 40), DEFAULTS.scale, DEFAULTS.ratio)
+    ours = random_boxes(SIDE, uniforms(0, 0, np.arange(COUNT), 40), DEFAULTS.scale, DEFAULTS.ratio)
     torch.manual_seed(0)
     square = torch.empty(3, SIDE, SIDE)
     drawn = [RandomResizedCrop.get_params(square, DEFAULTS.scale, DEFAULTS.ratio) for _ in range(COUNT)]
@@ -66,7 +73,7 @@ def test_draws_are_uniform_and_depend_on_seed_epoch_and_id_alone() -> None:
 
 def test_random_boxes_fall_back_as_in_torchvision_if_no_ratio_fits() -> None:
     for ratio in ((3.0, 4.0), (0.2, 0.25), (1.0, 1.0)):
-        boxes = crop_boxes(64, uniforms(0, 0, np.arange(50), 40), (1.0, 1.0), ratio)
+        boxes = random_boxes(64, uniforms(0, 0, np.arange(50), 40), (1.0, 1.0), ratio)
         top, left, height, width = RandomResizedCrop.get_params(torch.empty(3, 64, 64), (1.0, 1.0), ratio)
         assert (boxes == [left, top, width, height]).all()
 
@@ -121,7 +128,7 @@ def test_a_random_augmentation_applies_its_settings(converted: dict[str, Path]) 
     assert all(torch.equal(mirrored[i], centre[i].flip(-1)) for i in centre)
     dark = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
     jittered = pictures(converted["shards"], augment=dark, size=STORED_SIZE)
-    factors = draw(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))[2][:, 0]
+    factors = draw_augmentation(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))[2][:, 0]
     for i, factor in zip(centre, factors, strict=True):
         expected = (centre[i].float() * factor).clamp(0, 255).round()
         assert (jittered[i].float() - expected).abs().max() <= 1

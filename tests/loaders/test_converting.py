@@ -100,9 +100,7 @@ def test_finished_shards_replace_the_tree_between_epochs(
         loader.close()
 
 
-def test_an_augment_function_may_return_any_size_while_converting(
-    tree: Path, folder: Path
-) -> None:
+def test_an_augment_function_may_return_any_size_while_converting(tree: Path, folder: Path) -> None:
     def cut(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         return images[:, :20, :20]
 

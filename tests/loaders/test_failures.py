@@ -25,7 +25,7 @@ from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import edit_samples
 from tests.loader_contract import ids_of
-from tests.loaders.cases import TREE_CASES, CONVERTED_CASES
+from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
 SHARD = "train-00003"
 DAMAGE: dict[str, Callable[[Path], Any]] = {

@@ -105,9 +105,7 @@ def test_every_format_has_the_order_of_image_folder(seed: int, tmp_path: Path) -
         assert [number_of(halves[0][i][0]) for i in range(9)] == [number_of(part[i][0]) for i in range(9)]
 
 
-def test_a_tree_looks_like_image_folder_to_its_users(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_looks_like_image_folder_to_its_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         folder = tmp_path / f"class {number % 3}"
         folder.mkdir(exist_ok=True)
@@ -279,9 +277,7 @@ def test_an_overridden_make_dataset_lists_a_tree_only(places: dict[str, Path]) -
             ours(places[kind])
 
 
-def test_loader_and_is_valid_file_work_for_a_tree_only(
-    places: dict[str, Path], tmp_path: Path
-) -> None:
+def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], tmp_path: Path) -> None:
     """Hidden files and those that are no pictures are the rule's to choose, as by ImageFolder."""
     tree = Path(shutil.copytree(places["tree"], tmp_path / "tree"))
     for name in NAMES:

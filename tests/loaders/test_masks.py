@@ -131,9 +131,7 @@ def spoil_a_mask(path: Path) -> int:
 
 
 @pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
-def test_a_changed_mask_is_not_served(
-    backend: str, kind: str, masked: MakeFolder, tmp_path: Path
-) -> None:
+def test_a_changed_mask_is_not_served(backend: str, kind: str, masked: MakeFolder, tmp_path: Path) -> None:
     """Nor its picture."""
     path = Path(shutil.copytree(masked(kind), tmp_path / "out"))
     damaged = spoil_a_mask(path)

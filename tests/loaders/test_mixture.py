@@ -135,7 +135,9 @@ def test_skipping_a_sample_keeps_the_order_of_the_mixture(
                 assert torch.equal(getattr(batch, name), getattr(expected, name)[kept])
 
 
-def test_wrong_shares_or_settings_of_a_mixture_are_refused(converted: dict[str, Path], other: dict[str, Path]) -> None:
+def test_wrong_shares_or_settings_of_a_mixture_are_refused(
+    converted: dict[str, Path], other: dict[str, Path]
+) -> None:
     both = [converted["shards"], other["shards"]]
     refusals: list[tuple[dict[str, Any], str]] = [
         *(({"shares": shares}, "shares must be 2 numbers above 0") for shares in ((1, 2, 3), (1, 0), 0.5)),

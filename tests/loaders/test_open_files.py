@@ -22,7 +22,7 @@ from tests.building import build_loader
 from tests.cloud.uploading import upload
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import ids_of
-from tests.loaders.cases import TREE_CASES, CONVERTED_CASES
+from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
 EVERY = [*range(IMAGES)]
 SHUFFLES: tuple[Any, ...] = (True, "window", False)
@@ -74,7 +74,9 @@ def test_open_files_do_not_grow_with_the_number_of_shards(
 @pytest.mark.parametrize(
     "settings", [{"cache": "ram"}, {"memory_bytes": 1 << 30, "shuffle": "window"}], ids=str
 )
-def test_open_files_stay_few_with_a_cache_or_memory_bytes(settings: dict[str, Any], scattered: dict[str, Path]) -> None:
+def test_open_files_stay_few_with_a_cache_or_memory_bytes(
+    settings: dict[str, Any], scattered: dict[str, Path]
+) -> None:
     with free_files(30), build_loader(scattered["shards"], size=16, **settings) as loader:
         assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == EVERY
 

@@ -199,7 +199,7 @@ def test_a_mixture_equals_its_parts_sorted_by_time(kind: str) -> None:
         listed = []
         for part, count in zip(parts, counts, strict=True):
             first, last = epoch * count // part.samples, (epoch * count + count - 1) // part.samples
-            epochs = [part.look_up(e)(np.arange(part.samples)) for e in range(first, last + 1)]
+            epochs = [part.order(e)(np.arange(part.samples)) for e in range(first, last + 1)]
             listed.append(np.concatenate(epochs)[epoch * count % part.samples :][:count])
         times = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         offsets = np.repeat([0, 1000, 1080], counts)

@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from loaders import augment
-from loaders.augment import RandomAugmentation, augment_batch, crop_and_resize, centre_boxes
+from loaders.augment import RandomAugmentation, augment_batch, centre_boxes, crop_and_resize
 from precache import Recipe, convert
 from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
@@ -137,7 +137,7 @@ def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) 
     found = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
     expected = np.empty(found.shape, np.uint8)
     for picture, box, mirrored, out in zip(
-        pictures, *augment.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
+        pictures, *augment.Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
     ):
         augment.crop_into([picture], [box.tolist()], [bool(mirrored)], [out])
     assert np.array_equal(found.numpy(), expected)

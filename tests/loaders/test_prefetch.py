@@ -11,7 +11,7 @@ from operator import length_hint
 
 import pytest
 
-from loaders.deliver import Pool, Prefetch
+from loaders.threads import Pool, Prefetch
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders.dataset import open_split
-from loaders.order import draw, gather_windows
+from loaders.order import draw_samples, shuffle_in_windows
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
@@ -24,7 +24,7 @@ TRAIN: dict[str, Any] = {"augment": "train", "size": 32, "batch_size": 16}
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     weights = np.array([0.0, 1.0, 5.0])[IDS % 3]
-    drawn = np.concatenate([draw(weights, 0, epoch) for epoch in range(50)])
+    drawn = np.concatenate([draw_samples(weights, 0, epoch) for epoch in range(50)])
     shares = np.bincount(IDS[drawn] % 3, minlength=3) / len(drawn)
     assert shares[0] == 0
     assert abs(shares[2] / shares[1] - 5) < 0.15
@@ -32,12 +32,12 @@ def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     often = np.bincount(drawn, minlength=len(IDS))[weights == 5]
     assert abs(often.var() / often.mean() - 1) < 0.1, "independent draws: the counts are Poisson's"
     for few in ([0, 1, 0], [1e-300, 0, 0], [0, 0, 1e300], [5e-324, 0, 5e-324]):
-        assert (np.array(few)[draw(np.array(few, float), 0, 0)] > 0).all()
+        assert (np.array(few)[draw_samples(np.array(few, float), 0, 0)] > 0).all()
 
 
 def test_drawn_samples_are_shuffled_within_windows_of_shards() -> None:
-    drawn = draw(np.ones(4000), 0, 0)
-    order = gather_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
+    drawn = draw_samples(np.ones(4000), 0, 0)
+    order = shuffle_in_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
     assert np.array_equal(np.sort(order), np.sort(drawn))
     shards = order // 100
     first, last = ({s: f(np.flatnonzero(shards == s)) for s in range(40)} for f in (np.min, np.max))
@@ -75,7 +75,9 @@ def test_balanced_weights_draw_each_class_equally_often(converted: dict[str, Pat
     assert abs(np.mean(served == 0) - 0.5) < 0.03, f"2 of class 0, {len(other)} of class 1"
 
 
-def test_a_state_is_refused_with_other_sampling_settings(converted: dict[str, Path], shaped: dict[str, Path]) -> None:
+def test_a_state_is_refused_with_other_sampling_settings(
+    converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
     ids, both = list(range(20)), [converted["shards"], shaped["rectangle-shards"]]
     choices: list[dict[str, Any]] = [
         {}, {"subset": ids}, {"subset": ids[1:]}, {"classes": ["001.anchor"]}, {"weights": "balanced"},
@@ -100,9 +102,7 @@ def test_a_state_is_refused_with_other_sampling_settings(converted: dict[str, Pa
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_skipped_picture_is_left_out_of_every_view(
-    workers: int, raw_tree: Path, tmp_path: Path
-) -> None:
+def test_a_skipped_picture_is_left_out_of_every_view(workers: int, raw_tree: Path, tmp_path: Path) -> None:
     damaged = damage_tree(raw_tree, tmp_path / "tree")
     with build_loader(raw_tree, views=2, workers=0, **TRAIN) as whole:
         expected = {int(i): [v[n] for v in b.views] for b in whole for n, i in enumerate(b.ids)}

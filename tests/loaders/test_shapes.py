@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
-from loaders.augment import crop_boxes, uniforms
+from loaders.augment import random_boxes, uniforms
 from precache import convert, open_dataset
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
@@ -52,7 +52,7 @@ def test_random_boxes_of_rectangles_are_distributed_as_in_torchvision() -> None:
         [RandomResizedCrop.get_params(picture, (0.08, 1), (3 / 4, 4 / 3)) for _ in range(COUNT)]
     )
     shapes = np.tile((height, width), (COUNT, 1))
-    ours = crop_boxes(shapes, uniforms(0, 0, np.arange(COUNT), 40), (0.08, 1.0), (3 / 4, 4 / 3))
+    ours = random_boxes(shapes, uniforms(0, 0, np.arange(COUNT), 40), (0.08, 1.0), (3 / 4, 4 / 3))
     for column, their_column in enumerate((1, 0, 3, 2)):
         assert largest_gap(ours[:, column], theirs[:, their_column].astype(float)) < 0.0193
     assert (ours[:, 0] + ours[:, 2]).max() == width
@@ -113,7 +113,7 @@ def test_extreme_shapes_fall_back_as_in_torchvision() -> None:
     shapes = np.array([(20, 400), (400, 20), (100, 100), (1, 900), (900, 1), (90, 100)])
     draws = uniforms(0, 0, np.arange(len(shapes)), 40)
     for ratio in ((3 / 4, 4 / 3), (3.0, 4.0), (0.2, 0.25)):
-        boxes = crop_boxes(shapes, draws, (1.0, 1.0), ratio)
+        boxes = random_boxes(shapes, draws, (1.0, 1.0), ratio)
         for (height, width), box in zip(shapes.tolist(), boxes.tolist(), strict=True):
             picture = torch.empty(3, height, width)
             top, left, rows, columns = RandomResizedCrop.get_params(picture, (1.0, 1.0), ratio)

@@ -121,8 +121,8 @@ def test_image_dataset_names_the_command_that_lists_bad_pictures(
         with pytest.raises(ImageError) as caught:
             dataset[position]
         assert caught.value.path == dataset.samples[position][0]
-        assert f"precache check {folders['raw']}" in caught.value.reason
-        assert "on_error" not in caught.value.reason
+        assert f"precache check {folders['raw']}" in caught.value.remedy
+        assert "on_error" not in caught.value.remedy
 
 
 @pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)

@@ -267,9 +267,7 @@ def test_a_damaged_cache_is_repaired_by_the_next_run(
             assert found == expected, (first, seed)
 
 
-def test_the_second_epoch_sends_no_request(
-    converted: dict[str, Path], bucket: Url, storage: Storage
-) -> None:
+def test_the_second_epoch_sends_no_request(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
     url = upload(converted["shards"], bucket / "a")
     with loaders.build(url, **QUIET) as loader:
         first = sorted(id for batch in loader for id in batch.ids.tolist())

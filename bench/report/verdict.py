@@ -99,8 +99,8 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
             explains.
     """
     explained = []
-    for at, row in enumerate(rows):
-        parts = stage_seconds(row, rest[at])
+    for position, row in enumerate(rows):
+        parts = stage_seconds(row, rest[position])
         rates = {name: 1 / part.median for name, part in parts.items()}
         if "trainer_images_per_s" in row.values:
             rates["compute"] = row.values["trainer_images_per_s"].median
@@ -112,7 +112,7 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
         with_advice = replace(
             row,
             stages=rates,
-            stalls=find_stalls(row, stage_seconds(row, rest[at], cold=False), batch_size),
+            stalls=find_stalls(row, stage_seconds(row, rest[position], cold=False), batch_size),
             bottleneck=narrowest,
             advice=advise(row, narrowest, changes),
             changes=tuple(changes),

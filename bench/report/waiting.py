@@ -195,7 +195,7 @@ def warm_up(info: Mapping[str, Any]) -> int:
     return max(_WARM_UP, int(info.get("workers", 0)) * int(info.get("prefetch", 0)))
 
 
-# from events to streams
+# making streams from events
 
 
 def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
@@ -266,8 +266,8 @@ def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
     """Make the streams of one process."""
     rank, loaders = _read_events(events)
     training: set[int] = set()
-    for by_epoch in (True, False):  # where each batch comes from a new iterator, epochs tell nothing
-        if not training:
+    for by_epoch in (True, False):
+        if not training:  # a training may make a new iterator for each batch, and so have no second batch
             training = {
                 number for number, loader in loaders.items() if _is_training(loader.events, by_epoch=by_epoch)
             }
@@ -526,7 +526,7 @@ def _make_stream(
     )
 
 
-# from streams to changes
+# predicting changes of a stream
 
 
 def is_waiting(stream: Stream) -> bool:

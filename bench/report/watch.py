@@ -31,8 +31,8 @@ from precache.reporting import counted, human_bytes
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """Kinds of trials, `key["what"]`."""
-_BUSY_SHARE = 0.85  # of the CPUs, from which on more workers have nothing to run on
-_MIN_SPEEDUP = 1.1  # of steps timed alone, from which on they are mentioned
+_BUSY_SHARE = 0.85  # share of busy CPUs from which on more workers have nothing to run on
+_MIN_SPEEDUP = 1.1  # speedup from which on the rate of steps timed alone is mentioned
 _VERSIONS = ("python", "torch", "pillow")
 _COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
 _SERIES = ("waits_s", "steps_s", "starts")

@@ -217,7 +217,7 @@ def _advise_framework(name: str, record: Record, texts: Mapping[str, str], notes
 def _find_framework_call(script: Script, made: Record, framework: Framework, is_known: bool) -> Any:
     """Find the call that takes the arguments of the DataLoader; None: it is not known, or one of several."""
     call = script.find_call(made) if script.path == made["path"] else None
-    if call is not None and not is_known:  # it is the right function if it takes workers today
+    if call is not None and not is_known:  # a function that takes workers today takes other arguments, too
         return call if argument(call, "num_workers", ()) is not None else None
     if call is not None and function_name(call).endswith(framework.function):
         return call

@@ -46,9 +46,9 @@ _LOADERS = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "loaders") + os
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = ("accelerate", "fastai", "lightning", "timm", "transformers", "ultralytics")
 """Packages that are libraries even where they are run from a checkout, and not installed."""
-_MAX_CLASSES = 20  # names of classes in a record
+_MAX_CLASSES = 20  # most names of classes in a record
 _IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
-_MAX_NUMBERS = 64  # in a list or array of a record
+_MAX_NUMBERS = 64  # longest list or array in a record
 _INNER_NAMES = ("dataset", "subset", "base_dataset", "base", "ds", "data")
 _ARGUMENTS = (
     "batch_size",
@@ -170,7 +170,7 @@ def _find(table: Mapping[int, tuple[Any, Any]], subject: Any) -> Any:
     return entry[1]
 
 
-# where a loader or dataset was made
+# origins of loaders and datasets
 
 
 def _find_origin(frame: FrameType | None) -> _Record:
@@ -222,7 +222,7 @@ def _library(frame: FrameType) -> str:
     """Package of a library's frame; "" for Python's own, and for a wrapper that only passes a call on."""
     if frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) and "-packages" not in frame.f_code.co_filename:
         return ""
-    if "lightning" in _package(frame) and frame.f_code.co_name == "wrapper":  # of `DataLoader.__init__`
+    if "lightning" in _package(frame) and frame.f_code.co_name == "wrapper":  # wraps `DataLoader.__init__`
         return ""
     return _package(frame)
 

@@ -89,7 +89,9 @@ class _Log:
             self._file = os.open(name, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
             self._inode = self._file_id()
             self.write("process", pid=self._pid, rank=os.environ.get("RANK", ""))
-        if self._file_id() == self._inode:  # else the script closed the file, and the number is of another
+        if (
+            self._file_id() == self._inode
+        ):  # unless the script closed it, and the descriptor is another file's
             line = json.dumps({"event": event, **values}, default=str)
             os.write(self._file, line.encode() + b"\n")
 
@@ -167,7 +169,7 @@ def watch_module(name: str, module: ModuleType) -> None:
     if name == "torch.utils.data.dataloader":
         _watch_torch(module)
     elif name == "torchdata.stateful_dataloader.stateful_dataloader":
-        _watch_loader_class(module.StatefulDataLoader)  # it calls no `__init__` of torch's DataLoader
+        _watch_loader_class(module.StatefulDataLoader)  # does not call `__init__` of torch's DataLoader
         _watch_iterator_class(module._StatefulSingleProcessDataLoaderIter)
         _watch_iterator_class(module._StatefulMultiProcessingDataLoaderIter)
     elif name == "fastai.data.load":
@@ -187,7 +189,7 @@ def _describe_module() -> ModuleType:
 
 def _watch_torch(module: ModuleType) -> None:
     """Time torch's iterators rather than its DataLoader, because other loaders use these iterators, too."""
-    _describe_module()  # it notes the working folder when it is imported
+    _describe_module()  # notes the working folder when imported
     _watch_loader_class(module.DataLoader)
     base = module._BaseDataLoaderIter
     for iterator_class in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
@@ -773,7 +775,7 @@ def _time_parts(probe_input: _ProbeInput) -> dict[str, Any]:
 
     Parts are CPU time. Reading is the time of a sample beyond its CPU time and its wait for a CPU.
     """
-    sys.modules["torch"].set_num_threads(1)  # as in the workers of a DataLoader
+    sys.modules["torch"].set_num_threads(1)  # workers of a DataLoader have one, too
     clock = _PartClock()
     samples, walls, cpus, reads = [], [], [], []
     until_s = time.monotonic() + _PROBE_S

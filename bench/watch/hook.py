@@ -89,9 +89,8 @@ class _Log:
             self._file = os.open(name, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
             self._inode = self._file_id()
             self.write("process", pid=self._pid, rank=os.environ.get("RANK", ""))
-        if (
-            self._file_id() == self._inode
-        ):  # unless the script closed it, and the descriptor is another file's
+        # a script may have closed the file, and opened another one under the same descriptor
+        if self._file_id() == self._inode:
             line = json.dumps({"event": event, **values}, default=str)
             os.write(self._file, line.encode() + b"\n")
 

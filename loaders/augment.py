@@ -171,7 +171,7 @@ def window_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Integers
     return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
 
 
-def shown_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
+def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
     """What torchvision's `Resize(size / crop_ratio)` and `CenterCrop(size)` show, in pixels of the picture.
 
     [n, 4], or [1, 4] of one size: left, top, width, height; `stored` as of `crop_boxes`. Sizes and offsets
@@ -268,13 +268,13 @@ class Crops:
             assert shapes is not None
             boxes = np.concatenate((np.zeros_like(shapes), shapes[:, ::-1]), axis=1)
         else:
-            boxes = shown_boxes(stored, self.size, self.crop_ratio)
+            boxes = centre_boxes(stored, self.size, self.crop_ratio)
             if (boxes[:, :1:-1] == sides(self.size)).all():
                 boxes = boxes.astype(np.int64)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 
-def place_all(
+def crop_into(
     pictures: list[Pixels],
     boxes: list[Any],
     mirrored: list[bool],

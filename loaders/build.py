@@ -286,7 +286,7 @@ def _augmentation(
     These follow a picture through all but what a function of the caller's does.
     """
     served, ratio = spec.served, spec.serving.crop_ratio
-    stored = None if data.varies else data.size
+    stored = None if data.has_varying_sizes else data.size
     augmentation = choose(augment)
     if augmentation is None:
         if (views := spec.serving.views) > 1:
@@ -305,7 +305,7 @@ def _augmentation(
                 f"give views 1, or mix the views in the training step"
             )
         # it is given all that is stored; where sizes vary, the middle of each
-        crops = Crops(None, resized_side(served, ratio)) if data.varies else Crops(data.size, data.size)
+        crops = Crops(None, resized_side(served, ratio)) if data.has_varying_sizes else Crops(data.size, data.size)
         return crops, function, crops
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):

@@ -106,7 +106,7 @@ class Conversion:
         if is_url(folder):
             raise SettingError(f"precache {folder}: give a folder; 'precache push' takes it to a URL later")
         served = recipe.format, recipe.channels, recipe.dtype
-        if served != ("shards", "rgb", "uint8") or recipe.listed:
+        if served != ("shards", "rgb", "uint8") or recipe.has_split_list:
             raise SettingError(
                 f"precache by the recipe '{recipe.to_flags()}': only shards of RGB, split by shares or as "
                 f"the tree is, are read in its place; run 'precache convert' with this recipe, and build on "

@@ -41,8 +41,8 @@ from precache.pictures.images import CHANNELS, Rendering
 from precache.pictures.reading import steadily
 from precache.pictures.sizes import Size, sides, written
 from precache.plan import split_rows
-from precache.recipe import DEFAULT_SPLITS, Recipe, flag_of
-from precache.reporting import some
+from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
+from precache.reporting import abridge
 from precache.sources.base import Scan
 from precache.sources.rejected_list import default_list, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
@@ -343,7 +343,7 @@ class SplitData:
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self), 2))[positions]
 
     @property
-    def most_sides(self) -> tuple[int, int]:
+    def max_sides(self) -> tuple[int, int]:
         """Height and width that no stored picture exceeds."""
         if self.shapes is None:
             return sides(self.size)
@@ -476,7 +476,7 @@ def open_split(
         empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
         if empty:
             raise NothingFoundError(
-                f"{path}: class folders without a picture: {some(empty)}; remove them, or give "
+                f"{path}: class folders without a picture: {abridge(empty)}; remove them, or give "
                 f"allow_empty=True"
             )
     return _raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
@@ -489,7 +489,7 @@ def _check_of_raw_trees(dataset: ConvertedDataset, **given: object) -> None:
             raise SettingError(
                 f"{name} {value!r}: {dataset.place} is converted, with the splits "
                 f"{', '.join(sorted(dataset.manifest.shards.split_names))} and its classes; leave it out, or "
-                f"convert again with {flag_of(name)}"
+                f"convert again with {flag_name(name)}"
             )
 
 

@@ -222,7 +222,7 @@ class Prefetch(Iterator[T]):
         end_threads([self._thread])
 
 
-def of_dead_worker(error: Exception) -> WorkerError | None:
+def dead_worker_error(error: Exception) -> WorkerError | None:
     """What to raise for what torch raises when a DataLoader's worker process died; None: it is not that."""
     if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
         return None

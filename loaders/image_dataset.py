@@ -32,7 +32,7 @@ from precache.formats.base import Places
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.recipe import Recipe
-from precache.reporting import some
+from precache.reporting import abridge
 from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
@@ -257,7 +257,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         )
         if self.class_to_idx.keys().isdisjoint(own):
             raise NothingFoundError(
-                f"{self.root}: find_classes names none of its classes ({some([*map(repr, own)])}); choose "
+                f"{self.root}: find_classes names none of its classes ({abridge([*map(repr, own)])}); choose "
                 f"from what super().find_classes(directory) returns"
             )
         new_labels = np.array([self.class_to_idx.get(name, -1) for name in own], np.int64)
@@ -268,8 +268,8 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         empty = [repr(name) for name in self.class_to_idx if name not in filled]
         if empty and not allow_empty:
             raise NothingFoundError(
-                f"{self.root}: find_classes names classes without a picture: {some(empty)}; leave them out, "
-                f"or give allow_empty=True"
+                f"{self.root}: find_classes names classes without a picture: {abridge(empty)}; "
+                f"leave them out, or give allow_empty=True"
             )
         return data.select(chosen).relabel(tuple(self.classes), new_labels)
 

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSample
 from loaders.batch import Batch, Request
 from loaders.converting import Converting
 from loaders.dataset import RAW, SplitData, reason_with_remedy, served_size
-from loaders.deliver import Ending, Prefetch, of_dead_worker
+from loaders.deliver import Ending, Prefetch, dead_worker_error
 from loaders.mixture import Mixture
 from loaders.order import Order
 from loaders.settings import LoaderSpec
@@ -70,7 +70,7 @@ class Iteration(Iterator[Batch]):
         except BaseException as error:
             self.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
-            if isinstance(error, RuntimeError) and (death := of_dead_worker(error)) is not None:
+            if isinstance(error, RuntimeError) and (death := dead_worker_error(error)) is not None:
                 raise death from error
             raise
 
@@ -404,7 +404,7 @@ class Loader(IterableDataset[Batch]):
                     try:
                         end()
                     except RuntimeError as error:  # see `Iteration`: of a worker that died, and is not needed
-                        if of_dead_worker(error) is None:
+                        if dead_worker_error(error) is None:
                             raise
                         end()
             finally:

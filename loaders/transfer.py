@@ -276,7 +276,7 @@ class Fields:
         if not (self._index.fields or self._has_masks):
             return fields, damaged
         rows = request.positions
-        boxes, mirrored = self._crops.of(
+        boxes, mirrored = self._crops.boxes_and_flips(
             request.epoch, self._data.ids[rows], self._data.shapes_at(rows), request.places
         )
         if self._has_masks:
@@ -354,7 +354,7 @@ class Fields:
         Each pixel is that on which its centre lies: nearest neighbour, without values between two labels.
         What lies outside of the mask is 0.
         """
-        index, file = self._index, self._data.file(position)
+        index, file = self._index, self._data.file_at(position)
         mask = self._mask_files[shard].read_mask(row)
         try:
             if isinstance(mask, bytes):
@@ -364,7 +364,7 @@ class Fields:
                 index.check_mask(position, mask, file)
         except (ImageError, ValueError) as error:
             if self._data.remote is not None:
-                return index.error(position, file, self._data.remote.damaged(shard))
+                return index.error(position, file, self._data.remote.remove_damaged(shard))
             if isinstance(error, ImageError):
                 return type(error)(error.path, error.reason)
             return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")

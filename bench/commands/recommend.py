@@ -41,7 +41,7 @@ from bench.report.stats import is_disturbed
 from bench.report.verdict import RAW_TREE, training_rate
 from loaders.dataset import open_split
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, gathered, note, parse_bytes, parse_share
+from precache.cli.commandline import STDOUT, combine_options, note, parse_bytes, parse_share
 from precache.cli.main import DATA, convert
 from precache.conversion.convert import Conversion
 from precache.conversion.destination import AUTO_NAME
@@ -166,8 +166,8 @@ def what_if(
 @click.option(
     "--convert", "dst", type=PLACE, metavar="DST", help="Convert as recommended, into DST, and measure that."
 )
-@gathered("changes", what_if, WHAT_IF)
-@gathered("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
+@combine_options("changes", what_if, WHAT_IF)
+@combine_options("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
 @output_options
 def command(
     src: Location,

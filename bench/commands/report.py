@@ -23,7 +23,7 @@ from bench.report.words import say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT
 from precache.errors import SettingError, check_share
-from precache.reporting import counted
+from precache.reporting import quantity
 
 
 def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
@@ -130,10 +130,10 @@ def command(
         }
         _write_json(output.json_path, written, quiet=output.quiet)
     if not output.quiet and output.json_path != STDOUT:
-        count = counted(len(comparison.differences), "figure")
+        count = quantity(len(comparison.differences), "figure")
         say(f"{len(comparison.regressions)} of {count} got worse by more than {tolerance:.0%}.")
         if lost_rows:
-            say(f"{paths[1]} lacks {counted(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
+            say(f"{paths[1]} lacks {quantity(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
         if differing:
             say(f"Compared although they differ in {'; '.join(differing)}.")
         results = [(paths[0], before), (paths[1], after)]

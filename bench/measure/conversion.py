@@ -35,7 +35,7 @@ from precache.errors import SettingError, WorkerError, check_choice, check_range
 from precache.formats import FORMATS
 from precache.pictures import images, jpeg, reading
 from precache.recipe import Recipe
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.staging import temporary_folder
@@ -88,7 +88,7 @@ class ConversionSpec:
             raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
 
 
-def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progress = unseen) -> Result:
+def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progress = no_progress) -> Result:
     """Time the stages and whole conversions of a tree, `spec.repeats` times, taking turns.
 
     A writer whose library is missing is skipped, with the command that installs it.

@@ -19,7 +19,7 @@ from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance
 from bench.report.words import machine_line
-from precache.reporting import counted
+from precache.reporting import quantity
 
 LEVEL = 0.95
 AS_GOOD, WORSE, BETTER, WITHIN_NOISE = "as good", "worse", "better", "within noise"
@@ -210,7 +210,7 @@ def describe(comparison: SourceComparison) -> str:
         )
     evidence = (
         f"{points.median:+.2f} points, {points.low:+.2f} to {points.high:+.2f} with "
-        f"{counted(comparison.seeds, 'seed')}"
+        f"{quantity(comparison.seeds, 'seed')}"
     )
     if comparison.verdict != WITHIN_NOISE:
         beside = "as good as" if comparison.verdict == AS_GOOD else f"{comparison.verdict} than"
@@ -277,13 +277,13 @@ def _describe_conditions(
 ) -> list[str]:
     precision = "float32" if settings["amp"] == "off" else f"{settings['amp']} autocast"
     sources = ", ".join(f"{name}: {settings['data'][name]['name']}" for name in trainings)
-    workers = counted(settings["loader_workers"], "worker")
-    threads = counted(settings["threads"], "thread")
+    workers = quantity(settings["loader_workers"], "worker")
+    threads = quantity(settings["threads"], "thread")
     return [
         f"{machine_line(machine, ('torch', 'torchvision', 'pillow'))}; {workers}, {threads} of torch.",
         f"{settings['model']}, {settings['size']}x{settings['size']}, {settings['epochs']} epochs of "
         f"batches of {settings['batch_size']}: {settings['steps']:,} steps from the same weights for each "
-        f"source; learning rate {settings['lr']:g}, {precision}, {counted(len(settings['seeds']), 'seed')}.",
+        f"source; learning rate {settings['lr']:g}, {precision}, {quantity(len(settings['seeds']), 'seed')}.",
         f"Pictures from {sources}.",
         f"As good: the interval of the difference lies within ±{settings['margin']:g} points; better or "
         f"worse: it leaves 0 out. It holds at 95% for all rows together (Student's t, Bonferroni).",

@@ -12,7 +12,7 @@ from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance, is_disturbed
 from bench.report.words import machine_line, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 QUESTION = "What limits converting?"
 STAGES, WHOLE = "stages", "whole"
@@ -156,12 +156,12 @@ def _describe_conditions(
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
     conditions = [
         f"{machine_line(machine, ('python', 'pillow', 'simplejpeg'))}.",
-        f"data: {settings['source']} ({counted(settings['images'], 'picture')}, "
+        f"data: {settings['source']} ({quantity(settings['images'], 'picture')}, "
         f"{human_bytes(settings['source_bytes'])}).",
-        f"{settings['recipe_flags']}, {counted(settings['processes'], 'worker')}, page cache "
+        f"{settings['recipe_flags']}, {quantity(settings['processes'], 'worker')}, page cache "
         f"{'warm' if was_warm else 'not warmed: larger than memory'}, "
         f"{f'medians of {repeats} runs, taking turns' if repeats > 1 else 'one run each'}.",
-        f"Stages: of one worker alone, over {counted(settings['stage_images'], 'picture')}; statistics are "
+        f"Stages: of one worker alone, over {quantity(settings['stage_images'], 'picture')}; statistics are "
         f"checksums and the mean of the pixels.",
     ]
     versions = dict.fromkeys(trial.facts["version"] for trial in trials if "version" in trial.facts)

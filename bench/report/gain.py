@@ -13,7 +13,7 @@ from bench.report.result import Row
 from bench.report.stats import Estimate, disturbance, exceeds
 from bench.report.verdict import KEEPS_UP, SYNTHETIC, judge, reads_tree, training_rate
 from bench.report.words import duration, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 TODAY_BACKEND = "imagefolder"
 TODAY = "ImageFolder and DataLoader"
@@ -192,7 +192,7 @@ def list_steps(gain: Gain, images: int | None) -> list[str]:
     if "busy_share" in best.values and "convert_s" in best.values and images is not None:
         seconds = best.values["convert_s"].median
         count = epochs_to_pay(seconds, images, training_rate(today).median, training_rate(best).median)
-        pays = "does not pay" if count is None else f"pays after {counted(count, 'epoch')}"
+        pays = "does not pay" if count is None else f"pays after {quantity(count, 'epoch')}"
         sentences.append(f"Converting {pays}.")
     return sentences
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from bench.report.result import Row
 from bench.report.stats import NEGLIGIBLE_SHARE
 from bench.report.verdict import KEEPS_UP, NO_TRAINER, UNCLEAR, judge, lost_share, training_rate
-from precache.reporting import counted
+from precache.reporting import quantity
 
 FALLING_SHARE = 0.9
 """Share of the rate of fewer workers; where more workers give less, still more would give even less."""
@@ -24,7 +24,7 @@ class Point(NamedTuple):
     @property
     def words(self) -> str:
         """Description like '2 workers, batch 64'."""
-        return f"{counted(self.workers, 'worker')}, batch {self.batch_size:,}"
+        return f"{quantity(self.workers, 'worker')}, batch {self.batch_size:,}"
 
 
 def point_of(row: Row) -> Point:
@@ -58,11 +58,11 @@ def find_reason_to_skip(
     fewer = [other for other in _series(rates, point.batch_size) if other.workers < point.workers]
     for other in fewer:
         if judge(measured[other].values.get("fed_ratio")) == KEEPS_UP:
-            return f"the trainer does not wait with {counted(other.workers, 'worker')}"
+            return f"the trainer does not wait with {quantity(other.workers, 'worker')}"
     if len(fewer) > 1:
         most, best = fewer[-1], max(fewer, key=rates.__getitem__)
         if rates[most] < FALLING_SHARE * rates[best]:
-            return f"{counted(most.workers, 'worker')} gave less than {best.workers}"
+            return f"{quantity(most.workers, 'worker')} gave less than {best.workers}"
     smaller = [
         other for other in rates if other.batch_size < point.batch_size and other.workers == point.workers
     ]
@@ -71,7 +71,7 @@ def find_reason_to_skip(
         best_rate = max(rate for other, rate in rates.items() if other.batch_size == last.batch_size)
         if rates[last] < HOPELESS_SHARE * best_rate:
             share = f"{rates[last] / best_rate:.0%} of the best"
-            return f"with batch {last.batch_size:,} {counted(last.workers, 'worker')} gave {share}"
+            return f"with batch {last.batch_size:,} {quantity(last.workers, 'worker')} gave {share}"
     return None
 
 

@@ -12,7 +12,7 @@ from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance
 from bench.report.words import duration, machine_line, number
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 QUESTION = "What limits this machine?"
 SERVED_BYTES = 224 * 224 * 3
@@ -139,7 +139,7 @@ def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float |
     slowest, *others = times
     sentence = (
         f"{slowest.capitalize()} is the slowest part of feeding an accelerator: {times[slowest]} for "
-        f"{counted(settings['images'], 'picture')}"
+        f"{quantity(settings['images'], 'picture')}"
     )
     if others:
         sentence += f"; {' and '.join(f'{part} takes {times[part]}' for part in others)}"
@@ -148,7 +148,7 @@ def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float |
 
 
 def _describe_conditions(machine: Mapping[str, str], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    pictures, repeats = counted(settings["images"], "picture"), settings["repeats"]
+    pictures, repeats = quantity(settings["images"], "picture"), settings["repeats"]
     conditions = [
         f"{machine_line(machine, _VERSIONS)}.",
         f"Pictures decoded: {settings['pictures']}.",

@@ -18,7 +18,7 @@ from bench.report.spikes import analyse
 from bench.report.stats import Estimate, disturbance, is_disturbed
 from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, reads_tree, training_rate
 from bench.report.words import machine_line
-from precache.reporting import counted
+from precache.reporting import quantity
 
 LOADER, COLD, FED, STAGES, PEER, PEER_COLD = "loader", "cold", "fed", "stages", "peer", "peer cold"
 TRAINER, TRANSFER = "trainer", "transfer"
@@ -361,7 +361,7 @@ def _name_point(key: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
     """Name workers and batch size where rows differ in them."""
     text = ""
     if len(settings["workers"]) > 1:
-        text += f", {counted(key['workers'], 'worker')}"
+        text += f", {quantity(key['workers'], 'worker')}"
     if len(settings["batch_sizes"]) > 1:
         text += f", batch {key['batch_size']:,}"
     return text
@@ -461,7 +461,7 @@ def describe_conditions(
             rate = row.values["trainer_images_per_s"].median
             trainers.setdefault(row.key["trainer"], f"{row.key['trainer']} ({rate:,.0f} images/s)")
     folders = dict.fromkeys(
-        f"{path} ({counted(data['samples'], 'picture')})" for path, data in settings["data"].items()
+        f"{path} ({quantity(data['samples'], 'picture')})" for path, data in settings["data"].items()
     )
     sizes = " and ".join(f"{size:,}" for size in settings["batch_sizes"])
     workers = ", ".join(map(str, settings["workers"]))

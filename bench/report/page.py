@@ -91,9 +91,9 @@ def make_page(result: Result) -> str:
         charts({**dict(_draw_workers(result)), **_draw_learning(result)}, "chart"),
         page.paragraphs(result.next_step.splitlines()),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
-        page.folded("All numbers", _draw_numbers(result)),
+        page.collapsible("All numbers", _draw_numbers(result)),
         *_draw_details(result),
-        page.folded("Machine, versions and settings", _draw_facts(result)),
+        page.collapsible("Machine, versions and settings", _draw_facts(result)),
     ]
     content = f"<h1>{escape(result.question)}</h1>{_draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
@@ -112,7 +112,7 @@ def _draw_answer(result: Result) -> str:
         paragraphs.append(first)
         if more:
             paragraphs.append(" ".join(more))
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    answer = "".join(f"<p>{page.format_code(paragraph)}</p>" for paragraph in paragraphs)
     return f'<section class="verdict">{answer}</section>' if answer else ""
 
 
@@ -245,7 +245,7 @@ def _draw_details(result: Result) -> Iterator[str]:
             parts.append(f"<pre>{escape(printable_lines(row))}</pre>")
         if figures:
             parts.append(charts(figures, f"row{number}"))
-        yield page.folded(f"In detail: {row.name}", "".join(parts), shown=bool(row.paste))
+        yield page.collapsible(f"In detail: {row.name}", "".join(parts), shown=bool(row.paste))
 
 
 def _draw_facts(result: Result) -> str:

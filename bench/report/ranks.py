@@ -10,7 +10,7 @@ from bench.report import stats
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
 from bench.report.words import machine_line
-from precache.reporting import counted
+from precache.reporting import quantity
 
 ALONE, OWN_PACE, IN_STEP = "one rank alone", "own pace", "in step"
 """Kinds of trials, `key["what"]`."""
@@ -48,9 +48,9 @@ def make_result(
         f"data: {', '.join(settings['data'])}",
         f"trainer {', '.join(settings['trainers'])}, batch {settings['batch_size']} of "
         f"{settings['size']}x{settings['size']} a rank, augment {settings['augment']}, "
-        f"{'the CPUs shared out' if workers is None else counted(workers, 'worker') + ' each'}, page cache "
+        f"{'the CPUs shared out' if workers is None else quantity(workers, 'worker') + ' each'}, page cache "
         f"{'warm' if was_warm else 'not warmed: larger than memory'}, medians of "
-        f"{counted(settings['repeats'], 'run')}, taking turns",
+        f"{quantity(settings['repeats'], 'run')}, taking turns",
     ]
     return Result(
         command="loaders",

@@ -28,7 +28,7 @@ from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
 from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.storage.urls import locate
 
 QUESTION = "What would another loader, or converting, bring?"
@@ -259,8 +259,8 @@ def _conditions(
         f"data: {source}: {_describe_inputs(inputs)}; trainer {settings['trainer']}; batch "
         f"{settings['batch_size']} of {side}x{side}, augment {settings['augment']}; stored at most "
         f"{settings['stored_size']} px, quality {settings['quality']}.",
-        f"Predicted from a sample of {counted(int(sample.numbers['pictures']), 'picture')}; median of "
-        f"{counted(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
+        f"Predicted from a sample of {quantity(int(sample.numbers['pictures']), 'picture')}; median of "
+        f"{quantity(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
     ]
     large = [source_name(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
     if large:
@@ -277,6 +277,6 @@ def _conditions(
 def _describe_inputs(inputs: Inputs) -> str:
     gpus = "" if inputs.gpus == 1 else f"{inputs.gpus} x "
     return (
-        f"{counted(inputs.images, 'picture')}, {counted(inputs.cpus, 'CPU')}, accelerator {gpus}"
+        f"{quantity(inputs.images, 'picture')}, {quantity(inputs.cpus, 'CPU')}, accelerator {gpus}"
         f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
     )

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from bench.report.result import Batches, Spikes
 from bench.report.words import milliseconds
-from precache.reporting import counted
+from precache.reporting import quantity
 
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
 _DEVIATIONS = 8.0
@@ -38,7 +38,7 @@ def analyse(
     if wait_spikes.batches:
         mean = milliseconds(float(waits[list(wait_spikes.batches)].mean()))
         if wait_spikes.period is None:
-            slow = counted(len(wait_spikes.batches), "batch", "batches")
+            slow = quantity(len(wait_spikes.batches), "batch", "batches")
             findings.append(f"{slow} waited {mean} on average.")
         else:
             cause = f"not the number of workers ({workers}): look for what happens at that distance"
@@ -48,7 +48,7 @@ def analyse(
                 f"Every {wait_spikes.period} batches the trainer waits {mean} on average, {cause}."
             )
     if step_spikes.batches:
-        slow = counted(len(step_spikes.batches), "batch", "batches")
+        slow = quantity(len(step_spikes.batches), "batch", "batches")
         limit = milliseconds(step_spikes.above_s or 0.0)
         findings.append(f"{slow} had a step of more than {limit}: that is not the loader's doing.")
     if starts:

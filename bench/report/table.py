@@ -195,7 +195,7 @@ class Table:
         titles = [escape(title) for title in self.titles]
         labels = ["", *(f'<span class="title">{title}</span>' for title in titles[1:])]
         cells = (
-            [label + page.with_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
+            [label + page.format_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
             for row in self.rows
         )
         return f'<div class="listed">{page.html_table(titles, cells, kinds)}</div>'

@@ -27,7 +27,7 @@ from bench.report.waiting import (
     warm_up,
 )
 from bench.report.words import duration, machine_line, number, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """Kinds of trials, `key["what"]`."""
@@ -215,7 +215,7 @@ def describe_waiting(
         ]
     if stream.batches < FEWEST:
         return [
-            f"Too few batches to say whether it waits: {counted(stream.batches, 'batch', 'batches')} after "
+            f"Too few batches to say whether it waits: {quantity(stream.batches, 'batch', 'batches')} after "
             f"the first {warm_up(stream.info)}, and {FEWEST} are needed. Let the script train for longer."
         ]
     ranks = waiting.count_ranks(stream, streams)
@@ -284,7 +284,7 @@ def _explain_no_change(stream: Stream, machine: Machine) -> str:
     if machine.script_share is not None and machine.script_share >= _BUSY_SHARE:
         return (
             f"No change is advised: more workers would not help, for this script keeps the "
-            f"{counted(machine.cpus, 'CPU')} {percent(machine.script_share)} busy."
+            f"{quantity(machine.cpus, 'CPU')} {percent(machine.script_share)} busy."
         )
     return "No change is advised: none would surely bring more than today's rate."
 
@@ -292,7 +292,7 @@ def _explain_no_change(stream: Stream, machine: Machine) -> str:
 def _explain_no_conclusion(settings: Mapping[str, Any], failed: bool) -> str:
     """Write the sentence for a script from which nothing can be concluded."""
     batch_count = settings["batches"]
-    batches = counted(batch_count, "batch", "batches")
+    batches = quantity(batch_count, "batch", "batches")
     if failed:
         when = f"after {batches}" if batch_count else "before it asked for a batch"
         rest = ": what is below was seen until then, and nothing follows from it" if batch_count else ""
@@ -352,7 +352,7 @@ def _made_at(stream: Stream) -> str:
 def _make_row(stream: Stream) -> Row:
     rank = "" if stream.rank is None else f", rank {stream.rank}"
     place = f" ({os.path.basename(_made_at(stream))})" if _made_at(stream) else ""
-    workers = f", {counted(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
+    workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
     root = str(stream.record.get("root") or stream.info.get("root") or "")
     root = root.removeprefix(f"{stream.record.get('folder') or ''}/")
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)

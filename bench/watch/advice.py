@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.watch.script import DATALOADER, Changes, Edit, Script, argument, function_name, has_plain_positions
-from precache.packages import put_pillow
+from precache.packages import pillow_install_command
 from precache.pictures.sizes import Size
 from precache.recipe import Recipe
 
@@ -103,7 +103,7 @@ FRAMEWORKS = {
 
 def put_simd(record: Record) -> Advice:
     """Advise to install Pillow-SIMD instead of Pillow, for the Python of the script."""
-    command = put_pillow("pillow-simd")
+    command = pillow_install_command("pillow-simd")
     if "python" in record:
         command = command.replace(shlex.quote(sys.executable), shlex.quote(record["python"]))
     return Advice(name="pillow-simd", commands=(command,))

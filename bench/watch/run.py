@@ -142,7 +142,7 @@ def watch(
                         _request_measurements(folder, progress)
             except KeyboardInterrupt:
                 interrupted = True
-                terminal.received.clear()
+                terminal.pending_interrupts.clear()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(_CTRL_C_S)  # a terminal sends Ctrl-C to the script, too
             ended = interrupted or process.poll() is None

@@ -35,7 +35,8 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Pool, upload
+from loaders.device import upload
+from loaders.threads import Pool
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.host_memory import HostMemory

@@ -15,7 +15,7 @@ import simplejpeg
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Pool
+from loaders.threads import Pool
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
@@ -208,7 +208,7 @@ class EncodedPictures:
         found: dict[int, StoredSample] = {}
         for index in np.unique(indexes).tolist():
             slots = np.flatnonzero(indexes == index).tolist()
-            with self._data.held(index) as path, open_regular(path) as file:
+            with self._data.local_shard(index) as path, open_regular(path) as file:
                 if index not in self._places:
                     self._places[index] = self._find(index)
                 wanted = self._places[index][rows[slots]].tolist()
@@ -227,7 +227,7 @@ class EncodedPictures:
         """Where the samples of shard `index` lie."""
         while len(self._places) >= _KEPT_PLACES:
             del self._places[next(iter(self._places))]
-        with self._data.held(index, with_index=True) as path:
+        with self._data.local_shard(index, with_index=True) as path:
             self._check.open_file(index)
             # of a part of a shard, too: its index is that of the shard
             whole = path.with_name(Path(self._data.whole.files[index]).name)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.dataset.index import SampleIndex, Sizes
-from precache.reporting import counted
+from precache.reporting import quantity
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Duplicates:
 
     def __str__(self) -> str:
         """Say '5 pictures are there more than once: 3 in several splits, 2 with several labels'."""
-        said = f"{counted(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
+        said = f"{quantity(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
         parts = {"in several splits": self.in_splits, "with several labels": self.in_labels}
         told = ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)
         return f"{said}: {told}" if told else said

@@ -22,7 +22,7 @@ import PIL
 import simplejpeg
 from PIL import Image, features
 
-from precache.packages import version_of
+from precache.packages import installed_version
 
 _PLUGINS = {  # Pillow's modules, by the kinds that they read
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
@@ -183,7 +183,7 @@ def made_by() -> dict[str, str]:
         "pillow": PIL.__version__,
         "pillow_jpeg": pillow_jpeg(),
         "simplejpeg": simplejpeg.__version__,
-        **{name: version_of(name) or "unknown" for name in loaded_packages},
+        **{name: installed_version(name) or "unknown" for name in loaded_packages},
     }
 
 

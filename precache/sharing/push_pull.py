@@ -22,9 +22,9 @@ from precache.dataset.converted import dataset_at, open_dataset, read_manifest
 from precache.dataset.files import FileEntry, check_file, first_problem, in_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from precache.engines import is_of_caller, of_caller
+from precache.engines import is_callback_error, mark_callback_errors
 from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
-from precache.reporting import Progress, some, tells, unseen
+from precache.reporting import Progress, abridge, explain_interruption, no_progress
 from precache.sharing.publisher import Publisher, difference, files_of
 from precache.storage import (
     atomic_write,
@@ -58,13 +58,15 @@ class Transfer:
     sent_bytes: int
 
 
-@tells(lambda: "while files were sent; what has arrived is kept, and the same command sends the rest")
+@explain_interruption(
+    lambda: "while files were sent; what has arrived is kept, and the same command sends the rest"
+)
 def push(
     folder: str | os.PathLike[str],
     destination: str | Url,
     *,
     overwrite: bool = False,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Transfer:
     """Copy the converted dataset in `folder` to the URL `destination`.
 
@@ -102,7 +104,7 @@ def push(
     if others := sorted(found.keys() - same - replaceable):
         raise DatasetError(
             f"{url}: holds files that are not part of a dataset, or of one that is not finished, under names "
-            f"that this one needs ({some(others)}); finish the conversion that wrote them, replace what "
+            f"that this one needs ({abridge(others)}); finish the conversion that wrote them, replace what "
             f"precache wrote with --overwrite, move them elsewhere, or choose another URL"
         )
     if there == raw and len(same) == len(files):
@@ -122,12 +124,14 @@ def push(
     return report.result()
 
 
-@tells(lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest")
+@explain_interruption(
+    lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest"
+)
 def pull(
     source: str | Url,
     folder: str | os.PathLike[str],
     *,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Transfer:
     """Copy the converted dataset at the URL `source` into `folder`: new, empty, or what a pull left.
 
@@ -156,7 +160,7 @@ def pull(
             if others:
                 raise DatasetError(
                     f"{path}: holds files that are not part of the dataset, under names that it needs "
-                    f"({some(sorted(others))}); move them elsewhere, or choose another folder"
+                    f"({abridge(sorted(others))}); move them elsewhere, or choose another folder"
                 )
             report = _Count(files, has, on_progress)
 
@@ -169,7 +173,7 @@ def pull(
                 written.write(raw)
             fsync_folder(path)
     except OSError as error:
-        if is_of_caller(error):
+        if is_callback_error(error):
             raise
         check_open_files(error, error.filename)
         raise DatasetError(
@@ -185,7 +189,7 @@ class _Count:
     def __init__(self, files: Sequence[FileEntry], there: set[str], on_progress: Progress) -> None:
         self._files = files
         self._lock = Lock()
-        self._on_progress = of_caller(on_progress)
+        self._on_progress = mark_callback_errors(on_progress)
         self._total = sum(file.bytes for file in files)
         self._done = sum(file.bytes for file in files if file.name in there)
         self._sent: list[FileEntry] = []
@@ -264,7 +268,7 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> fro
     path.mkdir(parents=True, exist_ok=True)
     if others := others_in(path, frozenset({*names, MANIFEST_NAME})):
         raise DatasetError(
-            f"{path}: is not empty, and holds what no pull of this dataset left ({some(others)}); choose "
+            f"{path}: is not empty, and holds what no pull of this dataset left ({abridge(others)}); choose "
             f"another folder"
         )
     return frozenset()

@@ -32,7 +32,7 @@ from typing import Any
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.reporting import counted, warn
+from precache.reporting import quantity, warn
 from precache.sources import huggingface, parquet, webdataset
 from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
@@ -320,10 +320,10 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
     needed, free = sum(info.bytes for info in infos), shutil.disk_usage(folder).free
     if needed > free:
         raise SourceError(
-            f"{url}: {counted(len(infos), 'file')}, {needed:,} bytes, must be fetched into "
+            f"{url}: {quantity(len(infos), 'file')}, {needed:,} bytes, must be fetched into "
             f"{tempfile.gettempdir()}, where {free:,} bytes are free; set TMPDIR to a folder on a larger disk"
         )
-    warn(f"{url}: fetching {counted(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
+    warn(f"{url}: fetching {quantity(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
     store = ObjectStore(url)
 
     def fetch(info: ObjectInfo, check: Check) -> None:

@@ -43,7 +43,7 @@ import numpy.typing as npt
 from precache.errors import ImageError, SourceError, did_you_mean
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_part, steadily
-from precache.reporting import some, warn
+from precache.reporting import abridge, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
 from precache.sources.tree import Node, is_left_alone, scan_folders, split_of
@@ -448,7 +448,7 @@ class _Contents:
         """Warnings, one line each."""
         if not self._broken_links:
             return ()
-        named = some([repr(path) for path in self._broken_links])
+        named = abridge([repr(path) for path in self._broken_links])
         return (
             f"{archive}: links to files that are not in the archive are left out: {named}; to include "
             f"these files, {_STORE_FILES}",

@@ -26,7 +26,7 @@ from precache.dataset.index import Checksums, Sizes, checksum_of
 from precache.errors import ImageError, SettingError
 from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
-from precache.reporting import counted, warn
+from precache.reporting import quantity, warn
 from precache.sources.options import SourceOptions
 from precache.storage.urls import Location, Url
 
@@ -333,7 +333,7 @@ def warn_of_undecodable(scan: "Scan") -> None:
             named &= (paths[ends - place] | 0x20) == letter  # in lower case
         counts[kind] += int(named.sum())
     for kind, count in (+counts).items():
-        pictures = counted(count, "picture is", "pictures are")
+        pictures = quantity(count, "picture is", "pictures are")
         warn(
             f"{scan.root}: {pictures} named as {kind}, for which this Pillow has no decoder, and will be "
             f"left out; {decoder_remedy(kind)}"

@@ -144,7 +144,7 @@ class ConvertedSource:
             )
         _check_not_enlarged(self, stored, recipe)
         samples, boxes = scan.samples, manifest.source_options.get("boxes")
-        if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
+        if recipe.splits != DEFAULT_SPLITS and not recipe.has_split_list:
             every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
             samples = samples.select(every, none, ("",))
         sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]

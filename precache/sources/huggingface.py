@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from precache.errors import MissingDependencyError, SourceError
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.reporting import warn
 from precache.sources.dataset import read_picture_of
 from precache.sources.labels import unique_names
@@ -88,7 +88,7 @@ def load_saved(folder: str) -> Any:
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            f"{PREFIX}{folder}: needs the extra 'hf'; install it with: {install_extra('hf')}"
+            f"{PREFIX}{folder}: needs the extra 'hf'; install it with: {install_command('hf')}"
         ) from error
     try:
         loaded = datasets.load_from_disk(folder)

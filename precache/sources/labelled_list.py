@@ -9,7 +9,7 @@ import numpy as np
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.base import IgnoredPath, SampleList, Samples, Scan, Source, digest_of
 from precache.sources.cells import typed
 from precache.sources.labels import Labelled, Labels
@@ -241,7 +241,7 @@ def _select(samples: Samples, rows: Ints) -> Samples:
 
 def _left_out(samples: Samples, labelled: Samples) -> str:
     """A note on the samples that are not among the labelled ones."""
-    count = counted(len(samples) - len(labelled), "sample")
+    count = quantity(len(samples) - len(labelled), "sample")
     empty = [name for name in samples.split_names if name not in labelled.split_names]
     whole = f", with the whole of split {', '.join(empty)}" if empty else ""
     remedy = "--target none takes all samples, without labels"

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.cells import NO_LIST, NUMBER, is_list, looks_like_list, shown, typed
 from precache.sources.options import SourceOptions
 
@@ -214,7 +214,7 @@ class Labels:
         elif asked is None and chosen == "class" and not isinstance(values[0], str):
             if "-1" in classes:
                 yield "have the class -1, as data sets write it where there is no label; leave these rows out"
-            number = counted(len(classes), "class", "classes")
+            number = quantity(len(classes), "class", "classes")
             yield f"are read as {number}; to predict them as numbers, pass --target number"
         if chosen == "class" and len(classes) == len(self._codes) > 2:
             yield "differ in every row, so each row is a class of its own; is this the right column?"

@@ -27,7 +27,7 @@ import numpy as np
 
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, MissingDependencyError, SourceError, os_errors_as
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.pictures.reading import read_part, read_picture, status_of
 from precache.sources.base import ANY_SIZE
 from precache.sources.labels import unique_names
@@ -134,7 +134,7 @@ class ParquetReader:
             from pyarrow import parquet
         except ImportError as error:
             raise MissingDependencyError(
-                f"{self.name}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
+                f"{self.name}: Parquet needs the extra 'table' ({error}); run: {install_command('table')}"
             ) from error
         with open_table(self.name, self.file) as file:
             try:

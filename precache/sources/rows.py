@@ -30,7 +30,7 @@ from PIL import Image
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, SourceError
 from precache.pictures.reading import check_bytes, read_picture, status_of
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.base import (
     ANY_SIZE,
     SampleRef,
@@ -385,7 +385,7 @@ def _list_files(rows: LabelledList, part: RowPart, listed: ScannedPart, columns:
             f"{rows.where(missing[0])}: there is no picture {path!r}, nor one for any other row; "
             f"{remedy}{instead}"
         )
-    count = f"{counted(len(missing), 'row')} of {len(hashes):,} without a picture"
+    count = f"{quantity(len(missing), 'row')} of {len(hashes):,} without a picture"
     return [f"{listed.name}: {count}; the first is {rows.where(missing[0])}: {path!r}"]
 
 

@@ -22,7 +22,7 @@ import numpy as np
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, SourceError, os_errors_as
 from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
-from precache.reporting import counted, some
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 from precache.storage.urls import local_path
@@ -67,7 +67,7 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
     if split_of:
         raise SourceError(
             f"{path}: lists {next(iter(split_of))!r}, which is not a picture of {scan.root} "
-            f"({counted(len(split_of), 'such line')}); write paths relative to it, like 'class/picture.jpg'"
+            f"({quantity(len(split_of), 'such line')}); write paths relative to it, like 'class/picture.jpg'"
         )
     samples = scan.samples.select(np.array(rows, np.int64), np.array(splits, np.int64), names)
     listed = replace(recipe, splits=f"list:{hashlib.sha256(content).hexdigest()}")
@@ -91,11 +91,13 @@ def gaps(scan: Scan, manifest: Manifest) -> list[str]:
         counts = zip(manifest.classes, manifest.samples_per_class[split], strict=True)
         missing = [name for name, count in counts if not count and name in there]
         if missing and asked:
-            what = counted(len(missing), "class", "classes")
-            found.append(f"split {split} has no picture of {what} of {len(there):,}: {some(missing)}{remedy}")
+            what = quantity(len(missing), "class", "classes")
+            found.append(
+                f"split {split} has no picture of {what} of {len(there):,}: {abridge(missing)}{remedy}"
+            )
         elif missing:
             what, has = ("class", "has") if len(missing) == 1 else ("classes", "have")
-            found.append(f"{what} {some(missing)} {has} no picture left{remedy}")
+            found.append(f"{what} {abridge(missing)} {has} no picture left{remedy}")
     return found
 
 

@@ -49,7 +49,7 @@ import xxhash
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
 from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, steadily
-from precache.reporting import counted, some
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
@@ -569,7 +569,9 @@ class _Lister:
             self.counts.append(count)
             self._class_of.append(class_name)
             if len(subfolders) > 1:
-                self._subfolders[class_name] = some([repr(_joined(class_name, name)) for name in subfolders])
+                self._subfolders[class_name] = abridge(
+                    [repr(_joined(class_name, name)) for name in subfolders]
+                )
         elif class_name:
             self.empty[class_path] = class_name
 
@@ -592,17 +594,18 @@ class _Lister:
     def _warnings(self, classes: int, *, is_plain: bool) -> Iterator[str]:
         root = self._root
         if self.empty:
-            yield f"{root}: class folders without a picture: {some([*map(repr, self.empty)])}"
+            yield f"{root}: class folders without a picture: {abridge([*map(repr, self.empty)])}"
         if self._missed:
-            what = counted(
+            what = quantity(
                 len(self._missed), "file that looks like a picture is", "files that look like pictures are"
             )
-            yield f"{root}: {what} left out: {some([f'{it.path!r} ({it.reason})' for it in self._missed])}"
+            yield f"{root}: {what} left out: {abridge([f'{it.path!r} ({it.reason})' for it in self._missed])}"
         if self._loops:
-            yield f"{root}: links to a folder above them are not followed: {some([*map(repr, self._loops)])}"
+            loops = abridge([*map(repr, self._loops)])
+            yield f"{root}: links to a folder above them are not followed: {loops}"
         if self._twice:
             twice = "class folders that are the same folder, so pictures count twice"
-            yield f"{root}: {twice}: {some(self._twice)}"
+            yield f"{root}: {twice}: {abridge(self._twice)}"
         # none lies directly in its class folder
         if self._class_depth and self._subfolders and self._deeper == len(self._listed):
             name, inner = next(iter(self._subfolders.items()))
@@ -663,7 +666,7 @@ def _find_layout(top: Entry, root: Location, class_depth: int) -> _Layout:
         taken = filled or (named if not others else [])  # that the user may have meant as splits
         if not taken or class_depth == 0 or not _holds_picture(top, 1):
             return _Layout()
-        names = some([repr(folder.name) for folder in taken])
+        names = abridge([repr(folder.name) for folder in taken])
         remedy = f"for splits put other class folders out of {root}"
         if not filled:
             remedy = "for splits of pictures without labels pass --class-depth 0, or class_depth=0"

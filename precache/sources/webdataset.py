@@ -28,7 +28,7 @@ from typing import Any
 
 from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
-from precache.reporting import some
+from precache.reporting import abridge
 from precache.sources.archive import (
     FILE,
     FOLDER,
@@ -171,7 +171,7 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     for label in labels or ():
         rows.labels.add(label)
     if found.left_out:
-        left_out = some([repr(name) for name in found.left_out])
+        left_out = abridge([repr(name) for name in found.left_out])
         warnings.append(f"fields that only some samples have are left out: {left_out}")
     source = replace(source, archives=tuple(archives), starts=starts, named=named)
     return rows.scan(source, options, found.ignored, [f"{root}: {warning}" for warning in warnings])
@@ -392,4 +392,4 @@ _VALUES: dict[str, Callable[[bytes, str], dict[str, Any]]] = {
 
 def _named(values: Iterable[str]) -> str:
     """A few of the names, in a message."""
-    return some([repr(name) for name in sorted(values)]) or "no field"
+    return abridge([repr(name) for name in sorted(values)]) or "no field"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from precache.errors import MissingDependencyError, SettingError, StorageError
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.storage import crc32c_file, open_single
 from precache.storage.retries import (
     FETCHES,
@@ -378,7 +378,7 @@ def _s3_settings() -> dict[str, Any]:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError as error:
         raise MissingDependencyError(
-            f"credentials of AWS profiles need the package boto3; install it with: {install_extra('cloud')}"
+            f"credentials of AWS profiles need the package boto3; install it with: {install_command('cloud')}"
         ) from error
     return {**given, "credential_provider": Boto3CredentialProvider()}
 
@@ -390,6 +390,6 @@ def _library() -> Any:
         import obstore.store
     except ImportError as error:
         raise MissingDependencyError(
-            f"URLs need the package obstore; install it with: {install_extra('cloud')}"
+            f"URLs need the package obstore; install it with: {install_command('cloud')}"
         ) from error
     return obstore

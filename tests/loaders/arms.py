@@ -11,14 +11,14 @@ _NO_DALI = pytest.mark.skipif(
 )
 
 
-def with_marks(*arms: tuple[str, ...]) -> list[Any]:
+def backend_params(*arms: tuple[str, ...]) -> list[Any]:
     """As parameters, of which those of DALI are skipped where it is not installed."""
     return [pytest.param(*arm, id="-".join(arm), marks=[_NO_DALI] * (arm[0] == "dali")) for arm in arms]
 
 
-OF_FILES = with_marks(("pytorch", "raw"), ("dali", "raw"))
-OF_SHARDS = with_marks(
+TREE_CASES = backend_params(("pytorch", "raw"), ("dali", "raw"))
+CONVERTED_CASES = backend_params(
     ("shards", "shards"), ("webdataset", "webdataset"), ("dali", "webdataset"), ("dali", "dali")
 )
-MAIN = with_marks(("pytorch", "raw"), ("shards", "shards"), ("webdataset", "webdataset"), ("dali", "dali"))
+MAIN = backend_params(("pytorch", "raw"), ("shards", "shards"), ("webdataset", "webdataset"), ("dali", "dali"))
 """Of which the whole contract is asked."""

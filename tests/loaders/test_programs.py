@@ -16,7 +16,7 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.loader_contract import ids_of
-from tests.loaders.arms import MAIN
+from tests.loaders.cases import MAIN
 
 # Imports once and forks for each run, which then ends as a program does that was started by itself. The
 # augmentation is inside torch whenever the program ends.
@@ -196,7 +196,7 @@ def test_workers_end_with_a_program_that_is_stopped(
 
 
 @pytest.mark.parametrize(("backend", "kind"), MAIN[:2])
-def test_a_forked_process_builds_its_own_loader_and_leaves_the_parents_alone(
+def test_a_forked_process_needs_a_loader_of_its_own(
     backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     path = {"raw": raw_tree, **converted}[kind]

@@ -36,7 +36,7 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import left, running
-from tests.loaders.arms import MAIN
+from tests.loaders.cases import MAIN
 
 GLOBAL_BATCH = 12
 WORLDS = (1, 2, 3)
@@ -247,7 +247,7 @@ def settles(holds: Callable[[], bool]) -> bool:
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
 @pytest.mark.parametrize(("backend", "kind"), [*MAIN, pytest.param("auto", "mixture", id="mixture")])
-def test_any_training_is_served_what_it_asks_for(
+def test_any_training_gets_the_batches_of_the_order(
     backend: str, kind: str, times: int, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     paths = {"raw": raw_tree, "mixture": [converted["shards"], converted["webdataset"]], **converted}

@@ -51,7 +51,11 @@ def test_the_stage_with_most_of_the_time_is_the_answer() -> None:
     ("theirs", "words"), [((1.0, 1.1), "times as many images/s as ffcv"), ((1.5, 2.1), "within noise")]
 )
 def test_another_writer_is_slower_or_within_noise(theirs: tuple[float, float], words: str) -> None:
-    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, PRECACHE, 2.0), whole(1, PRECACHE, 2.0)]
+    trials = [
+        stages(0, read=1, decode=6, resize=2, write=1),
+        whole(0, PRECACHE, 2.0),
+        whole(1, PRECACHE, 2.0),
+    ]
     trials += [whole(repeat, "ffcv", rate) for repeat, rate in enumerate(theirs)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     assert words in result.answer[2][0]

@@ -107,11 +107,11 @@ def compare(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Source
     trainings = group_by_source(settings, trials)
     baseline, margin = settings["baseline"], settings["margin"]
     differences = {}
-    for name, own in trainings.items():
-        shared = own.keys() & trainings.get(baseline, {}).keys()
+    for name, by_seed in trainings.items():
+        shared = by_seed.keys() & trainings.get(baseline, {}).keys()
         if name != baseline and shared:
             differences[name] = [
-                100 * (_top1(own[seed]) - _top1(trainings[baseline][seed])) for seed in sorted(shared)
+                100 * (_top1(by_seed[seed]) - _top1(trainings[baseline][seed])) for seed in sorted(shared)
             ]
     level = 1 - (1 - LEVEL) / max(1, len(differences))
     comparisons = []
@@ -243,11 +243,11 @@ def _make_rows(
     by_name = {comparison.name: comparison for comparison in comparisons}
     first = trainings.get(settings["baseline"], {})
     rows = []
-    for name, own in trainings.items():
-        top1 = [_top1(trial) for trial in own.values()]
+    for name, by_seed in trainings.items():
+        top1 = [_top1(trial) for trial in by_seed.values()]
         values = {
             "top1_accuracy": Estimate(fmean(top1), min(top1), max(top1)),
-            "train_s": stats.estimate([trial.numbers["train_s"] for trial in own.values()]),
+            "train_s": stats.estimate([trial.numbers["train_s"] for trial in by_seed.values()]),
         }
         texts = {"verdict": "-", "difference_points": "-"}
         if name in by_name:
@@ -255,7 +255,7 @@ def _make_rows(
             values["train_ratio"] = stats.estimate(
                 [
                     trial.numbers["train_s"] / first[seed].numbers["train_s"]
-                    for seed, trial in own.items()
+                    for seed, trial in by_seed.items()
                     if seed in first
                 ]
             )

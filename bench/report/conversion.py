@@ -42,7 +42,7 @@ def make_result(
     stages = [trial for trial in trials if trial.key["what"] == STAGES]
     stage_rows = _make_stage_rows(stages, settings["processes"])
     whole_rows = _make_whole_rows([trial for trial in trials if trial.key["what"] == WHOLE])
-    narrowest = max(stage_rows, key=lambda row: row.values["time_share"].median)
+    slowest = max(stage_rows, key=lambda row: row.values["time_share"].median)
     rows = (*stage_rows, *whole_rows)
     return Result(
         command="convert",
@@ -53,8 +53,8 @@ def make_result(
         rows=rows,
         thing="stage, or whole conversion",
         columns=("converted_images_per_s", "time_share"),
-        answer=_answer(machine, narrowest, stage_rows, whole_rows, other_cpu_share(trials)),
-        best=(rows.index(narrowest),),
+        answer=_answer(machine, slowest, stage_rows, whole_rows, other_cpu_share(trials)),
+        best=(rows.index(slowest),),
         bars="time_share",
         conditions=_describe_conditions(machine, settings, trials),
         skipped=dict(skipped),
@@ -101,7 +101,7 @@ def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
             name=f"{writer}, start-up included",
             key={"writer": writer, "peer": writer != PRECACHE},
             values={"converted_images_per_s": stats.estimate(values)},
-            texts={"time_share": ""},  # it is the whole
+            texts={"time_share": ""},  # a whole conversion is no share of a worker's time
         )
         if writer != PRECACHE:
             repeats = min(len(values), len(rates[PRECACHE]))
@@ -112,7 +112,7 @@ def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
 
 def _answer(
     machine: Mapping[str, str],
-    narrowest: Row,
+    slowest: Row,
     stage_rows: Sequence[Row],
     whole_rows: Sequence[Row],
     other_cpu: float | None,
@@ -120,12 +120,12 @@ def _answer(
     """Say how fast converting is, what takes the time, how near the limit it is, and how others compare."""
     precache_row = whole_rows[0]
     rate = precache_row.values["converted_images_per_s"].median
-    remedy = _REMEDIES.get(narrowest.name, "")
-    if narrowest.name == "resize" and machine["pillow_flavour"] == "pillow":
+    remedy = _REMEDIES.get(slowest.name, "")
+    if slowest.name == "resize" and machine["pillow_flavour"] == "pillow":
         remedy = ": Pillow-SIMD resizes faster ('precache doctor' prints how to install it)"
     first = [
         f"Converting reaches {rate:,.0f} images/s, start-up included.",
-        f"{narrowest.name.capitalize()} takes {percent(narrowest.values['time_share'].median)} of a worker's "
+        f"{slowest.name.capitalize()} takes {percent(slowest.values['time_share'].median)} of a worker's "
         f"time{remedy}.",
     ]
     rates = {row.name: row.values["converted_images_per_s"].median for row in stage_rows}

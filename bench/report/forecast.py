@@ -47,8 +47,8 @@ RISK = (
 )
 _RANDOM_READS = (*AS_IT_IS, "shards")
 """Loaders that read picture by picture in random order; the others read whole shards in a stream."""
-_CACHED_SHARE = 0.5  # of the memory: a larger data set does not stay in the page cache
-_CROP_RATIO = 0.875  # of the shorter side is served in validation: less stored would be enlarged
+_CACHED_SHARE = 0.5  # share of the memory above which a data set does not stay in the page cache
+_CROP_RATIO = 0.875  # share of the shorter side that validation serves: less would have to be enlarged
 SLACK = 1.1
 """Factor for the error of a predicted size: a sample of a hundred pictures is within a tenth of all."""
 

@@ -222,7 +222,7 @@ def epochs_to_pay(conversion_s: float, images: int, today: float, then: float) -
         images: pictures of an epoch.
         today, then: images/s of training with the baseline, and with converted data.
     """
-    saved_s = images * (1 / today - 1 / then)  # in each epoch
+    saved_s = images * (1 / today - 1 / then)  # seconds of an epoch
     return max(1, math.ceil(conversion_s / saved_s)) if saved_s > 0 else None
 
 

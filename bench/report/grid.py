@@ -54,19 +54,21 @@ def find_reason_to_skip(
     smallest_too_large = min((other.batch_size for other in too_large), default=math.inf)
     if smallest_too_large <= point.batch_size:
         return f"batch {smallest_too_large:,} did not fit into memory"
-    rates = {at: training_rate(row).median for at, row in measured.items()}
-    fewer = [at for at in _series(rates, point.batch_size) if at.workers < point.workers]
-    for at in fewer:
-        if judge(measured[at].values.get("fed_ratio")) == KEEPS_UP:
-            return f"the trainer does not wait with {quantity(at.workers, 'worker')}"
+    rates = {other: training_rate(row).median for other, row in measured.items()}
+    fewer = [other for other in _series(rates, point.batch_size) if other.workers < point.workers]
+    for other in fewer:
+        if judge(measured[other].values.get("fed_ratio")) == KEEPS_UP:
+            return f"the trainer does not wait with {quantity(other.workers, 'worker')}"
     if len(fewer) > 1:
         most, best = fewer[-1], max(fewer, key=rates.__getitem__)
         if rates[most] < FALLING_SHARE * rates[best]:
             return f"{quantity(most.workers, 'worker')} gave less than {best.workers}"
-    smaller = [at for at in rates if at.batch_size < point.batch_size and at.workers == point.workers]
+    smaller = [
+        other for other in rates if other.batch_size < point.batch_size and other.workers == point.workers
+    ]
     if smaller:
-        last = max(smaller, key=lambda at: at.batch_size)
-        best_rate = max(rate for at, rate in rates.items() if at.batch_size == last.batch_size)
+        last = max(smaller, key=lambda other: other.batch_size)
+        best_rate = max(rate for other, rate in rates.items() if other.batch_size == last.batch_size)
         if rates[last] < HOPELESS_SHARE * best_rate:
             share = f"{rates[last] / best_rate:.0%} of the best"
             return f"with batch {last.batch_size:,} {quantity(last.workers, 'worker')} gave {share}"
@@ -84,25 +86,25 @@ def choose(rows: Iterable[Row]) -> tuple[Row, Row]:
         The chosen row, and the row with the most images/s.
     """
     measured = {point_of(row): row for row in rows}
-    rates = {at: training_rate(row).median for at, row in measured.items()}
+    rates = {point: training_rate(row).median for point, row in measured.items()}
     best = max(rates, key=rates.__getitem__)
-    enough = [at for at, rate in rates.items() if rate >= (1 - NEGLIGIBLE_SHARE) * rates[best]]
-    series = _series(rates, min(at.batch_size for at in enough))
+    fast_points = [point for point, rate in rates.items() if rate >= (1 - NEGLIGIBLE_SHARE) * rates[best]]
+    series = _series(rates, min(point.batch_size for point in fast_points))
     for verdict in (KEEPS_UP, UNCLEAR):
-        for at in series:
-            if judge(measured[at].values.get("fed_ratio")) == verdict:
-                return measured[at], measured[best]
-    most = max(rates[at] for at in series)
-    fewest = next(at for at in series if rates[at] >= (1 - NEGLIGIBLE_SHARE) * most)
-    return measured[fewest], measured[best]
+        for point in series:
+            if judge(measured[point].values.get("fed_ratio")) == verdict:
+                return measured[point], measured[best]
+    largest_rate = max(rates[point] for point in series)
+    fast_enough = [point for point in series if rates[point] >= (1 - NEGLIGIBLE_SHARE) * largest_rate]
+    return measured[fast_enough[0]], measured[best]
 
 
 def describe_choice(loader: str, chosen: Row, best: Row) -> str:
     """Write the sentence that says which point to choose."""
-    rate, most = training_rate(chosen).median, training_rate(best).median
+    rate, best_rate = training_rate(chosen).median, training_rate(best).median
     text = f"{loader}: choose {point_of(chosen).words}: {rate:,.0f} images/s"
     if chosen is not best:
-        text += f", {rate / most:.0%} of the best ({most:,.0f} with {point_of(best).words})"
+        text += f", {rate / best_rate:.0%} of the best ({best_rate:,.0f} with {point_of(best).words})"
     ratio = chosen.values.get("fed_ratio")
     verdict = judge(ratio)
     if verdict == NO_TRAINER or ratio is None:
@@ -117,4 +119,4 @@ def describe_choice(loader: str, chosen: Row, best: Row) -> str:
 
 def _series(points: Iterable[Point], batch_size: int) -> list[Point]:
     """Points of a batch size, the fewest workers first."""
-    return sorted(at for at in points if at.batch_size == batch_size)
+    return sorted(point for point in points if point.batch_size == batch_size)

@@ -51,8 +51,8 @@ def make_result(
     rows = make_rows(settings, trials)
     other_cpu = other_cpu_share(trials)
     repeats = _fewest_repeats(trials)
-    names_winner = repeats > 1 and not is_disturbed(other_cpu)
-    if not is_grid(settings) and names_winner:
+    has_winner = repeats > 1 and not is_disturbed(other_cpu)
+    if not is_grid(settings) and has_winner:
         rows = _compare_with_today(rows, gpu_price)
     chosen = rows
     paragraphs: list[tuple[str, ...]] = []
@@ -62,7 +62,7 @@ def make_result(
     if not is_grid(settings) or any(row.key["backend"] == TODAY_BACKEND for row in chosen):
         paragraphs += _answer_for_trainers(chosen, settings, repeats, other_cpu, gpu_price)
     best: list[Row] = []
-    if names_winner:
+    if has_winner:
         best = list(chosen)
         if not is_grid(settings):
             best = [row for group in _by_trainer(rows) for row in find_gain(group).best]
@@ -76,10 +76,10 @@ def make_result(
         thing="loader",
         columns=("loader_images_per_s", "busy_share", "cold_images_per_s", "first_batch_s"),
         answer=tuple(paragraphs),
-        best=tuple(at for at, row in enumerate(rows) if any(row is best_row for best_row in best)),
+        best=tuple(position for position, row in enumerate(rows) if any(row is other for other in best)),
         bars="busy_share" if any("busy_share" in row.values for row in rows) else "loader_images_per_s",
         conditions=tuple(describe_conditions(machine, settings, rows, trials)),
-        next_step=_next_step(chosen, settings) if names_winner else "",
+        next_step=_next_step(chosen, settings) if has_winner else "",
         skipped=dict(skipped),
     )
 
@@ -116,9 +116,11 @@ class _Repeats:
 
     @property
     def rates(self) -> list[float]:
+        """Images/s of each repeat."""
         return [trial.images_per_s for trial in self.trials]
 
     def estimate(self, name: str = "images_per_s") -> Estimate:
+        """Estimate of a number over the repeats."""
         return stats.estimate([trial.numbers[name] for trial in self.trials])
 
 
@@ -164,14 +166,14 @@ def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]
                     for loader in loaders
                     if loader["batch_size"] == batch_size and loader["workers"] == workers
                 ]
-                made: list[Row] = []
+                batch_rows: list[Row] = []
                 rest: dict[int, str] = {}
                 for loader in candidates:
                     row = _make_row(index, loader, trainer, settings)
                     if row is not None:
-                        rest[len(made)] = _rest_stage(index, loader, row, settings)
-                        made.append(row)
-                rows += explain(made, workers, batch_size, settings["cpus"], rest)
+                        rest[len(batch_rows)] = _rest_stage(index, loader, row, settings)
+                        batch_rows.append(row)
+                rows += explain(batch_rows, workers, batch_size, settings["cpus"], rest)
     rows += [_make_peer_row(index, loader, settings) for loader in index.loaders(PEER)]
     return rows
 
@@ -299,13 +301,15 @@ def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]
     for peer in index.loaders(PEER):
         peer_repeats = index.find(PEER, **peer)
         is_itself = trial.key["what"] == PEER and peer["backend"] == trial.key["backend"]
-        same_settings = all(peer[name] == trial.key[name] for name in ("batch_size", "workers"))
-        if peer_repeats is None or is_itself or not same_settings:
+        has_same_settings = all(peer[name] == trial.key[name] for name in ("batch_size", "workers"))
+        if peer_repeats is None or is_itself or not has_same_settings:
             continue
-        same_work = "work" in trial.facts and trial.facts["work"] == peer_repeats.trials[0].facts.get("work")
+        is_same_work = "work" in trial.facts and trial.facts["work"] == peer_repeats.trials[0].facts.get(
+            "work"
+        )
         # the limit copies centre crops; random crops cannot be served faster either
-        limits = peer["backend"] == LIMIT and peer["data"] == trial.key["data"] and "work" in trial.facts
-        if same_work or limits:
+        is_limit = peer["backend"] == LIMIT and peer["data"] == trial.key["data"] and "work" in trial.facts
+        if is_same_work or is_limit:
             count = min(len(alone.rates), len(peer_repeats.rates))
             ratios[peer["backend"]] = stats.ratio(alone.rates[:count], peer_repeats.rates[:count])
     return ratios
@@ -321,8 +325,8 @@ def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mappi
     assert alone is not None, "the row has it"
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in alone.trials)
     cold = row.values.get("cold_images_per_s")
-    disk_is_apart = cold is not None and cold.high < row.values["loader_images_per_s"].low
-    if was_warm or is_cached or disk_is_apart or loader["backend"] == SYNTHETIC:
+    is_disk_apart = cold is not None and cold.high < row.values["loader_images_per_s"].low
+    if was_warm or is_cached or is_disk_apart or loader["backend"] == SYNTHETIC:
         return stage
     return f"storage or {stage}"
 
@@ -376,8 +380,8 @@ def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
         if is_own_loader(row):
             series.setdefault((row.key["backend"], row.key["data"], row.key["trainer"]), []).append(row)
     chosen, sentences = [], []
-    for (backend, data, _), own in series.items():
-        row, best = choose(own)
+    for (backend, data, _), loader_rows in series.items():
+        row, best = choose(loader_rows)
         chosen.append(row)
         loader = backend if backend == data else f"{backend} on {data}"
         sentences.append(describe_choice(loader, row, best))

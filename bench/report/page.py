@@ -345,7 +345,7 @@ def figure(traces: Sequence[Any], height: int, across: str, up: str = "") -> go.
         legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        dragmode=False,  # else a finger on a chart cannot scroll the page
+        dragmode=False,  # a finger on a chart has to scroll the page
         showlegend=entries > 0,
     )
     chart.update_xaxes(title=across, automargin=True, zeroline=False, tickangle=0)

@@ -96,7 +96,9 @@ def make_result(
         thing="from",
         columns=COLUMNS,
         answer=tuple(paragraphs),
-        best=tuple(at for at, row in enumerate(shown) if any(row is best_row for best_row in best_rows)),
+        best=tuple(
+            position for position, row in enumerate(shown) if any(row is other for other in best_rows)
+        ),
         bars="busy_share",
         conditions=tuple(_conditions(machine, settings, rows, inputs, sample, trials)),
         next_step="\n".join(_next_steps(rows, settings, sample, other_cpu, folders or {})),

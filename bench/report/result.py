@@ -295,7 +295,7 @@ class Result:
 
     def is_best(self, row: Row) -> bool:
         """Whether the row is one of the best."""
-        return any(self.rows[at] is row for at in self.best)
+        return any(self.rows[position] is row for position in self.best)
 
     def to_json(self) -> dict[str, Any]:
         """Document of a result's file; the result can be made again from the trials in it."""

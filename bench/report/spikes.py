@@ -13,7 +13,7 @@ from precache.reporting import quantity
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
 _DEVIATIONS = 8.0
 _TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, for normal noise
-_SHORT_SHARE = 0.1  # of a batch's time: a shorter excess is not reported
+_SHORT_SHARE = 0.1  # share of a batch's time below which an excess is not reported
 _FEWEST_BATCHES = 8
 _REGULAR_SHARE = 0.75
 

@@ -171,11 +171,12 @@ class Table:
             console.print(self.title, style="bold")
         for table_number, columns in enumerate(_fit_columns(widths)):
             table = RichTable(box=None, pad_edge=False)
-            for at in columns:
-                left = at == 0 or self.titles[at] in self.words
-                table.add_column(self.titles[at], justify="left" if left else "right", no_wrap=True)
-            for at, row in enumerate(self.rows):
-                table.add_row(*(row[column] for column in columns), style="bold" if at in self.bold else "")
+            for column in columns:
+                is_left = column == 0 or self.titles[column] in self.words
+                table.add_column(self.titles[column], justify="left" if is_left else "right", no_wrap=True)
+            for position, row in enumerate(self.rows):
+                style = "bold" if position in self.bold else ""
+                table.add_row(*(row[column] for column in columns), style=style)
             if table_number > 0:
                 console.print()
             console.print(table)
@@ -211,7 +212,7 @@ def _fit_columns(widths: Sequence[int]) -> list[list[int]]:
     """
     tables = [[0]]
     for column in range(1, len(widths)):
-        width = sum(widths[at] + 2 for at in tables[-1]) + widths[column]
+        width = sum(widths[other] + 2 for other in tables[-1]) + widths[column]
         if width > WIDTH and len(tables[-1]) > 1:
             tables.append([0])
         tables[-1].append(column)
@@ -255,7 +256,7 @@ def make_table(result: Result, *, details: bool = False) -> Table:
         [result.thing, *(COLUMNS[name].title for name in names)],
         [[row.name, *(_cell_or(row, name, missing) for name in names)] for row in rows],
         words=[COLUMNS[name].title for name in names if any(row.texts.get(name) for row in rows)],
-        bold=[at for at, row in enumerate(rows) if result.is_best(row)],
+        bold=[position for position, row in enumerate(rows) if result.is_best(row)],
     )
 
 

@@ -99,8 +99,8 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
             explains.
     """
     explained = []
-    for at, row in enumerate(rows):
-        parts = stage_seconds(row, rest[at])
+    for position, row in enumerate(rows):
+        parts = stage_seconds(row, rest[position])
         rates = {name: 1 / part.median for name, part in parts.items()}
         if "trainer_images_per_s" in row.values:
             rates["compute"] = row.values["trainer_images_per_s"].median
@@ -108,13 +108,13 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
             explained.append(replace(row, stages=rates))
             continue
         changes = find_changes(row, [other for other in rows if other is not row], workers, cpus)
-        narrowest = bottleneck(row, parts)
+        slowest = bottleneck(row, parts)
         with_advice = replace(
             row,
             stages=rates,
-            stalls=find_stalls(row, stage_seconds(row, rest[at], cold=False), batch_size),
-            bottleneck=narrowest,
-            advice=advise(row, narrowest, changes),
+            stalls=find_stalls(row, stage_seconds(row, rest[position], cold=False), batch_size),
+            bottleneck=slowest,
+            advice=advise(row, slowest, changes),
             changes=tuple(changes),
         )
         explained.append(replace(with_advice, findings=tuple(describe(with_advice))))
@@ -242,10 +242,10 @@ def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> li
     return changes
 
 
-def advise(row: Row, narrowest: str, changes: Sequence[LoaderChange]) -> str:
+def advise(row: Row, slowest: str, changes: Sequence[LoaderChange]) -> str:
     """Write a sentence on the bottleneck, and one on the change that gains most beyond noise."""
-    sentence, now = _describe_bottleneck(row, narrowest), reachable_rate(row)
-    if narrowest == "compute":
+    sentence, now = _describe_bottleneck(row, slowest), reachable_rate(row)
+    if slowest == "compute":
         return sentence
     gaining = [change for change in changes if exceeds(change.images_per_s, now)]
     if not gaining:
@@ -255,7 +255,7 @@ def advise(row: Row, narrowest: str, changes: Sequence[LoaderChange]) -> str:
     return f"{sentence} {best.title} {verb} {best.images_per_s.median:,.0f}."
 
 
-def _describe_bottleneck(row: Row, narrowest: str) -> str:
+def _describe_bottleneck(row: Row, slowest: str) -> str:
     """Write the sentence that names the bottleneck."""
     supply_rate, trainer = supply(row), row.values.get("trainer_images_per_s")
     against = f" against {trainer.median:,.0f} of the trainer" if trainer is not None else ""
@@ -263,25 +263,25 @@ def _describe_bottleneck(row: Row, narrowest: str) -> str:
     if "cold_images_per_s" in row.values:
         is_cold = supply_rate is row.values["cold_images_per_s"]
         files = " from a cold disk" if is_cold else " with the files in memory"
-    if narrowest == "compute" and trainer is not None:
+    if slowest == "compute" and trainer is not None:
         return (
             f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the "
             f"loader could give {supply_rate.median:,.0f}{files}. Only a faster step would help."
         )
     keeps_up_alone = trainer is not None and supply_rate.low > trainer.high
-    if narrowest == "" and keeps_up_alone and judge(row.values.get("fed_ratio")) == WAITS:
+    if slowest == "" and keeps_up_alone and judge(row.values.get("fed_ratio")) == WAITS:
         return (
             f"no single stage is the bottleneck{files}: the loader alone reaches {supply_rate.median:,.0f} "
             f"images/s{against}, and yet the trainer waits, because batches come unevenly or both share "
             f"the CPUs."
         )
-    if narrowest == "":
+    if slowest == "":
         rate = f"{supply_rate.median:,.0f} images/s{against}"
         return f"no stage stands out as the bottleneck{files}, within noise: {rate}."
-    names = " or ".join(_WORD_OF_STAGE.get(stage, stage) for stage in narrowest.split(" or "))
+    names = " or ".join(_WORD_OF_STAGE.get(stage, stage) for stage in slowest.split(" or "))
     verb = "is the bottleneck" if trainer is not None else "takes most of the loader's time"
     text = f"{names} {verb}{files}: {supply_rate.median:,.0f} images/s{against}"
-    if narrowest.startswith("storage or "):
+    if slowest.startswith("storage or "):
         without = "" if "cold_images_per_s" in row.values else " without --cold"
         text += f"; the files were not in memory before, so the two were not timed apart{without}"
     return f"{text}."

@@ -17,7 +17,7 @@ stands still on the CPUs that the step uses; the predicted range holds both.
 
 import math
 from bisect import bisect, bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from statistics import median
@@ -195,7 +195,7 @@ def warm_up(info: Mapping[str, Any]) -> int:
     return max(_WARM_UP, int(info.get("workers", 0)) * int(info.get("prefetch", 0)))
 
 
-# from events to streams
+# making streams from events
 
 
 def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
@@ -203,7 +203,7 @@ def find_streams(processes: Sequence[Sequence[Event]]) -> list[Stream]:
 
     Loaders that one line makes for one dataset, as a framework does for each evaluation, are one stream.
     """
-    streams = [stream for events in processes for stream in _find_in_process(events)]
+    streams = [stream for events in processes for stream in _find_streams_of_process(events)]
     if not any(stream.role == TRAINING for stream in streams):
         streams = [replace(stream, role=READING) for stream in streams]
     order = {TRAINING: 0, READING: 1, VALIDATION: 2}
@@ -262,21 +262,24 @@ class _Loader:
     is_ahead: bool = False
 
 
-def _find_in_process(events: Sequence[Event]) -> list[Stream]:
+def _find_streams_of_process(events: Sequence[Event]) -> list[Stream]:
     """Make the streams of one process."""
     rank, loaders = _read_events(events)
-    trains = {number: _is_training(loader.events, by_epoch=True) for number, loader in loaders.items()}
-    if not any(trains.values()):  # each batch may come from a new iterator
-        trains = {number: _is_training(loader.events, by_epoch=False) for number, loader in loaders.items()}
+    training: set[int] = set()
+    for by_epoch in (True, False):
+        if not training:  # a training may make a new iterator for each batch, and so have no second batch
+            training = {
+                number for number, loader in loaders.items() if _is_training(loader.events, by_epoch=by_epoch)
+            }
     other_times = sorted(
         event["asked_s"]
         for number, loader in loaders.items()
-        if not trains[number]
+        if number not in training
         for event in loader.events
         if event["event"] == "batch"
     )
     streams: list[tuple[Stream, list[float]]] = []
-    for members, is_training in _group_loaders(loaders, trains):
+    for members, is_training in _group_loaders(loaders, training):
         batches: list[_Batch] = []
         for member in members:
             batches += _read_batches(member.events, other_times if is_training else ())
@@ -342,10 +345,16 @@ def _combine(stream: Stream, fed_by: Sequence[Stream]) -> Stream:
     )
 
 
-def _group_loaders(
-    loaders: Mapping[int, _Loader], trains: Mapping[int, bool]
-) -> Iterator[tuple[list[_Loader], bool]]:
-    """Yield loaders of one key and role that were iterated one after the other, and whether they train."""
+def _group_loaders(loaders: Mapping[int, _Loader], training: set[int]) -> list[tuple[list[_Loader], bool]]:
+    """Group loaders of one key and role that were iterated one after the other.
+
+    Args:
+        loaders: loaders by their numbers.
+        training: numbers of the loaders that train.
+
+    Returns:
+        The loaders of each group, and whether they train.
+    """
     groups: list[tuple[list[_Loader], bool]] = []
     for number, loader in loaders.items():
         times = [event["asked_s"] for event in loader.events if event["event"] == "batch"]
@@ -353,13 +362,13 @@ def _group_loaders(
             continue
         for members, is_training in groups:
             last = [event["asked_s"] for event in members[-1].events if event["event"] == "batch"][-1]
-            is_same = (members[0].info["key"], is_training) == (loader.info["key"], trains[number])
+            is_same = (members[0].info["key"], is_training) == (loader.info["key"], number in training)
             if is_same and last < times[0]:
                 members.append(loader)
                 break
         else:
-            groups.append(([loader], trains[number]))
-    yield from groups
+            groups.append(([loader], number in training))
+    return groups
 
 
 def _is_training(events: Sequence[Event], by_epoch: bool) -> bool:
@@ -517,7 +526,7 @@ def _make_stream(
     )
 
 
-# from streams to changes
+# predicting changes of a stream
 
 
 def is_waiting(stream: Stream) -> bool:
@@ -556,11 +565,12 @@ def find_changes(
     if not can_change(stream):
         return []
     model = _Model(stream, machine, count_ranks(stream, streams))
-    changes: list[Change] = []
+    candidates: list[Change | None] = []
     if stream.info["kind"] == "DataLoader":
-        changes += [*_suggest_persistent_workers(stream), *_suggest_pinning(stream)]
+        candidates += [_suggest_persistent_workers(stream), _suggest_pinning(stream)]
         if stream.loads_too_slowly:
-            changes += [*_suggest_more_workers(stream, model), *_suggest_simd(stream, model)]
+            candidates += [_suggest_more_workers(stream, model), _suggest_simd(stream, model)]
+    changes = [change for change in candidates if change is not None]
     for new in replacements:
         if new.rate is not None:
             changes.append(Change(new.name, model.predict_loader(new.rate), {}, new.cost))
@@ -681,22 +691,25 @@ class _Model:
         return Estimate(images / middle_s, low, max(images / middle_s, min(high, without_waiting)))
 
 
-def _suggest_more_workers(stream: Stream, model: _Model) -> Iterator[Change]:
+# each of these returns None where its change does not apply
+
+
+def _suggest_more_workers(stream: Stream, model: _Model) -> Change | None:
     """Suggest enough workers to keep up with the steps, as far as there is CPU time for them."""
     needed = math.ceil(model.load_s / max(model.step_s, 1e-9) * _WORKER_MARGIN)
     workers = min(needed, max(1, model.max_workers))
     if workers <= stream.workers:
-        return
+        return None
     arguments: dict[str, Any] = {"num_workers": workers}
     if stream.workers == 0:
         arguments["persistent_workers"] = True
-    yield Change("workers", model.predict_workers(workers), arguments)
+    return Change("workers", model.predict_workers(workers), arguments)
 
 
-def _suggest_persistent_workers(stream: Stream) -> Iterator[Change]:
+def _suggest_persistent_workers(stream: Stream) -> Change | None:
     """Suggest to keep workers from epoch to epoch, which saves their start, but not loading a first batch."""
     if stream.workers == 0 or stream.info.get("persistent") or stream.start_share < NEGLIGIBLE_SHARE:
-        return
+        return None
     batch_s = sum(stream.parts.values()) * stream.images
     more_s = max(stream.start_s - stream.usual_s, 1e-9)
     rates = []
@@ -704,25 +717,26 @@ def _suggest_persistent_workers(stream: Stream) -> Iterator[Change]:
         remaining_share = min(1.0, times * batch_s / more_s)
         rates.append(stream.images / (stream.period_s - stream.starting_s * (1 - remaining_share)))
     rate = Estimate(rates[0], min(rates) * (1 - _MODEL_ERROR), max(rates) * (1 + _MODEL_ERROR))
-    yield Change("persistent_workers", rate, {"persistent_workers": True})
+    return Change("persistent_workers", rate, {"persistent_workers": True})
 
 
-def _suggest_pinning(stream: Stream) -> Iterator[Change]:
+def _suggest_pinning(stream: Stream) -> Change | None:
     """Suggest pinned memory, from which copies run beside the steps; it saves at most the copy of today."""
     if not stream.on_device or stream.info.get("pinned"):
-        return
-    # bytes/s of copies from pageable memory, as usual and as on a slow machine
-    saved_s = [min(stream.info.get("bytes", 0) / rate, stream.wait_s) for rate in (12e9, 4e9)]
-    rates = [stream.images / (stream.period_s - saving_s) for saving_s in (saved_s[0], 0.0, saved_s[1])]
+        return None
+    rates = []
+    for bytes_per_s in (12e9, math.inf, 4e9):  # assumed speed of today's copy: typical, free, slow
+        saved_s = min(stream.info.get("bytes", 0) / bytes_per_s, stream.wait_s)
+        rates.append(stream.images / (stream.period_s - saved_s))
     rate = Estimate(rates[0], rates[1] * (1 - _MODEL_ERROR), rates[2] * (1 + _MODEL_ERROR))
-    yield Change("pin_memory", rate, {"pin_memory": True})
+    return Change("pin_memory", rate, {"pin_memory": True})
 
 
-def _suggest_simd(stream: Stream, model: _Model) -> Iterator[Change]:
+def _suggest_simd(stream: Stream, model: _Model) -> Change | None:
     """Suggest Pillow-SIMD where Pillow resizes; its versions end in 'post' and a number."""
     total_s = sum(stream.parts.values())
     if "post" in stream.info.get("pillow", "post") or not stream.parts.get("resize"):
-        return
+        return None
     resize_share = stream.parts["resize"] / total_s
     factors = [1 - resize_share * (1 - simd_ratio) for simd_ratio in _SIMD]
-    yield Change("pillow-simd", model.predict_samples(Estimate(sum(factors) / 2, *factors)))
+    return Change("pillow-simd", model.predict_samples(Estimate(sum(factors) / 2, *factors)))

@@ -31,8 +31,8 @@ from precache.reporting import human_bytes, quantity
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
 """Kinds of trials, `key["what"]`."""
-_BUSY_SHARE = 0.85  # of the CPUs, from which on more workers have nothing to run on
-_MIN_SPEEDUP = 1.1  # of steps timed alone, from which on they are mentioned
+_BUSY_SHARE = 0.85  # share of busy CPUs from which on more workers have nothing to run on
+_MIN_SPEEDUP = 1.1  # speedup from which on the rate of steps timed alone is mentioned
 _VERSIONS = ("python", "torch", "pillow")
 _COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
 _SERIES = ("waits_s", "steps_s", "starts")
@@ -365,11 +365,11 @@ def _make_row(stream: Stream) -> Row:
             "dataset": stream.info["dataset"],
         },
         values={
-            "images_per_s": _exactly(stream.images_per_s),
+            "images_per_s": _exact_estimate(stream.images_per_s),
             "wait_share": stream.share,
-            "wait_s": _exactly(stream.wait_s),
-            "step_s": _exactly(stream.step_s),
-            "batches": _exactly(stream.batches),
+            "wait_s": _exact_estimate(stream.wait_s),
+            "step_s": _exact_estimate(stream.step_s),
+            "batches": _exact_estimate(stream.batches),
         },
         texts={
             "data": " ".join(filter(None, [str(stream.info["dataset"]), root])) + workers,
@@ -384,7 +384,7 @@ def _make_row(stream: Stream) -> Row:
 
 
 def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Row:
-    today = _exactly(stream.images_per_s)
+    today = _exact_estimate(stream.images_per_s)
     empty_cells = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
         name=f"with {change.name}",
@@ -395,7 +395,8 @@ def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Ro
     )
 
 
-def _exactly(value: float) -> Estimate:
+def _exact_estimate(value: float) -> Estimate:
+    """Make an estimate without a range."""
     return Estimate(value, value, value)
 
 

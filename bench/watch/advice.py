@@ -72,7 +72,8 @@ class Framework:
 
     Attributes:
         title: name of the library in sentences.
-        function: end of the name of the call that takes the arguments; "": any call of the library.
+        function: end of the name of the function that takes the arguments; "": the function that the script
+            calls at the recorded line.
         names: the library's name of an argument by torch's name; others cannot be given.
         command: shell command of the library that takes NAME=VALUE; "" where there is none.
     """
@@ -83,6 +84,7 @@ class Framework:
     command: str = ""
 
 
+# arguments that a library calls as torch does
 _SAME = {name: name for name in ("num_workers", "persistent_workers", "pin_memory", "prefetch_factor")}
 FRAMEWORKS = {
     "transformers": Framework(
@@ -118,7 +120,8 @@ def set_arguments(record: Record, values: Mapping[str, Any], *, remade: bool = F
     Returns:
         The advice; None where a library makes the DataLoader and takes none of these arguments.
     """
-    name, made = next(iter(values)), record["made"]
+    name = next(iter(values))  # the first argument names the change
+    made = record["made"]
     texts = {key: repr(value) for key, value in values.items()}
     notes = []
     if values.get("num_workers") and record["start"] != "fork" and not record["guarded"]:
@@ -206,15 +209,15 @@ def _advise_framework(name: str, record: Record, texts: Mapping[str, str], notes
             return Advice(name=name, options=options, edits=changes.edits(), notes=tuple(notes))
     given = ", ".join(f"{key}={text}" for key, text in own.items())
     where = f", called at {made['path']}:{made['line']}" if made else ""
-    to = f"{framework.function}(...)" if framework.function else framework.title
-    notes.append(f"Give {given} to {to}: {framework.title} makes the DataLoader{where}.")
+    recipient = f"{framework.function}(...)" if framework.function else framework.title
+    notes.append(f"Give {given} to {recipient}: {framework.title} makes the DataLoader{where}.")
     return Advice(name=name, notes=tuple(notes))
 
 
 def _find_framework_call(script: Script, made: Record, framework: Framework, is_known: bool) -> Any:
     """Find the call that takes the arguments of the DataLoader; None: it is not known, or one of several."""
     call = script.find_call(made) if script.path == made["path"] else None
-    if call is not None and not is_known:  # it is the right function if it takes workers today
+    if call is not None and not is_known:  # a function that takes workers today takes other arguments, too
         return call if argument(call, "num_workers", ()) is not None else None
     if call is not None and function_name(call).endswith(framework.function):
         return call
@@ -253,12 +256,12 @@ def _scripts_beside(record: Record, script: Script) -> list[Script]:
     return scripts
 
 
-def read_script(made: Record | None) -> Script | None:
+def read_script(position: Record | None) -> Script | None:
     """Read the script that a position is in; None where it cannot be read."""
-    if not made or not made["path"] or not Path(made["path"]).is_file():
+    if not position or not position["path"] or not Path(position["path"]).is_file():
         return None
     try:
-        return Script(made["path"])
+        return Script(position["path"])
     except (OSError, SyntaxError, ValueError):
         return None
 

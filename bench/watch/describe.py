@@ -46,9 +46,9 @@ _LOADERS = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "loaders") + os
 _PACKAGES = ("site-packages", "dist-packages")
 _LIBRARIES = ("accelerate", "fastai", "lightning", "timm", "transformers", "ultralytics")
 """Packages that are libraries even where they are run from a checkout, and not installed."""
-_MAX_CLASSES = 20  # names of classes in a record
+_MAX_CLASSES = 20  # most names of classes in a record
 _IMAGE_FOLDER = "torchvision.datasets.folder.ImageFolder"
-_MAX_NUMBERS = 64  # in a list or array of a record
+_MAX_NUMBERS = 64  # longest list or array in a record
 _INNER_NAMES = ("dataset", "subset", "base_dataset", "base", "ds", "data")
 _ARGUMENTS = (
     "batch_size",
@@ -91,12 +91,12 @@ def watch_datasets(module: ModuleType) -> None:
 def note_loader(loader: Any, dataset: Any) -> None:
     """Note where a loader is made; where a framework makes it of another loader, where that one was made."""
     origin = _find_origin(sys._getframe(1))
-    own = _find(_first_loaders, dataset)
-    if origin["libraries"] and own is not None:
-        origin, original = own
-        if original() is not None:
-            origin = {**origin, **_settings(original())}
-    elif own is None or own[0]["made"] != origin["made"]:
+    first = _find(_first_loaders, dataset)
+    if origin["libraries"] and first is not None:  # a library makes its own loader of the script's
+        origin, script_loader = first
+        if script_loader() is not None:
+            origin = {**origin, **_settings(script_loader())}
+    elif first is None or first[0]["made"] != origin["made"]:
         _note(_first_loaders, dataset, (origin, weakref.ref(loader)))
         _count_dataset(origin)
     _note(_origins, loader, origin)
@@ -170,7 +170,7 @@ def _find(table: Mapping[int, tuple[Any, Any]], subject: Any) -> Any:
     return entry[1]
 
 
-# where a loader or dataset was made
+# origins of loaders and datasets
 
 
 def _find_origin(frame: FrameType | None) -> _Record:
@@ -222,7 +222,7 @@ def _library(frame: FrameType) -> str:
     """Package of a library's frame; "" for Python's own, and for a wrapper that only passes a call on."""
     if frame.f_code.co_filename.startswith(_STANDARD_LIBRARY) and "-packages" not in frame.f_code.co_filename:
         return ""
-    if "lightning" in _package(frame) and frame.f_code.co_name == "wrapper":  # of `DataLoader.__init__`
+    if "lightning" in _package(frame) and frame.f_code.co_name == "wrapper":  # wraps `DataLoader.__init__`
         return ""
     return _package(frame)
 
@@ -270,8 +270,7 @@ def _describe_dataset(dataset: Any) -> _Record:
     record: _Record = {
         "class": _full_name(type(dataset)),
         "file": _file_of(type(dataset)),
-        "is_image_folder": "torchvision.datasets.folder.ImageFolder"
-        in map(_full_name, type(dataset).__mro__),
+        "is_image_folder": _IMAGE_FOLDER in map(_full_name, type(dataset).__mro__),
         "samples": _length(dataset),
         "made": made,
         "made_of": _counts.get(_key_of(made), 0),
@@ -289,7 +288,7 @@ def _describe_dataset(dataset: Any) -> _Record:
     if record["class"].endswith(".ConcatDataset") and isinstance(parts, Sequence):
         record |= {"inner": [_describe_dataset(part) for part in parts], "attribute": "datasets"}
         return record
-    for name in _INNER_NAMES:
+    for name in _INNER_NAMES:  # a dataset that wraps another
         inner = vars(dataset).get(name) if hasattr(dataset, "__dict__") else None
         if _is_dataset(inner):
             record |= {"inner": [_describe_dataset(inner)], "attribute": name}
@@ -325,6 +324,7 @@ def digest(samples: Iterator[tuple[str, int]]) -> int:
 
 
 def _root(dataset: Any) -> str:
+    """Absolute root folder of a dataset; "" where it has none."""
     root_at_start = _find(_roots, dataset)
     if root_at_start is not None:  # a relative path meant this one, wherever the script is now
         return str(root_at_start)
@@ -347,6 +347,7 @@ def _length(dataset: Any) -> int | None:
 
 
 def _name_collate(loader: Any) -> str:
+    """Name of a loader's collate function; "default" for those of torch."""
     function = getattr(loader, "collate_fn", None)
     name = _name_of(function)
     defaults = [f"torch.utils.data._utils.collate:default_{word}" for word in ("collate", "convert")]
@@ -354,6 +355,7 @@ def _name_collate(loader: Any) -> str:
 
 
 def _describe_sampler(loader: Any) -> _Record:
+    """Name and settings of a loader's sampler, and `batches`, the class of a batch sampler of the script."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     sampler = getattr(batch_sampler, "sampler", None) or getattr(loader, "sampler", None)
     record: _Record = {"name": type(sampler).__name__}

@@ -82,13 +82,15 @@ class _Log:
         self._pid, self._file, self._inode = -1, -1, (0, 0)
 
     def write(self, event: str, **values: Any) -> None:
+        """Append an event, of a kind listed in the module's docstring."""
         if self._pid != os.getpid():  # a forked process begins a file of its own
             self._pid = os.getpid()
             name = os.path.join(_FOLDER, f"events-{self._pid}-{time.monotonic_ns()}.jsonl")
             self._file = os.open(name, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
             self._inode = self._file_id()
             self.write("process", pid=self._pid, rank=os.environ.get("RANK", ""))
-        if self._file_id() == self._inode:  # else the script closed the file, and the number is of another
+        # a script may have closed the file, and opened another one under the same descriptor
+        if self._file_id() == self._inode:
             line = json.dumps({"event": event, **values}, default=str)
             os.write(self._file, line.encode() + b"\n")
 
@@ -98,15 +100,21 @@ class _Log:
 
 
 class _Steps:
-    """Counter of the steps of all optimizers in this process."""
+    """Counter of the steps of all optimizers in this process.
+
+    Attributes:
+        count: number of steps so far.
+        thread: thread of the latest step.
+    """
 
     def __init__(self) -> None:
-        self.count, self.thread, self.is_counting = 0, 0, False
+        self.count, self.thread, self._is_counting = 0, 0, False
 
     def begin(self) -> None:
+        """Begin to count, if torch's optimizers are imported."""
         optimizer = sys.modules.get("torch.optim.optimizer")
-        if optimizer is not None and not self.is_counting:
-            self.is_counting = True
+        if optimizer is not None and not self._is_counting:
+            self._is_counting = True
             optimizer.register_optimizer_step_post_hook(self)
 
     def __call__(self, *_: Any) -> None:
@@ -127,7 +135,7 @@ def _catch_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a function so that its errors become events, and the script goes on; it then returns None."""
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -135,7 +143,7 @@ def _catch_errors(function: Callable[..., Any]) -> Callable[..., Any]:
                 _log.write("fault", text=f"{function.__name__}: {type(error).__name__}: {error}")
             return None
 
-    return called
+    return call
 
 
 @contextlib.contextmanager
@@ -160,7 +168,7 @@ def watch_module(name: str, module: ModuleType) -> None:
     if name == "torch.utils.data.dataloader":
         _watch_torch(module)
     elif name == "torchdata.stateful_dataloader.stateful_dataloader":
-        _watch_loader_class(module.StatefulDataLoader)  # it calls no `__init__` of torch's DataLoader
+        _watch_loader_class(module.StatefulDataLoader)  # does not call `__init__` of torch's DataLoader
         _watch_iterator_class(module._StatefulSingleProcessDataLoaderIter)
         _watch_iterator_class(module._StatefulMultiProcessingDataLoaderIter)
     elif name == "fastai.data.load":
@@ -180,7 +188,7 @@ def _describe_module() -> ModuleType:
 
 def _watch_torch(module: ModuleType) -> None:
     """Time torch's iterators rather than its DataLoader, because other loaders use these iterators, too."""
-    _describe_module()  # it notes the working folder when it is imported
+    _describe_module()  # notes the working folder when imported
     _watch_loader_class(module.DataLoader)
     base = module._BaseDataLoaderIter
     for iterator_class in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
@@ -321,9 +329,8 @@ class _HeldBatches:
         try:
             while iterator._rcvd_idx < iterator._send_idx:
                 self._batches.append(advance(iterator))
-        except (
-            Exception
-        ) as error:  # the end of the epoch, or a sample that fails: raised after the batches before it
+        except Exception as error:
+            # the end of the epoch, or a sample that fails: it is raised once the batches before are served
             self._error = error
 
     def __len__(self) -> int:
@@ -418,7 +425,16 @@ class _Group:
 
 
 class _Stream:
-    """Batches of one loader in this process, epoch after epoch."""
+    """Batches of one loader in this process, epoch after epoch.
+
+    Attributes:
+        number: number of the stream in this process.
+        key: text that streams of one group share: line of the script, dataset and its length.
+        pid: id of this process; a forked process does not go on with the stream.
+        group: group of the loader.
+        batches: number of batches so far.
+        trained: number of batches after which an optimizer stepped.
+    """
 
     def __init__(self, info: dict[str, Any], loader: Any = None) -> None:
         self.number, self.key, self.pid = len(_streams), info["key"], os.getpid()
@@ -758,7 +774,7 @@ def _time_parts(probe_input: _ProbeInput) -> dict[str, Any]:
 
     Parts are CPU time. Reading is the time of a sample beyond its CPU time and its wait for a CPU.
     """
-    sys.modules["torch"].set_num_threads(1)  # as in the workers of a DataLoader
+    sys.modules["torch"].set_num_threads(1)  # workers of a DataLoader have one, too
     clock = _PartClock()
     samples, walls, cpus, reads = [], [], [], []
     until_s = time.monotonic() + _PROBE_S

@@ -67,7 +67,7 @@ class BuildSettings:
 
     Attributes:
         size: size that is served.
-        arguments: text of the value of each argument, by name.
+        arguments: text of the value of each argument, by name; '{loaders}' in it stands for the module.
         crop_ratio: text of the value of `Serving.crop_ratio`; "" where it is the default.
         raw: whether the tree can be served with these settings.
         recipe: fields of the recipe to convert with, to serve shards with these settings; None: none does.
@@ -259,6 +259,7 @@ def _find_part(pictures: Pictures, sides: list[int], batch: int) -> _Part | str:
 
 
 def _find_centre(pictures: Pictures, sides: list[int]) -> _Part | str:
+    """Find the part that a CenterCrop shows, or the reason why `loaders.build` cannot show it."""
     resize = pictures.resize
     if pictures.is_random:
         return "it mirrors and jitters random crops, and not a CenterCrop"
@@ -271,6 +272,7 @@ def _find_centre(pictures: Pictures, sides: list[int]) -> _Part | str:
 
 
 def _find_whole(pictures: Pictures, batch: int) -> _Part | str:
+    """Find the part that is shown without a crop, or the reason why `loaders.build` cannot show it."""
     resize = pictures.resize
     if batch < 2 and (resize is None or len(resize) == 1):
         return "its pictures may have a size each, as no transform says one"
@@ -287,7 +289,7 @@ def _recipe_after(resize: list[int]) -> dict[str, Any]:
 
 
 def _augment_text(pictures: Pictures, is_whole: bool) -> str:
-    """Text of the argument `augment`."""
+    """Text of the argument `augment`, in which '{loaders}' stands for the name of the module."""
     arguments = {}
     if is_whole:
         arguments["scale"] = "None"
@@ -302,11 +304,8 @@ def _augment_text(pictures: Pictures, is_whole: bool) -> str:
         return '"crop"'
     if not arguments:
         return '"train"'
-    return (
-        "{loaders}.RandomAugmentation("
-        + ", ".join(f"{name}={text}" for name, text in arguments.items())
-        + ")"
-    )
+    given = ", ".join(f"{name}={text}" for name, text in arguments.items())
+    return "{loaders}.RandomAugmentation(" + given + ")"
 
 
 def _normalize_text(normalize: tuple[list[float], list[float]] | None) -> str:
@@ -338,5 +337,6 @@ def largest_resize(steps: Sequence[Step]) -> int:
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Join names like 'A, B and C', each once."""
     names = list(dict.fromkeys(names))
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

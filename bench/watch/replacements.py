@@ -220,18 +220,10 @@ def _list_tree(folder: Record) -> _Tree:
     classes = folder["classes"] or {}
     with_extension = (sample for sample in own if sample[0].lower().endswith(_EXTENSIONS))
     examples = [os.path.join(root, path) for path, _ in own[:: max(1, len(own) // _EXIF_SAMPLES)]]
-    tree = {
-        "root": root,
-        "is_same": folder["digest"] == digest(iter(own)),
-        "has_more": folder["digest"] == digest(with_extension),
-        "looked_at": len(examples),
-        "turned": sum(map(_is_turned, examples)),
-        "has_classes": classes.get("digest") == digest((name, 0) for name in scan.classes),
-        "samples": len(own),
-    }
+    source, split, pictures_to_convert = root, "", len(own)
     parent = os.path.dirname(root)
-    split = split_of(os.path.basename(root))
-    if split is not None:
+    split_name = split_of(os.path.basename(root))
+    if split_name is not None:
         whole = scan_tree(parent)
         start = f"{os.path.basename(root)}/"
         inside = [
@@ -240,8 +232,19 @@ def _list_tree(folder: Record) -> _Tree:
             if sample.path.startswith(start)
         ]
         if whole.classes == scan.classes and inside == own:
-            return _Tree(**tree, source=parent, split=split, pictures=len(whole.samples))
-    return _Tree(**tree, source=root, split="", pictures=len(own))
+            source, split, pictures_to_convert = parent, split_name, len(whole.samples)
+    return _Tree(
+        root=root,
+        is_same=folder["digest"] == digest(iter(own)),
+        has_more=folder["digest"] == digest(with_extension),
+        has_classes=classes.get("digest") == digest((name, 0) for name in scan.classes),
+        samples=len(own),
+        looked_at=len(examples),
+        turned=sum(map(_is_turned, examples)),
+        source=source,
+        split=split,
+        pictures=pictures_to_convert,
+    )
 
 
 def _is_turned(path: str) -> bool:
@@ -408,9 +411,9 @@ def _reasons_against_line(record: Record, chain: _DatasetChain, remade: bool) ->
     made = record["made"]
     script = read_script(made)
     call = script.find_call(made) if script else None
-    dataset = (
-        argument(call, "dataset", DATALOADER) if call is not None and has_plain_positions(call) else None
-    )
+    dataset = None
+    if call is not None and has_plain_positions(call):
+        dataset = argument(call, "dataset", DATALOADER)
     if script is None or call is None or dataset is None:
         yield "it is not known how the script makes its DataLoader"
         return
@@ -425,9 +428,11 @@ def _reasons_against_line(record: Record, chain: _DatasetChain, remade: bool) ->
         yield f"one line makes the loaders of several datasets ({_line_of(made)})"
     elif script.is_repeated(call):
         if script.loop_to_leave(call) is None:
-            yield f"the DataLoader is made anew in a loop ({_line_of(made)}), and a new one begins with epoch 0"
+            line = _line_of(made)
+            yield f"the DataLoader is made anew in a loop ({line}), and a new one begins with epoch 0"
     elif remade:
-        yield f"the DataLoader is made anew in each epoch ({_line_of(made)}), and a new one begins with epoch 0"
+        line = _line_of(made)
+        yield f"the DataLoader is made anew in each epoch ({line}), and a new one begins with epoch 0"
 
 
 def _name_steps(steps: Sequence[Record]) -> str:
@@ -588,7 +593,7 @@ def _convert_command(record: Record, tree: _Tree, dst: str, recipe: Recipe) -> s
 
 
 def _typed_path(record: Record, path: str) -> str:
-    """Path relative to the folder where the script was started, if it is below and still the working folder."""
+    """Path relative to the folder where the script was started, if it is below and the script is there."""
     relative = os.path.relpath(path, record["folder"])
     return path if record["moved"] or relative.startswith(os.pardir) else relative
 

@@ -35,9 +35,9 @@ from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _POLL_S = 0.3
-_GRACE_S = 20.0  # for a script that writes a checkpoint on SIGTERM
-_CTRL_C_S = 3.0  # for a script that ends itself on Ctrl-C
-_MEASURING_S = 45.0  # for holding batches and probing, after which the script is ended anyway
+_GRACE_S = 20.0  # time for a script to write a checkpoint on SIGTERM
+_CTRL_C_S = 3.0  # time for a script to end itself on Ctrl-C
+_MEASURING_S = 45.0  # limit for holding batches and probing, after which the script is ended anyway
 
 
 @dataclass(frozen=True, slots=True)

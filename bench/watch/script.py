@@ -295,7 +295,7 @@ class Changes:
             self._parts.append((end, end, more))
         else:
             end = self._script.span(last)[1]
-            end += _closing(self._script.content[end : self._script.span(call)[1]])
+            end += _closing_bytes(self._script.content[end : self._script.span(call)[1]])
             self._parts.append((end, end, f", {more}"))
 
     def move_before(self, loop: ast.stmt, call: ast.Call, name: str) -> None:
@@ -372,7 +372,7 @@ def _end(node: ast.expr) -> tuple[int, int]:
     return node.end_lineno or 0, node.end_col_offset or 0
 
 
-def _closing(rest: bytes) -> int:
+def _closing_bytes(rest: bytes) -> int:
     """Count the bytes from the end of an argument to the end of the parentheses around it.
 
     Args:

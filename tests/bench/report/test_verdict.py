@@ -79,9 +79,9 @@ KEEPING = {"loader": 20_000.0, "decode": 22_000.0, "fed": 2_470.0}
 )
 def test_slowest_stage_is_the_bottleneck(rates: dict[str, Any], expected: str) -> None:
     row = pipeline(**rates)
-    narrowest = bottleneck(row, stage_seconds(row, "collate"))
-    assert narrowest == expected
-    sentence = advise(row, narrowest, [])
+    slowest = bottleneck(row, stage_seconds(row, "collate"))
+    assert slowest == expected
+    sentence = advise(row, slowest, [])
     assert (expected == "") == ("no stage stands out" in sentence or "no single stage" in sentence)
 
 

@@ -238,7 +238,7 @@ def test_predicted_range_of_a_change_lies_above_todays_rate(
 
 
 def test_loading_shares_the_cpus_with_steps_on_all_of_them() -> None:
-    stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # of 4 CPUs, for 0.1 s
+    stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # the step keeps 4 CPUs busy for 0.1 s
     fast = MeasuredReplacement("build", None, Estimate(320.0, 320.0, 320.0))  # a batch in 0.1 s of all CPUs
     machine = Machine(4, 0.4, 0.0)
     (change,) = find_changes(stream, [stream], machine, [fast])[-1:]

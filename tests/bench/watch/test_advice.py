@@ -353,7 +353,7 @@ def test_pasted_replacement_serves_the_pictures_of_the_script(
         assert len(pasted) == 2
         for epoch in pasted:
             assert len(epoch) == len(own[0])
-            if name != "random_split":  # it drops another sample in each epoch
+            if name != "random_split":  # drops another sample in each epoch
                 assert sorted_samples(epoch, case) == sorted_samples(own[0], case), replacement.name
             if case.exact:
                 pairs = zip(sorted_pixels(epoch, case), sorted_pixels(own[0], case), strict=True)

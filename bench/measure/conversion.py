@@ -45,7 +45,7 @@ _STAGE_CODE: dict[str, tuple[CodeType, ...]] = {
     "decode": (images.decode_for.__code__,),
     "resize": (images.fit.__code__,),
     "encode": (jpeg.encode_jpeg.__code__,),
-    "statistics": (checksum_of.__code__, PixelSums.of.__code__),
+    "statistics": (checksum_of.__code__, PixelSums.from_picture.__code__),
 }
 """Functions in which a worker spends the time of each stage; what is left is that of writing."""
 

@@ -95,7 +95,7 @@ from precache.errors import (
 )
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import kind_without_decoder, made_by
+from precache.pictures.kinds import kind_without_decoder, decoder_versions
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
@@ -201,7 +201,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         job = _Job(
             scan=scan,
             plan=plan_conversion(scan.samples, recipe),
-            target=Target(recipe, scan.digest, made_by()),
+            target=Target(recipe, scan.digest, decoder_versions()),
             engine=engine,
             workers=workers,
             max_rejected=math.ceil(max_rejects * len(scan.samples)),
@@ -259,7 +259,7 @@ def _open_and_scan(
 
 @contextmanager
 def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """Turn an OSError into a DatasetError, and add what is kept to it, and to an interruption.
+    """LargePictureLock an OSError into a DatasetError, and add what is kept to it, and to an interruption.
 
     Args:
         place: the destination, which the error names unless the OSError names a file.
@@ -536,7 +536,7 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
         samples.file_bytes[by_id], samples.modified_ns[by_id], contents.source_checksums[by_id]
     )
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    table = ShardTable.of(contents.shards, FORMATS[recipe.format])
+    table = ShardTable.from_entries(contents.shards, FORMATS[recipe.format])
     table = replace(table, largest=_largest_sizes(index, table))
     other_arrays = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
     split_of = np.repeat(table.splits, table.samples)
@@ -603,7 +603,7 @@ def _merge_statistics(
     for split in dict.fromkeys(changed_splits):  # each once, in their order
         old, new = merged.pop(split, None), added.get(split)
         if new is not None and old is not None:
-            new = old.joined(new)
+            new = old.combine(new)
         elif split in before.samples_per_class:
             new = None
         if new is not None:
@@ -647,7 +647,7 @@ def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[s
     """Return split -> number of samples of each class; `index` holds all samples of `shards`."""
     counts = {}
     for split in shards.split_names:
-        rows = np.repeat(shards.of_split(split), shards.samples) & index.served
+        rows = np.repeat(shards.split_mask(split), shards.samples) & index.served
         labels = index.labels[rows]
         if scan.target == "classes" and index.targets is not None:
             labels = index.targets.select(rows).values

@@ -107,7 +107,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
                 size = ref.original_size or size
                 shard.sizes.append(size)
                 shard.checksums.append(checksum_of(stored))
-                shard.sums += PixelSums.of(pixels)
+                shard.sums += PixelSums.from_picture(pixels)
                 if mask is not None:
                     shard.mask_checksums.append(checksum_of(mask))
                 writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields, mask))

@@ -23,11 +23,11 @@ import numpy.typing as npt
 from precache.conversion.journal import Target, recipe_differences
 from precache.dataset.columns import Column
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of, damaged
+from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of, damaged_index_error
 from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.plan import ConvertPlan, ExistingSamples, keeps_splits, plan_update
 from precache.recipe import Recipe
 from precache.reporting import warn
@@ -73,7 +73,7 @@ class KnownPictures:
         ids = np.concatenate((index.ids[served], np.array(rejected, np.int64)))
         order = np.argsort(ids, kind="stable")
         if (np.diff(ids[order]) == 0).any():
-            raise damaged(
+            raise damaged_index_error(
                 dataset.path / manifest.index.name, "a picture is both rejected and served, or twice"
             )
         rows = np.concatenate((served, np.full(len(rejected), -1)))[order]
@@ -252,7 +252,7 @@ def _have_same_labels(
     if known.index.targets is not None and samples.targets is not None:
         columns.append((known.index.targets, samples.targets))
     for stored, scanned in columns:
-        same &= stored.select(before).same(scanned.select(now))
+        same &= stored.select(before).equal_rows(scanned.select(now))
     alike[converted] = same
     return alike
 
@@ -345,7 +345,7 @@ def prepare_update(
     if not difference:
         return None
     manifest, known, scan = dataset.manifest, difference.known, difference.scan
-    software = made_by()
+    software = decoder_versions()
     if software != manifest.made_by:
         changed = [name for name in software if software[name] != manifest.made_by.get(name)]
         warn(
@@ -359,7 +359,7 @@ def prepare_update(
     existing = ExistingSamples(
         update=len(manifest.updates) + 1,
         next_shards={
-            split: int(shards.numbers[shards.of_split(split)].max()) + 1 for split in shards.split_names
+            split: int(shards.numbers[shards.split_mask(split)].max()) + 1 for split in shards.split_names
         },
         labels={
             split: known.index.labels[stay & (known.split_of == number)]

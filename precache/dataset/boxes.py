@@ -36,7 +36,7 @@ def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> No
         )
 
 
-def placement(width: int, height: int, how: Rendering) -> tuple[float, float, float, float]:
+def scale_and_offset(width: int, height: int, how: Rendering) -> tuple[float, float, float, float]:
     """Where `pictures.images.fit` puts a picture of `width` x `height` pixels in what is stored of it.
 
     Returns:
@@ -54,7 +54,7 @@ def placement(width: int, height: int, how: Rendering) -> tuple[float, float, fl
     return stored_width / width, stored_height / height, 0.0, 0.0
 
 
-def moved(boxes: Column, sizes: Sizes, how: Rendering, *, cut: bool = False) -> Column:
+def fit_boxes(boxes: Column, sizes: Sizes, how: Rendering, *, cut: bool = False) -> Column:
     """Boxes on pictures of these `sizes`, int32 [n, 2], as they lie on what is stored of them.
 
     Args:
@@ -62,7 +62,7 @@ def moved(boxes: Column, sizes: Sizes, how: Rendering, *, cut: bool = False) -> 
     """
     if boxes.ends is None or not len(boxes.values):
         return boxes
-    of_each = np.array([placement(width, height, how) for width, height in sizes.tolist()])
+    of_each = np.array([scale_and_offset(width, height, how) for width, height in sizes.tolist()])
     of_box = np.repeat(of_each, np.diff(boxes.ends, prepend=0), axis=0)
     lie = boxes.values * of_box[:, [0, 1, 0, 1]] + of_box[:, [2, 3, 2, 3]]
     if cut:

@@ -201,7 +201,7 @@ class Column:
             return Column(self._values[places])
         if isinstance(places, slice):
             places = np.arange(*places.indices(len(self._ends)))
-        places = from_zero(places, len(self._ends))
+        places = nonnegative_positions(places, len(self._ends))
         starts = np.where(places > 0, self._ends[places - 1], 0) if len(places) else places
         lengths = self._ends[places] - starts
         ends = np.cumsum(lengths, dtype=np.int64)
@@ -301,13 +301,13 @@ def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:
     if isinstance(positions, range):
         return rows[positions.start : positions.stop]
     if isinstance(rows, range):
-        found = from_zero(positions, len(rows))
+        found = nonnegative_positions(positions, len(rows))
         return found + rows.start if rows.start else found
     chosen: Ints = rows[positions]
     return chosen
 
 
-def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
+def nonnegative_positions(positions: npt.NDArray[Any], count: int) -> Ints:
     """`positions`, bool [count] or integers, as integers from 0 on; IndexError: one is none of `count`."""
     if positions.dtype == np.bool_:
         return np.flatnonzero(positions)

@@ -58,7 +58,7 @@ def _in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
     yield folder / file.name
 
 
-def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
+def file_problem(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
     """What is wrong with a file, as one line, or None; `content=False` looks at its size alone."""
     path = folder / file.name
     try:
@@ -75,34 +75,34 @@ def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | 
     return None
 
 
-def hold_whole(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
+def open_checked_file(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
     """Hold a file of the cache whose bytes match its checksum; one that is damaged there is fetched again."""
-    opened = mirror.hold(file, check)
-    if check_file(mirror.folder, file) is None:
+    opened = mirror.open_file(file, check)
+    if file_problem(mirror.folder, file) is None:
         return opened
     opened.close()
     mirror.forget(file.name)
-    return mirror.hold(file, check)
+    return mirror.open_file(file, check)
 
 
 def in_cache(mirror: CachedFiles) -> Held:
-    """A `Held` for files of a URL, see `hold_whole`."""
+    """A `Held` for files of a URL, see `open_checked_file`."""
     return partial(_in_cache, mirror)
 
 
 @contextmanager
 def _in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
-    with hold_whole(mirror, file):
+    with open_checked_file(mirror, file):
         yield mirror.folder / file.name
 
 
 def first_problem(folder: Path, files: Iterable[FileEntry]) -> str | None:
-    """As `check_file`, of the first that is not there with its size; None if all are."""
-    return next(filter(None, (check_file(folder, file, content=False) for file in files)), None)
+    """As `file_problem`, of the first that is not there with its size; None if all are."""
+    return next(filter(None, (file_problem(folder, file, content=False) for file in files)), None)
 
 
-def check_objects(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
-    """Of each of the files that lie below a URL in turn, as `check_file` of one; all bytes are fetched.
+def object_problems(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
+    """Of each of the files that lie below a URL in turn, as `file_problem` of one; all bytes are fetched.
 
     Raises:
         StorageError: the storage refuses or does not answer.

@@ -70,7 +70,7 @@ from precache.dataset.bounds import Limits
 from precache.dataset.columns import Column, Rows, rows_at
 from precache.dataset.files import FileEntry, Held
 from precache.errors import DatasetError, SampleError, SourceError
-from precache.pictures.reading import steadily
+from precache.pictures.reading import read_with_retries
 from precache.storage import atomic_write, open_regular
 
 REMEDY = "run 'precache verify' on its folder, then convert it again with --overwrite"
@@ -294,7 +294,7 @@ class SourceState:
         return {f"{SOURCE}{name}": getattr(self, name) for name in ("bytes", "modified_ns", "checksums")}
 
 
-def columns_of(names: Mapping[str, Column]) -> dict[str, Array]:
+def column_arrays(names: Mapping[str, Column]) -> dict[str, Array]:
     """The arrays of columns, by their names in a file."""
     arrays = {}
     for name, column in names.items():
@@ -309,7 +309,7 @@ def write_index(
 ) -> IndexEntry:
     """Write the index of a dataset of so many updates into `folder`; `others`: what is not of the samples."""
     columns = {name: index[name] for name in index.names}
-    return write_arrays(folder / index_name(updates), {**columns_of(columns), **others})
+    return write_arrays(folder / index_name(updates), {**column_arrays(columns), **others})
 
 
 def write_arrays(path: Path, columns: Mapping[str, Array]) -> IndexEntry:
@@ -520,7 +520,7 @@ def _texts(section: str, pairs: Sequence[tuple[str, str]]) -> dict[str, Array]:
         encoded = [text.encode(errors=_TEXT_ERRORS) for text in texts]
         ends = np.cumsum([len(text) for text in encoded], dtype=np.int64)
         columns[f"{section}:{name}"] = Column(np.frombuffer(b"".join(encoded), np.uint8), ends)
-    return columns_of(columns)
+    return column_arrays(columns)
 
 
 def _read_texts(file: IndexFile, section: str) -> tuple[tuple[str, str], ...]:
@@ -570,7 +570,7 @@ def _map(path: Path, entry: IndexEntry) -> npt.NDArray[np.uint8]:
             return np.frombuffer(mmap.mmap(file.fileno(), found_bytes, access=mmap.ACCESS_READ), np.uint8)
 
     try:
-        return steadily(open_it, path)
+        return read_with_retries(open_it, path)
     except SourceError as error:
         reason = getattr(error.__cause__, "strerror", None) or error
         raise IndexFileError(f"{path}: cannot be read ({reason}); {AGAIN}") from error

@@ -167,7 +167,7 @@ class Manifest:
 
     def split_shards(self, split: str) -> ShardTable:
         """The shards of `split`; SettingError names the splits that there are."""
-        chosen = self.shards.of_split(split)
+        chosen = self.shards.split_mask(split)
         if not chosen.any():
             names = sorted(self.shards.split_names)
             hint = similar_name(split, names)

@@ -120,5 +120,5 @@ def statistics_by_split(
     for split, sums in parts:
         by_split.setdefault(split, []).append(sums)
     brightest = np.iinfo(dtype).max
-    found = {split: ChannelStatistics.of(sums, brightest) for split, sums in by_split.items()}
+    found = {split: ChannelStatistics.from_sums(sums, brightest) for split, sums in by_split.items()}
     return {split: statistics for split, statistics in found.items() if statistics is not None}

@@ -23,7 +23,7 @@ from precache.pictures.kinds import no_decoder, pillow_is_simd
 from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import MAX_PIXELS, read_picture
 from precache.pictures.sizes import Size, sides
-from precache.pictures.turns import Turn, lacks_memory
+from precache.pictures.large_pictures import LargePictureLock, lacks_memory
 
 Color: TypeAlias = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -38,7 +38,7 @@ RESAMPLING = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
-KEPT = ("keep", "keep-longer")
+KEEPING_FITS = ("keep", "keep-longer")
 """Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
 MAX_KEPT_SIDE = 65_500
 """The largest side in pixels of such a result: more a JPEG cannot have (libjpeg's JPEG_MAX_DIMENSION)."""
@@ -65,9 +65,9 @@ class Rendering:
     """How a picture becomes what is stored of it; the settings are those of `precache.Recipe`.
 
     Attributes:
-        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side at most.
+        size: of the result in pixels; with a `fit` of KEEPING_FITS, of its shorter or longer side at most.
         fit: one of FITS.
-        enlarge: with a `fit` of KEPT, that side of a smaller picture becomes as long, too.
+        enlarge: with a `fit` of KEEPING_FITS, that side of a smaller picture becomes as long, too.
         resample: one of RESAMPLING.
         background: RGB that transparency is composited on; not where it is kept.
         channels: one of CHANNELS.
@@ -127,12 +127,12 @@ def render_or_copy(
     """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture; may copy).
 
     The last: `data` is a JPEG of these very pixels, for any decoder. All workers of a run together render
-    large pictures one at a time, see `precache.pictures.turns`.
+    large pictures one at a time, see `precache.pictures.large_pictures`.
 
     Raises:
         ImageError, SourceError: as `decode_for`.
     """
-    with Turn() as turn:
+    with LargePictureLock() as turn:
         decoded = decode_for(data, path, how, turn)
         width, height = fitted_size(decoded.width, decoded.height, how)
         if is_too_large(width, height, how):
@@ -192,7 +192,7 @@ def decode_for(
     data: bytes | Image.Image,
     path: str,
     how: Rendering,
-    turn: Turn | None = None,
+    turn: LargePictureLock | None = None,
     jpeg_mode: str | None = None,
 ) -> Decoded:
     """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
@@ -251,7 +251,7 @@ def fit(decoded: Decoded, how: Rendering) -> Pixels:
 def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
     """Width and height of what `fit` makes of a picture of `width` x `height` pixels."""
     rows, columns = sides(how.size)
-    if how.fit not in KEPT:
+    if how.fit not in KEEPING_FITS:
         return columns, rows
     side, resized = (min, resized_size) if how.fit == "keep" else (max, inner_size)
     keeps_size = not how.enlarge and side(width, height) <= rows
@@ -360,7 +360,7 @@ def _backdrop(how: Rendering) -> Color | None:
     return None if how.channels == "rgba" else how.background
 
 
-def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None, mode: str | None) -> Decoded | None:
+def _decode_jpeg(data: bytes, how: Rendering, turn: LargePictureLock | None, mode: str | None) -> Decoded | None:
     """A grey or colour JPEG by simplejpeg; None for what it cannot decode and Pillow perhaps can."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
@@ -418,13 +418,13 @@ def _wrap(pixels: Pixels) -> Image.Image:
     return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
 
 
-def _decode_any(data: bytes, path: str, how: Rendering, turn: Turn | None) -> Decoded:
+def _decode_any(data: bytes, path: str, how: Rendering, turn: LargePictureLock | None) -> Decoded:
     """Whatever Pillow opens."""
     upright = pillow.decode(data, path, _backdrop(how), how.max_pixels, turn)
     return Decoded(upright, *upright.size)
 
 
-def _decode_deep(data: bytes | Image.Image, path: str, max_pixels: int, turn: Turn | None) -> depth.Grey16:
+def _decode_deep(data: bytes | Image.Image, path: str, max_pixels: int, turn: LargePictureLock | None) -> depth.Grey16:
     """The grey of 16 bits of whatever Pillow opens."""
     if isinstance(data, Image.Image):
         check_pixels(*data.size, max_pixels)

@@ -166,7 +166,7 @@ def openers(data: bytes, name: str) -> list[str]:
     return [k for k in kinds if k in Image.OPEN]
 
 
-def missing_decoder(data: bytes) -> str | None:
+def undecodable_kind(data: bytes) -> str | None:
     """What kind of picture begins with `data` that this Pillow has no decoder for."""
     kind = content_kind(data[:PREFIX_BYTES])
     if kind is None:
@@ -176,7 +176,7 @@ def missing_decoder(data: bytes) -> str | None:
     return kind if not answer or isinstance(answer, str) else None
 
 
-def made_by() -> dict[str, str]:
+def decoder_versions() -> dict[str, str]:
     """Names and versions, as the manifest and the benchmarks record them."""
     return {
         "pillow_flavour": "pillow-simd" if pillow_is_simd() else "pillow",
@@ -203,7 +203,7 @@ def pillow_jpeg() -> str:
     return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
 
 
-def kinds_lost() -> list[str]:
+def kinds_not_built_in() -> list[str]:
     """Kinds that stock Pillow reads, and this one, without plugins, does not."""
     built_with = set(features.get_supported())
     return [kind for feature, kind in _OPTIONAL.items() if feature not in built_with]
@@ -211,8 +211,8 @@ def kinds_lost() -> list[str]:
 
 def kinds_without_decoder() -> list[str]:
     """Kinds that stock Pillow reads and that cannot be read here, not by a plugin either."""
-    reads_avif = missing_decoder(AVIF_START) is None
-    return [kind for kind in kinds_lost() if not (kind == "AVIF" and reads_avif)]
+    reads_avif = undecodable_kind(AVIF_START) is None
+    return [kind for kind in kinds_not_built_in() if not (kind == "AVIF" and reads_avif)]
 
 
 def unreadable_extensions() -> dict[str, str]:
@@ -243,7 +243,7 @@ def kind_without_decoder(reason: str) -> str | None:
 for _plugin in dict.fromkeys(_PLUGINS.values()):
     with suppress(ImportError):  # AVIF, before Pillow 11.3
         importlib.import_module(f"PIL.{_plugin}ImagePlugin")
-if missing_decoder(AVIF_START) is not None:
+if undecodable_kind(AVIF_START) is not None:
     with suppress(ImportError):
         importlib.import_module("pillow_avif")
         loaded_packages.append("pillow-avif-plugin")

@@ -15,7 +15,7 @@ from precache.pictures import images
 from precache.pictures.images import Decoded, Rendering
 from precache.pictures.jpeg import Pixels
 from precache.pictures.pillow import check_pixels, undisturbed
-from precache.pictures.turns import lacks_memory
+from precache.pictures.large_pictures import lacks_memory
 
 _KINDS = ("BMP", "GIF", "PNG", "TIFF")  # a JPEG blurs the labels of neighbours into others
 _EXPECTED = "expected a PNG, TIFF, BMP or GIF of one channel, a label for each pixel"

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
-from precache.pictures.turns import Turn
+from precache.pictures.large_pictures import LargePictureLock
 
 _ANY_SIZE = 1 << 63
 _BAND_PIXELS = 1 << 22  # that are blended at a time
@@ -30,7 +30,7 @@ def decode(
     path: str,
     background: tuple[int, int, int] | None,
     max_pixels: int,
-    turn: Turn | None,
+    turn: LargePictureLock | None,
 ) -> Image.Image:
     """The picture in `data`, of mode L or RGB; transparency on `background`, or kept in RGBA if that is None.
 
@@ -46,7 +46,7 @@ def decode(
 
 
 @contextmanager
-def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterator[Image.Image]:
+def opened(data: bytes, path: str, max_pixels: int, turn: LargePictureLock | None) -> Iterator[Image.Image]:
     """The picture that `data` holds, not decoded yet, if it is not too large; arguments as of `decode`."""
     for size in _sizes_before_opening(data):
         check_pixels(*size, max_pixels)
@@ -79,7 +79,7 @@ def _open(data: bytes, path: str) -> Image.Image:
         with undisturbed(_ANY_SIZE):
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
-        if kind := kinds.missing_decoder(data):
+        if kind := kinds.undecodable_kind(data):
             raise ValueError(kinds.no_decoder(kind)) from None
         if kind := kinds.drawing(data):
             raise ValueError(f"{kind}: {kinds.DRAWING}") from None

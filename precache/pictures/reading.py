@@ -52,22 +52,22 @@ _BYTES_PER_PIXEL = 8
 _SURROUNDINGS_BYTES = 64 << 20
 
 
-def read_picture(path: str, max_pixels: int = MAX_PIXELS, as_scanned: tuple[int, int] | None = None) -> bytes:
+def read_picture(path: str, max_pixels: int = MAX_PIXELS, scanned_status: tuple[int, int] | None = None) -> bytes:
     """The content of the picture at `path`.
 
     Args:
         max_pixels: a file of more bytes than so many pixels can take is not read.
-        as_scanned: its size in bytes and modified time in ns when the tree was scanned: what is
+        scanned_status: its size in bytes and modified time in ns when the tree was scanned: what is
             rejected, or converted, must not depend on when it is read.
 
     Raises:
         ImageError: the file is larger than a picture can be.
         SourceError: it cannot be read, or it is not as it was scanned.
     """
-    return steadily(lambda: _read(path, max_pixels, as_scanned), path)
+    return read_with_retries(lambda: _read(path, max_pixels, scanned_status), path)
 
 
-def read_part(path: str, shown: str, as_scanned: tuple[int, int], start: int, count: int) -> bytes:
+def read_part(path: str, shown: str, scanned_status: tuple[int, int], start: int, count: int) -> bytes:
     """`count` bytes of the file at `path`, called `shown`, from `start` on; fewer where it ends before.
 
     Raises:
@@ -76,10 +76,10 @@ def read_part(path: str, shown: str, as_scanned: tuple[int, int], start: int, co
 
     def act() -> bytes:
         with open_descriptor(path) as descriptor:
-            _check_unchanged(shown, regular_status(descriptor, path), as_scanned)
+            _check_unchanged(shown, regular_status(descriptor, path), scanned_status)
             return read_descriptor_at(descriptor, start, count)
 
-    return steadily(act, shown)
+    return read_with_retries(act, shown)
 
 
 def status_of(path: str) -> tuple[int, int] | None:
@@ -89,7 +89,7 @@ def status_of(path: str) -> tuple[int, int] | None:
         SourceError: it cannot be looked at.
     """
     try:
-        status = steadily(lambda: os.stat(path), path)
+        status = read_with_retries(lambda: os.stat(path), path)
     except ValueError:  # a NUL in it
         return None
     except SourceError as error:
@@ -136,11 +136,11 @@ def _size_and_time(path: str) -> tuple[int, int]:
     try:  # first without the overhead of retries: a tree may hold 10,000,000 files
         status = os.stat(path)
     except OSError:
-        status = steadily(lambda: os.stat(path), path)
+        status = read_with_retries(lambda: os.stat(path), path)
     return status.st_size, status.st_mtime_ns
 
 
-def steadily(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
+def read_with_retries(act: Callable[[], Answer], path: str | os.PathLike[str]) -> Answer:
     """`act()`; an OSError is tried again within a second, then it is a SourceError that names `path`.
 
     Raises:
@@ -158,17 +158,17 @@ def _may_pass(error: Exception) -> bool:
     return isinstance(error, OpenFilesError) or (isinstance(error, OSError) and error.errno not in _FINAL)
 
 
-def _read(path: str, max_pixels: int, as_scanned: tuple[int, int] | None) -> bytes:
+def _read(path: str, max_pixels: int, scanned_status: tuple[int, int] | None) -> bytes:
     with open_descriptor(path) as descriptor:
-        if as_scanned is None:
+        if scanned_status is None:
             size = regular_status(descriptor, path).st_size
             check_bytes(path, size, max_pixels)
             return read_descriptor(descriptor, size)
-        check_bytes(path, as_scanned[0], max_pixels)
-        data = read_at_most(descriptor, as_scanned[0])
+        check_bytes(path, scanned_status[0], max_pixels)
+        data = read_at_most(descriptor, scanned_status[0])
         # once, and after reading: a file that is now as it was scanned was so all the while
         status = regular_status(descriptor, path)
-    _check_unchanged(path, status, as_scanned)
+    _check_unchanged(path, status, scanned_status)
     if len(data) != status.st_size:
         raise SourceError(
             f"{path}: {len(data):,} of its {status.st_size:,} bytes could be read; "
@@ -188,10 +188,10 @@ def check_bytes(path: str, size: int, max_pixels: int) -> None:
         )
 
 
-def _check_unchanged(path: str, status: os.stat_result, as_scanned: tuple[int, int] | None) -> None:
-    if as_scanned is not None and as_scanned != (status.st_size, status.st_mtime_ns):
+def _check_unchanged(path: str, status: os.stat_result, scanned_status: tuple[int, int] | None) -> None:
+    if scanned_status is not None and scanned_status != (status.st_size, status.st_mtime_ns):
         raise SourceError(
-            f"{path}: changed while it was converted (expected {as_scanned[0]:,} bytes, got "
+            f"{path}: changed while it was converted (expected {scanned_status[0]:,} bytes, got "
             f"{status.st_size:,}, or written since); do not change it meanwhile, and convert with --overwrite"
         )
 

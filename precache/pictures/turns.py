@@ -22,13 +22,13 @@ _PIDS = 1 << 32  # more than any system has
 _run: int | None = None
 
 
-def take_part_in(run: int) -> None:
+def join_run(run: int) -> None:
     """Make this process a worker of the run with this number, rather than of its parent process."""
     global _run
     _run = run
 
 
-class Turn:
+class LargePictureLock:
     """One picture's place in the queue: `wait` takes the turn, the end of the block gives it back."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Turn:
             with suppress(ImportError, OSError, OpenFilesError):  # turns save memory, no more
                 self._lock = _lock_file()
 
-    def __enter__(self) -> "Turn":
+    def __enter__(self) -> "LargePictureLock":
         return self
 
     def __exit__(self, *_: object) -> None:

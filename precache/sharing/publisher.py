@@ -41,7 +41,7 @@ class Publisher:
     def read_manifest(self) -> bytes | None:
         """Read the manifest that is there, in whose place the new one is put; None if there is none."""
         try:
-            content, self._manifest = self.store.get_as_found(MANIFEST_NAME)
+            content, self._manifest = self.store.get_with_info(MANIFEST_NAME)
         except ObjectNotFoundError:
             content, self._manifest = None, None
         return content

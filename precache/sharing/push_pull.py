@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Lock
 
 from precache.dataset.converted import dataset_at, open_dataset, read_manifest
-from precache.dataset.files import FileEntry, check_file, first_problem, in_folder
+from precache.dataset.files import FileEntry, file_problem, first_problem, in_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
 from precache.engines import is_callback_error, mark_callback_errors
@@ -35,7 +35,7 @@ from precache.storage import (
     remove_leftovers,
     temporary_path,
 )
-from precache.storage.locks import hold_lock, others_in
+from precache.storage.locks import hold_lock, foreign_names
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import Check, ObjectNotFoundError, call_for_each
 from precache.storage.urls import Url, check_writable, local_path, locate
@@ -114,7 +114,7 @@ def push(
     report = _Count(files, same, on_progress)
 
     def send(file: FileEntry, check: Check) -> None:
-        if problem := check_file(dataset.path, file):
+        if problem := file_problem(dataset.path, file):
             raise _not_whole(problem, dataset.path)
         publisher.send(dataset.path / file.name, file, check)
         report(file)
@@ -154,7 +154,7 @@ def pull(
         with hold_lock(path):
             own = _prepare(path, raw, manifest, {file.name for file in files})
             remove_leftovers(path, {file.name for file in files})
-            has = {file.name for file in files if check_file(path, file) is None}
+            has = {file.name for file in files if file_problem(path, file) is None}
             lacks = [file for file in files if file.name not in has]
             others = [f.name for f in lacks if f.name not in own and os.path.lexists(path / f.name)]
             if others:
@@ -266,7 +266,7 @@ def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> fro
                 return before.own_names
         raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
-    if others := others_in(path, frozenset({*names, MANIFEST_NAME})):
+    if others := foreign_names(path, frozenset({*names, MANIFEST_NAME})):
         raise DatasetError(
             f"{path}: is not empty, and holds what no pull of this dataset left ({abridge(others)}); choose "
             f"another folder"

@@ -277,7 +277,7 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
             f"{url}: is neither an archive, a table nor a converted dataset, and a web server cannot list a "
             f"tree; name one of these"
         )
-    first = store.first(_PROBED)
+    first = store.list_first(_PROBED)
     if not first:
         raise SourceError(
             f"{url}: holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg; "

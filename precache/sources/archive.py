@@ -42,7 +42,7 @@ import numpy.typing as npt
 
 from precache.errors import ImageError, SourceError, did_you_mean
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_part, steadily
+from precache.pictures.reading import check_bytes, read_part, read_with_retries
 from precache.reporting import abridge, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
@@ -154,7 +154,7 @@ class Archive:
     Attributes:
         shown: its name in messages.
         path: of the file that is read: what was unpacked, where the archive is compressed as a whole.
-        as_scanned: size of that in bytes, and when it was last written, in ns.
+        scanned_status: size of that in bytes, and when it was last written, in ns.
         modified_ns: when the archive was last written.
         is_zip: or a tar.
         entries: `_ENTRY` [n], the members of a zip, once they are listed.
@@ -163,7 +163,7 @@ class Archive:
 
     shown: str
     path: str
-    as_scanned: tuple[int, int]
+    scanned_status: tuple[int, int]
     modified_ns: int
     is_zip: bool = False
     entries: npt.NDArray[np.void] | None = None
@@ -172,7 +172,7 @@ class Archive:
     @property
     def size(self) -> int:
         """Bytes of the archive."""
-        return self.as_scanned[0]
+        return self.scanned_status[0]
 
     def members(self) -> Iterator[Member]:
         """List the members, in the archive's order.
@@ -190,7 +190,7 @@ class Archive:
     def read(self, start: int, count: int) -> bytes:
         """Read some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
         if self.file is None:
-            return read_part(self.path, self.shown, self.as_scanned, start, count)
+            return read_part(self.path, self.shown, self.scanned_status, start, count)
         self.file.seek(start)
         return self.file.read(count)
 
@@ -259,21 +259,21 @@ def open_archive(path: Path, shown: str) -> Archive:
         SourceError: there is none, it cannot be read, or it cannot be unpacked.
     """
     try:
-        status = steadily(lambda: os.stat(path), shown)
+        status = read_with_retries(lambda: os.stat(path), shown)
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             raise SourceError(f"{shown}: does not exist; name an archive{did_you_mean(path)}") from error
         raise
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{shown}: is not a file; expected an archive of class folders with pictures")
-    as_scanned = status.st_size, status.st_mtime_ns
-    archive = Archive(shown, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
+    scanned_status = status.st_size, status.st_mtime_ns
+    archive = Archive(shown, str(path), scanned_status, status.st_mtime_ns, path.name.lower().endswith(".zip"))
     start = b"" if archive.is_zip else archive.read(0, 6)
     for mark, (decompressed, command) in _COMPRESSIONS.items():
         if start.startswith(mark):
             unpacked = _unpack(archive, decompressed, command)
             status = os.stat(unpacked)
-            return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
+            return replace(archive, path=str(unpacked), scanned_status=(status.st_size, status.st_mtime_ns))
     return archive
 
 
@@ -281,12 +281,12 @@ class _ArchiveFile(io.FileIO):
     """An archive for Python's modules; a disk that fails for a moment is asked again."""
 
     def __init__(self, archive: Archive) -> None:
-        with steadily(lambda: open_regular(archive.path), archive.shown) as file:
+        with read_with_retries(lambda: open_regular(archive.path), archive.shown) as file:
             super().__init__(os.dup(file.fileno()))
         self._shown = archive.shown
 
     def readinto(self, buffer: Any) -> int:
-        return steadily(lambda: super(_ArchiveFile, self).readinto(buffer), self._shown) or 0
+        return read_with_retries(lambda: super(_ArchiveFile, self).readinto(buffer), self._shown) or 0
 
 
 def _tar_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
@@ -569,7 +569,7 @@ def _unpack(archive: Archive, decompressed: Callable[..., Any], command: str) ->
         SourceError: it is damaged, cannot be read, or there is no room for what it holds.
     """
     folder = staging.folder()
-    identity = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    identity = f"{os.path.abspath(archive.path)} {archive.scanned_status}".encode(errors="surrogateescape")
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.tar"
     if path.exists():  # of an earlier scan
         return path

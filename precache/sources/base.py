@@ -185,7 +185,7 @@ class Samples(Sequence[SampleRef]):
             int(self.places[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
             None if self.targets is None else self.targets.value(index),
-            columns.values_of(self.fields, index) if self.fields else {},
+            columns.row_values(self.fields, index) if self.fields else {},
         )
 
     def list_paths(self, above: str = "", rows: Ints | None = None) -> Paths:
@@ -209,7 +209,7 @@ class Samples(Sequence[SampleRef]):
             path_ends=paths.ends,
             places=self.places[rows],
             targets=None if self.targets is None else self.targets.select(rows),
-            fields=columns.select(self.fields, rows),
+            fields=columns.select_rows(self.fields, rows),
             original_sizes=None if self.original_sizes is None else self.original_sizes[rows],
         )
 

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
@@ -26,8 +26,8 @@ from precache.errors import DatasetError, SampleError, SettingError, os_reason, 
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
-from precache.pictures.reading import steadily
-from precache.pictures.sizes import sides, written
+from precache.pictures.reading import read_with_retries
+from precache.pictures.sizes import sides, size_text
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions
@@ -101,10 +101,10 @@ class ConvertedSource:
         shard, row = self._locate(ref.place)
         recipe = self.dataset.manifest.recipe
         try:
-            with self.dataset.held(*self.dataset.manifest.shards[shard].files):
+            with self.dataset.local_files(*self.dataset.manifest.shards[shard].files):
                 path, places = self._shard(shard)
                 start, size = places[row].tolist()
-                stored = steadily(lambda: read_regular_part(path, start, size), path)
+                stored = read_with_retries(lambda: read_regular_part(path, start, size), path)
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
             raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
@@ -151,7 +151,7 @@ class ConvertedSource:
         if _is_fitted(stored, recipe) and self.mask_checksums is None:
             samples.original_sizes = sizes
         elif boxes is not None:
-            samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
+            samples.fields[boxes] = fit_boxes(samples.fields[boxes], sizes, stored.rendering)
         holds_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
         if holds_jpegs and not _is_fitted(stored, recipe):
             again = f"what is resized is written as JPEG a second time, at quality {recipe.quality}"
@@ -168,7 +168,7 @@ class ConvertedSource:
     def _shard(self, number: int) -> tuple[Path, Places]:
         """The file of a shard, and where its samples lie."""
         entry, form = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
-        with self.dataset.held(*entry.files):
+        with self.dataset.local_files(*entry.files):
             path = self.dataset.shard_path(entry)
             return path, _find_samples(form, path, entry.files[0].crc32c, entry.samples)
 
@@ -198,7 +198,7 @@ class _MaskedSource(ConvertedSource):
         """The mask that is stored, and its place; its size is compared with the picture's later."""
         number, row = self._locate(ref.place)
         entry = self.dataset.manifest.shards[number]
-        with self.dataset.held(*entry.files):
+        with self.dataset.local_files(*entry.files):
             path = self.dataset.shard_path(entry)
             with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
                 mask = file.read_mask(row)
@@ -289,7 +289,7 @@ def _is_fitted(stored: Recipe, recipe: Recipe) -> bool:
 
 def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe) -> None:
     """Raise SettingError if pictures would be enlarged that were shrunk to what is stored."""
-    if recipe.fit in images.KEPT and not recipe.enlarge:
+    if recipe.fit in images.KEEPING_FITS and not recipe.enlarge:
         return
     there = sides(stored.size)
     if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and source.shapes is not None:
@@ -298,8 +298,8 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
     if any(asked > has for asked, has in zip(sides(recipe.size), there, strict=True)):
         shown = "x".join(map(str, reversed(there)))
         raise SettingError(
-            f"size {written(recipe.size)} is more than the {shown} that {source.root} stores, and enlarging "
-            f"adds nothing; choose that or less, or convert the original pictures"
+            f"size {size_text(recipe.size)} is more than the {shown} that {source.root} stores, and "
+            f"enlarging adds nothing; choose that or less, or convert the original pictures"
         )
 
 

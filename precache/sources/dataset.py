@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from precache.errors import ImageError, SourceError
-from precache.pictures.reading import steadily
+from precache.pictures.reading import read_with_retries
 from precache.reporting import warn
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import is_tensor, reason_of
@@ -210,7 +210,7 @@ def _read_sample(dataset: Any, name: str, row: int) -> Any:
         except Exception as error:  # other people's code may raise anything
             raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
 
-    return steadily(act, where)
+    return read_with_retries(act, where)
 
 
 def read_picture_of(dataset: Any, name: str, column: str, row: int) -> Any:

@@ -229,7 +229,7 @@ def _column_of(values: Sequence[Any], *, is_text: bool) -> Column:
     for row, value in enumerate(values):
         if value is None:
             raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
-    return Column.of(typed(values) if is_text else values)
+    return Column.from_values(typed(values) if is_text else values)
 
 
 def _select(samples: Samples, rows: Ints) -> Samples:

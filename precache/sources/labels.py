@@ -392,7 +392,7 @@ def _numbers(values: Sequence[Any]) -> tuple[tuple[str, ...], None, Column]:
     for row, value in enumerate(values):
         if isinstance(value, str):
             raise ValueOfRowError(row, f"{shown(value)} is not a number")
-    column = Column.of(values)
+    column = Column.from_values(values)
     if column.kind == "ragged":
         row = next((r for r, value in enumerate(values) if len(value) != len(values[0])), 0)
         raise ValueOfRowError(

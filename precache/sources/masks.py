@@ -16,7 +16,7 @@ from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures import masks
 from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels
-from precache.pictures.reading import read_picture, status_of, steadily
+from precache.pictures.reading import read_picture, status_of, read_with_retries
 from precache.sources.base import SampleRef, Samples, Scan, Source
 from precache.storage.urls import Location
 
@@ -163,7 +163,7 @@ class MaskedSource:
 def _list_masks(folder: str) -> dict[str, str]:
     """The masks in a folder by their names without the extension: of several, one of the first extension."""
     try:
-        names = steadily(lambda: os.listdir(folder), folder)
+        names = read_with_retries(lambda: os.listdir(folder), folder)
     except SourceError as error:
         if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
             return {}

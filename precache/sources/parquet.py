@@ -173,14 +173,14 @@ class _Copy:
 
     Attributes:
         table: the name of the Parquet file in messages.
-        path: the file; `as_scanned`, its size and time.
+        path: the file; `scanned_status`, its size and time.
         sizes: int64 [n], bytes of each picture; -1 where a row has none.
         ends: int64 [n], where each of them ends.
     """
 
     table: str
     path: str
-    as_scanned: tuple[int, int]
+    scanned_status: tuple[int, int]
     sizes: Ints
     ends: Ints
 
@@ -189,7 +189,7 @@ class _Copy:
         size, where = int(self.sizes[row]), f"{self.table}: row {row}"
         if size < 0:
             raise ImageError(where, "has no picture, neither bytes nor a file")
-        data = read_part(self.path, where, self.as_scanned, int(self.ends[row]) - size, size)
+        data = read_part(self.path, where, self.scanned_status, int(self.ends[row]) - size, size)
         if len(data) != size:
             raise SourceError(f"{where}: could not be read as a whole; run the same command again")
         return data

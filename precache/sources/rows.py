@@ -456,12 +456,12 @@ def _check_once(rows: LabelledList, listed: ScannedPart, column: str, hashes: np
 
 def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -> bytes:
     """The content of the file that a row names, which is as it was scanned."""
-    path, as_scanned, url = part.file_of(ref.path), (ref.bytes, ref.modified_ns), part.url
+    path, scanned_status, url = part.file_of(ref.path), (ref.bytes, ref.modified_ns), part.url
     if ref.bytes < 0:
         reason = "is a folder" if os.path.isdir(path) else "is not a file"
         raise ImageError(where, f"{reason}; named in {part.row_name(ref.place, ref.id)}")
     if url is None:
-        return read_picture(path, max_pixels, as_scanned)
+        return read_picture(path, max_pixels, scanned_status)
     return read_object(
-        url, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, it.modified_ns) == as_scanned
+        url, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, it.modified_ns) == scanned_status
     )

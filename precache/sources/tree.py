@@ -48,7 +48,7 @@ import xxhash
 
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, steadily
+from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, read_with_retries
 from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table
@@ -190,7 +190,7 @@ class DiskEntry:
             with os.scandir(self._entry) as found:
                 return [DiskEntry(entry) for entry in found]
 
-        return steadily(listed, os.fspath(self._entry))
+        return read_with_retries(listed, os.fspath(self._entry))
 
     def list_pictures(self) -> "tuple[list[str], list[DiskEntry]]":
         """Names of the files in the folder that are named as pictures, and all else that it holds.
@@ -210,7 +210,7 @@ class DiskEntry:
                         others.append(DiskEntry(entry))
             return pictures, others
 
-        return steadily(listed, os.fspath(self._entry))
+        return read_with_retries(listed, os.fspath(self._entry))
 
     def statuses(self, names: Sequence[str]) -> Iterable[tuple[int, int, int]]:
         """Placeholders for sizes, times and places of these files, for nobody has asked; see `with_sizes`."""
@@ -218,7 +218,7 @@ class DiskEntry:
 
     def identity(self) -> tuple[int, int] | None:
         """Device and number of the folder; None where the file system counts none."""
-        status = steadily(lambda: os.stat(self._entry), os.fspath(self._entry))
+        status = read_with_retries(lambda: os.stat(self._entry), os.fspath(self._entry))
         return (status.st_dev, status.st_ino) if status.st_ino else None
 
     def first_bytes(self) -> bytes:
@@ -228,7 +228,7 @@ class DiskEntry:
             with open_regular(self._entry) as file:  # whose own `read` gives None where there is nothing yet
                 return os.read(file.fileno(), kinds.PREFIX_BYTES)
 
-        return steadily(start, os.fspath(self._entry))
+        return read_with_retries(start, os.fspath(self._entry))
 
     def _ask(self, question: Callable[[], bool]) -> bool:
         def answer() -> bool:
@@ -239,7 +239,7 @@ class DiskEntry:
                     return False
                 raise
 
-        return steadily(answer, os.fspath(self._entry))
+        return read_with_retries(answer, os.fspath(self._entry))
 
 
 Entry: TypeAlias = DiskEntry | Node
@@ -312,7 +312,7 @@ def read_object(
     """
     check_bytes(str(url / name), size, max_pixels)
     try:
-        content, info = _store(url).get_as_found(name)
+        content, info = _store(url).get_with_info(name)
     except ObjectNotFoundError as error:
         raise SourceError(
             f"{url / name}: disappeared after the tree was listed; run the same command again"
@@ -777,7 +777,7 @@ def _why_not_a_picture(entry: Entry) -> str | None:
         return "a hidden file"
     if kinds.extension(name) in kinds.IMAGE_EXTENSIONS:
         return None
-    return None if kinds.is_picture(name, entry.first_bytes()) else kinds.why_not_read(name)
+    return None if kinds.is_picture(name, entry.first_bytes()) else kinds.skip_reason(name)
 
 
 def _looks_like_picture(entry: Entry) -> bool:

@@ -82,7 +82,7 @@ def is_mount_point(folder: Path) -> bool:
     return any(re.sub(rb"\\([0-7]{3})", _octal, point) == real for point in points)
 
 
-def others_in(folder: Path, names: frozenset[str]) -> list[str]:
+def foreign_names(folder: Path, names: frozenset[str]) -> list[str]:
     """Names in a folder that are not of `names`, nor left of writing one of them, nor that of its lock."""
     allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
     found = (path for path in folder.iterdir() if path.name not in names | allowed)

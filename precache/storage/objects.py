@@ -98,9 +98,9 @@ class ObjectStore:
 
     def get(self, name: str) -> bytes:
         """All of an object."""
-        return self.get_as_found(name)[0]
+        return self.get_with_info(name)[0]
 
-    def get_as_found(self, name: str) -> tuple[bytes, ObjectInfo]:
+    def get_with_info(self, name: str) -> tuple[bytes, ObjectInfo]:
         """All of an object, and what is known of this very one."""
 
         def once() -> tuple[bytes, ObjectInfo]:

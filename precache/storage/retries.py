@@ -38,7 +38,7 @@ _BROKEN = re.compile("HTTP error|Got invalid")  # as obstore says it of connecti
 _LATER = (408, 429)  # of the 4xx, what obstore has repeated
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
 _TOO_SLOW = "RequestTimeout"  # S3 says 400 of a body that came too slowly
-PATIENCE = "PRECACHE_STORAGE_PATIENCE_S"
+PATIENCE_VARIABLE = "PRECACHE_STORAGE_PATIENCE_S"
 """Environment variable: how long a request is repeated, in seconds."""
 
 
@@ -59,7 +59,7 @@ class Patience:
     @classmethod
     def of_environment(cls) -> "Patience":
         """The default, or as PRECACHE_STORAGE_PATIENCE_S says; SettingError if that is not a number."""
-        text = os.environ.get(PATIENCE)
+        text = os.environ.get(PATIENCE_VARIABLE)
         if not text:
             return cls()
         try:
@@ -67,7 +67,7 @@ class Patience:
         except ValueError:
             total_s = 0.0
         if not 0 < total_s < 86_400:
-            raise SettingError(f"{PATIENCE} must be seconds above 0, got {text!r}")
+            raise SettingError(f"{PATIENCE_VARIABLE} must be seconds above 0, got {text!r}")
         return cls(
             total_s=total_s, stall_s=min(cls().stall_s, total_s), connect_s=min(cls().connect_s, total_s)
         )

@@ -375,7 +375,7 @@ def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
         file = open_regular(path)
     except FileNotFoundError:
         return None
-    lock(file.fileno(), alone=False, waiting=True)
+    lock(file.fileno(), exclusive=False, wait=True)
     if os.fstat(file.fileno()).st_size == file_bytes and is_at(file.fileno(), path):
         with suppress(OSError):  # it is another user's, or the disk is for reading
             os.utime(file.fileno())  # was used last

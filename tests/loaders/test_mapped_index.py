@@ -130,9 +130,9 @@ def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: P
     table = dataset.manifest.shards
     whole = dataset.read_index(removed=True)
     for split in ("train", "val"):
-        assert not isinstance(table.rows_of(split), range)
+        assert not isinstance(table.rows_of_split(split), range)
         data, index = open_split(tmp_path / "out", split), dataset.read_index(split)
-        rows = np.flatnonzero(np.repeat(table.of_split(split), table.samples) & whole.served)
+        rows = np.flatnonzero(np.repeat(table.split_mask(split), table.samples) & whole.served)
         for name in whole.names:
             expected = whole[name].select(rows).content()
             assert data.index[name].content() == index[name].content() == expected

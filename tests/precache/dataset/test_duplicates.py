@@ -17,7 +17,7 @@ from precache.dataset.inspection import write_duplicates
 from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.command import run_here
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.listed import listed_pictures
 
 FILES = {

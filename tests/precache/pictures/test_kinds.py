@@ -26,7 +26,7 @@ def saved(kind: str) -> bytes:
     if kind not in Image.SAVE:
         Image.init()
     try:
-        return encoded(Image.new("RGB", (32, 32), (0, 0, 255)), kind, quality=90)
+        return encode_image(Image.new("RGB", (32, 32), (0, 0, 255)), kind, quality=90)
     except (KeyError, OSError):
         pytest.skip(f"this Pillow writes no {kind}")
 
@@ -86,7 +86,7 @@ def test_a_missing_decoder_is_said_before_damage(
     assert "rejected a/a.jpg" in second
 
 
-def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postscript_picture_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program that Pillow would run leaves a mark."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/gs"

@@ -23,7 +23,7 @@ from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
 from tests.faults.mutations import spoil
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import (
     JPEG,
     Files,
@@ -360,7 +360,7 @@ def test_damage_ends_in_one_line_or_in_what_is_stored(kind: Kind, place: Path, t
     assert kind.damage is not None
     made = kind.make(
         {
-            f"{'abc'[number % 3]}/{number}{name}.png": encoded(Image.new("RGB", (9, 7), (number * 40, 99, 0)))
+            f"{'abc'[number % 3]}/{number}{name}.png": encode_image(Image.new("RGB", (9, 7), (number * 40, 99, 0)))
             for number, name in enumerate(("", "", "", "", "long" * 20))
         },
         place,

@@ -88,7 +88,7 @@ def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Pa
 
 
 @pytest.mark.parametrize("claimed", [SHARD_BYTES + 1, 2 * SHARD_BYTES, 2**50, 2**62])
-def test_nothing_goes_for_a_file_that_is_not_as_large_as_said(
+def test_cache_removes_nothing_for_an_object_of_another_size(
     claimed: int, bucket: Url, tmp_path: Path
 ) -> None:
     """A manifest may be a stranger's; what is kept of other datasets stays."""

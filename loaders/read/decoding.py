@@ -179,7 +179,9 @@ class EncodedPictures:
             try:
                 self._check.compare(position, sample.data, sample.damage)
             except ImageError as wrong:
-                error = type(wrong)(wrong.path, wrong.reason, remedy=wrong.remedy)  # without what its traceback holds
+                error = type(wrong)(
+                    wrong.path, wrong.reason, remedy=wrong.remedy
+                )  # without what its traceback holds
             assert isinstance(sample.data, bytes)
             path = f"{self._data.files[index]}: sample {sample.id}"
             compared.append(Encoded(path, sample.data, (height, width), error, self._data.channels))

@@ -11,8 +11,8 @@ from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
-from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.large_pictures import LargePictureLock
+from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import Progress, no_progress, warn
 from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
 from precache.sources.rejected_list import check_writable, default_list, write_list
@@ -130,7 +130,7 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
             tick.begin(unit)
             data = read()
             with LargePictureLock() as lock:
-                images.decode_for(data, path, rendering, turn)
+                images.decode_for(data, path, rendering, lock)
         except ImageError as error:
             rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id, ref.bytes, ref.modified_ns))
         tick()

@@ -95,7 +95,7 @@ from precache.errors import (
 )
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import kind_without_decoder, decoder_versions
+from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn

@@ -23,7 +23,15 @@ import numpy.typing as npt
 from precache.conversion.journal import Target, recipe_differences
 from precache.dataset.columns import Column
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of, damaged_index_error
+from precache.dataset.index import (
+    Ints,
+    Rejected,
+    SampleIndex,
+    Sizes,
+    SourceState,
+    checksum_of,
+    damaged_index_error,
+)
 from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images

@@ -267,7 +267,9 @@ def open_archive(path: Path, shown: str) -> Archive:
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(f"{shown}: is not a file; expected an archive of class folders with pictures")
     scanned_status = status.st_size, status.st_mtime_ns
-    archive = Archive(shown, str(path), scanned_status, status.st_mtime_ns, path.name.lower().endswith(".zip"))
+    archive = Archive(
+        shown, str(path), scanned_status, status.st_mtime_ns, path.name.lower().endswith(".zip")
+    )
     start = b"" if archive.is_zip else archive.read(0, 6)
     for mark, (decompressed, command) in _COMPRESSIONS.items():
         if start.startswith(mark):

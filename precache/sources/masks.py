@@ -16,7 +16,7 @@ from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures import masks
 from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels
-from precache.pictures.reading import read_picture, status_of, read_with_retries
+from precache.pictures.reading import read_picture, read_with_retries, status_of
 from precache.sources.base import SampleRef, Samples, Scan, Source
 from precache.storage.urls import Location
 

@@ -48,7 +48,7 @@ import xxhash
 
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, read_with_retries
+from precache.pictures.reading import check_bytes, read_picture, read_with_retries, sizes_and_times
 from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table

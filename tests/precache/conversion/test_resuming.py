@@ -87,7 +87,9 @@ def test_convert_refuses_to_resume_with_another_pillow(
 ) -> None:
     interrupt(raw_tree, tmp_path / "out")
     before = contents(tmp_path / "out")
-    monkeypatch.setattr("precache.conversion.convert.decoder_versions", lambda: {**decoder_versions(), "pillow": "99"})
+    monkeypatch.setattr(
+        "precache.conversion.convert.decoder_versions", lambda: {**decoder_versions(), "pillow": "99"}
+    )
     with pytest.raises(DatasetError, match=r"out: .*pillow .*, here 99\).*--overwrite"):
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
     assert contents(tmp_path / "out") == before

@@ -12,9 +12,9 @@ import precache
 from precache.errors import ImageError
 from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
-from precache.pictures.large_pictures import LARGE_PIXELS, Turn
+from precache.pictures.large_pictures import LARGE_PIXELS, LargePictureLock
 from tests.conftest import small_recipe
-from tests.precache.pictures.drawing import encoded, noise, png, rendered_within, tiff
+from tests.precache.pictures.drawing import encode_image, noise, png, rendered_within, tiff
 
 SVG = b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- made by hand -->\n<svg xmlns="http://www.w3.org/2000/svg"/>\n'
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
@@ -84,7 +84,7 @@ BOMBS = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_decompression_bomb_is_refused_without_allocating_it(name: str, tmp_path: Path) -> None:
+def test_a_bomb_is_refused_without_its_memory(name: str, tmp_path: Path) -> None:
     (tmp_path / "bomb").write_bytes(BOMBS[name])
     answer = rendered_within(30_000_000, tmp_path / "bomb")
     assert answer.startswith("ImageError x: is too large ("), answer
@@ -107,8 +107,8 @@ def test_the_limit_is_the_callers_not_pillows(tmp_path: Path) -> None:
 
 
 def _in_turn(log: Path, hold_s: float) -> None:
-    with Turn() as turn:
-        turn.wait(LARGE_PIXELS + 1)
+    with LargePictureLock() as lock:
+        lock.acquire_if_large(LARGE_PIXELS + 1)
         with open(log, "a") as file:
             file.write("begins\n")
         time.sleep(hold_s)
@@ -116,7 +116,7 @@ def _in_turn(log: Path, hold_s: float) -> None:
             file.write("ends\n")
 
 
-def test_processes_decode_large_pictures_one_at_a_time(tmp_path: Path) -> None:
+def test_large_pictures_take_turns_over_processes(tmp_path: Path) -> None:
     """A turn ends with the process that has it; small pictures take none."""
     context = multiprocessing.get_context("fork")
     processes = [context.Process(target=_in_turn, args=(tmp_path / "log", 0.05)) for _ in range(4)]

@@ -10,7 +10,7 @@ from precache.errors import ImageError
 from precache.pictures import images
 from precache.pictures.images import Rendering
 from tests.command import run
-from tests.precache.pictures.drawing import chunk, encoded, noise
+from tests.precache.pictures.drawing import chunk, encode_image, noise
 
 RAMP = np.arange(4096, dtype=np.uint16).reshape(64, 64)
 AS_8_BITS = np.round(RAMP * (255 / 4095)).astype(np.uint8)

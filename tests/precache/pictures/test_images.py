@@ -17,7 +17,7 @@ from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
 from precache.pictures.sizes import Size
 from precache.sources.tree import scan_tree
-from tests.precache.pictures.drawing import chunk, encoded, load, noise, png
+from tests.precache.pictures.drawing import chunk, encode_image, load, noise, png
 
 SIDES = [(90, 60), (60, 90), (64, 64), (333, 41), (20, 10), (48, 48), (48, 301), (1, 30), (30, 1)]
 
@@ -61,14 +61,14 @@ def fitted(picture: Image.Image, how: Rendering) -> Image.Image:
 @pytest.mark.parametrize("fit", images.FITS)
 def test_what_is_stored_is_the_whole_picture_resized(fit: str, channels: str) -> None:
     """By the box that is kept alone; of grey as Pillow converts to it. What is cropped may be off by 1."""
-    sizes: list[Size] = [48] if fit in images.KEPT else [48, (36, 60)]
+    sizes: list[Size] = [48] if fit in images.KEEPING_FITS else [48, (36, 60)]
     for number, (width, height) in enumerate(SIDES):
         picture = Image.fromarray(noise(height, width, 3)).convert(["RGB", "L", "LA"][number % 3])
         for size in sizes:
             for option in (False, True):
                 how = Rendering(size=size, fit=fit, channels=channels)
                 if option and fit != "stretch":
-                    how = replace(how, enlarge=fit in images.KEPT)
+                    how = replace(how, enlarge=fit in images.KEEPING_FITS)
                 elif option:
                     how = replace(how, resample="area")
                 pixels, original = images.render(encode_image(picture), "x", how)

@@ -16,7 +16,7 @@ from precache.formats.shards import DATA_START
 from tests import format_contract
 from tests.building import build_loader
 from tests.command import run_here
-from tests.precache.pictures.drawing import encoded, noise
+from tests.precache.pictures.drawing import encode_image, noise
 
 
 @pytest.fixture(scope="module")

@@ -360,7 +360,9 @@ def test_damage_ends_in_one_line_or_in_what_is_stored(kind: Kind, place: Path, t
     assert kind.damage is not None
     made = kind.make(
         {
-            f"{'abc'[number % 3]}/{number}{name}.png": encode_image(Image.new("RGB", (9, 7), (number * 40, 99, 0)))
+            f"{'abc'[number % 3]}/{number}{name}.png": encode_image(
+                Image.new("RGB", (9, 7), (number * 40, 99, 0))
+            )
             for number, name in enumerate(("", "", "", "", "long" * 20))
         },
         place,

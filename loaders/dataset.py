@@ -44,7 +44,7 @@ from precache.plan import split_rows
 from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
 from precache.reporting import abridge
 from precache.sources.base import Scan
-from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
 from precache.sources.tree import list_tree, split_of
 from precache.storage import read_regular_part
@@ -605,7 +605,7 @@ def _find_rejected(scan: Scan, rows: Positions) -> Positions:
     Raises:
         SourceError: it names all of them.
     """
-    path = default_list(scan.root)
+    path = default_list_path(scan.root)
     if not path.exists():
         return np.empty(0, np.int64)
     rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan, read_list(path))))

@@ -100,9 +100,9 @@ from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart, prepared, warn_of_undecodable
-from precache.sources.masks import reader_of
-from precache.sources.splits import apply_list, gaps
+from precache.sources.base import Samples, Scan, check_no_overlap, prepare_scan, warn_of_undecodable
+from precache.sources.masks import mask_reader
+from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import Location, Url, check_writable, locate
 
@@ -212,18 +212,18 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         with _explain_faults(destination):
             if isinstance(destination, Url):
                 check_writable(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 conversion = _convert_into_url(job, destination, overwrite, update)
             else:
                 destination = resolve(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 if not lock_path(destination).exists():
                     # before the lock, so that no lock file is put beside somebody else's folder
                     check_empty(destination)
                 with hold_lock(destination):
                     conversion = _convert_into_folder(job, destination, overwrite, update)
     if conversion.published:
-        for gap in gaps(scan, conversion.manifest):
+        for gap in split_warnings(scan, conversion.manifest):
             warn(f"{destination}: {gap}")
     if conversion.duplicates is not None and conversion.duplicates.in_splits:
         command = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
@@ -242,9 +242,9 @@ def _open_and_scan(
 ) -> tuple[Source, Scan, Recipe, SourceOptions]:
     """Open and scan the source, and complete the recipe and the options by what it holds."""
     opened = open_source(source, options)
-    scan, options = prepared(opened.scan(), recipe, options)
+    scan, options = prepare_scan(opened.scan(), recipe, options)
     if options.boxes or scan.samples.fields:
-        boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+        boxes.check(options.boxes, scan.samples.fields, masks=mask_reader(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
@@ -555,7 +555,7 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
-        source_options=job.options.given(),
+        source_options=job.options.to_json(),
         target=scan.target,
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=contents.statistics,

@@ -40,7 +40,7 @@ from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
 from precache.reporting import Progress, no_progress, warn
-from precache.sources.base import lie_apart
+from precache.sources.base import paths_overlap
 from precache.sources.tree import SPLIT_FOLDERS, SYSTEM_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
 from precache.storage.urls import Url, local_path
@@ -157,7 +157,7 @@ def _with_stored_boxes(manifest: Manifest, index: SampleIndex) -> SampleIndex:
 def _check_place(source: Path, tree: Path) -> None:
     """Raise SettingError unless a tree may be made at this path."""
     check_new_folder(tree)
-    if not lie_apart(source, tree):
+    if paths_overlap(source, tree):
         raise SettingError(f"overlaps with {source}", path=tree, remedy="choose a TREE beside it")
     if tree.exists() and (tree.is_mount() or tree.samefile(".")):
         raise SettingError(

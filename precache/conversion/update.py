@@ -41,7 +41,7 @@ from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources import SourceOptions
 from precache.sources.base import Samples, Scan, changed_rows
-from precache.sources.masks import reader_of, render_mask
+from precache.sources.masks import mask_reader, render_mask
 
 _AGAIN = "convert it again with --overwrite"
 _FOLDER_OPTIONS = ("root", "mask")  # their content is compared, and not their paths
@@ -182,7 +182,7 @@ def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> N
             path=dataset.path,
             remedy=f"leave them as they were, or {_AGAIN}",
         )
-    if (index.mask_checksums is None) != (reader_of(scan.source) is None):
+    if (index.mask_checksums is None) != (mask_reader(scan.source) is None):
         before, now = ("no masks", "some") if index.mask_checksums is None else ("masks", "none")
         raise DatasetError(f"has {before}, but {scan.root} now has {now}", path=dataset.path, remedy=_AGAIN)
     pairs = {name: (column, samples.fields[name]) for name, column in index.fields.items()}
@@ -282,7 +282,7 @@ def _changed_rows(
     rendering, rejected = dataset.manifest.recipe.rendering, dataset.manifest.rejected
     was_unreadable = (checksums == 0) & (scan.samples.modified_ns[rows] != times)
     may_have_masks = np.zeros(len(rows), np.bool_)
-    if reader_of(scan.source) is not None:
+    if mask_reader(scan.source) is not None:
         fatal_ids = [picture.id for picture in rejected if picture.reason == KILLED]
         may_have_masks = (known.rows[numbers] < 0) & ~np.isin(known.ids[numbers], fatal_ids)
     for index in np.flatnonzero(was_unreadable | may_have_masks).tolist():  # one by one: some may be large
@@ -395,7 +395,7 @@ def _check_same_settings(dataset: ConvertedDataset, recipe: Recipe, options: Sou
     if manifest.recipe.has_split_list and recipe.has_split_list:  # a list grows with the source
         recipe = replace(recipe, splits=manifest.recipe.splits)
     phrases = recipe_differences(manifest.recipe.to_json(), recipe)
-    old_options, new_options = manifest.source_options, options.given()
+    old_options, new_options = manifest.source_options, options.to_json()
     for name in sorted({*old_options, *new_options}):
         before, now = old_options.get(name), new_options.get(name)
         if before != now and (name not in _FOLDER_OPTIONS or before is None or now is None):

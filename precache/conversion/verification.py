@@ -31,7 +31,7 @@ from precache.pictures.sizes import size_text
 from precache.recipe import Recipe, flag_name
 from precache.reporting import Progress, no_progress, quantity
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
+from precache.sources.base import SampleRef, Scan, picture_checksum, prepare_scan
 from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
@@ -203,7 +203,7 @@ def verify_deep(
             path=path,
             remedy="name the source that it was made from",
         ) from error
-    scan, _ = prepared(opened.scan(), manifest.recipe, options)
+    scan, _ = prepare_scan(opened.scan(), manifest.recipe, options)
     scan, checksums = _match_scan(dataset, scan)
     report = engines.progress_counter(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)

@@ -397,7 +397,7 @@ Read: TypeAlias = Callable[[], "bytes | Image.Image"]
 """As `Source.read` of one picture."""
 
 
-def reads_of(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[Read]:
+def picture_readers(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[Read]:
     """A `Read` of each picture in turn; a source with `reads_at_a_time` reads so many ahead."""
     at_a_time = getattr(source, "reads_at_a_time", 0)
     if not at_a_time:
@@ -464,15 +464,15 @@ def _checksum_now(scan: Scan, ref: SampleRef) -> int | None:
         return None
 
 
-def check_apart(source: Source, destination: Location) -> None:
+def check_no_overlap(source: Source, destination: Location) -> None:
     """Raise SettingError if source and destination overlap: the source is never written to."""
     for path in source.paths:
-        if lie_apart(path, destination):
+        if paths_overlap(path, destination):
             continue
         raise SettingError(f"{destination} and the source {path} overlap; choose a DST beside it")
 
 
-def lie_apart(one: str | os.PathLike[str] | Url, other: str | os.PathLike[str] | Url) -> bool:
+def paths_overlap(one: str | os.PathLike[str] | Url, other: str | os.PathLike[str] | Url) -> bool:
     """Whether the two are different, and neither is inside the other."""
     if isinstance(one, Url) and isinstance(other, Url):
         outer, inner = sorted((f"{one.key}/".lstrip("/"), f"{other.key}/".lstrip("/")))

@@ -49,7 +49,7 @@ def _option(help_text: str, *kinds: str, default: Any = None) -> Any:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Options of a source; each kind of source takes some of them and refuses the others. See `help_of`.
+    """Options of a source; each kind of source takes some of them and refuses the others. See `option_help`.
 
     A `separator` is between the classes of one text, so `target` is `classes`. A sample of several classes is
     taken for any of `classes`; with `ids`, both must hold. Boxes are `[k, 4]`, in pixels of the picture.
@@ -137,6 +137,6 @@ def _fields() -> "dict[str, Field[Any]]":
     return {setting.name: setting for setting in fields(SourceOptions)}
 
 
-def help_of() -> dict[str, str]:
+def option_help() -> dict[str, str]:
     """What the command line says of each option, by its name."""
     return {name: setting.metadata["help"] for name, setting in _fields().items()}

@@ -29,7 +29,7 @@ SUFFIX = ".rejected.csv"
 _HEADER = ["path", "reason", "bytes", "modified_ns"]
 
 
-def default_list(tree: Location) -> Path:
+def default_list_path(tree: Location) -> Path:
     """Where the list of `tree` lies; the same by whatever name, or link, the tree is called."""
     real = Path(os.path.realpath(str(tree)))
     return real.parent / f"{real.name}{SUFFIX}"

@@ -21,7 +21,7 @@ from precache.dataset.manifest import write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError
 from tests.conftest import small_recipe
-from tests.precache.sources.listed import listed
+from tests.precache.sources.examples import example_source
 
 SAMPLES, SHARDS = 2_000_000, 2_000
 
@@ -123,9 +123,9 @@ def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: P
     """After updates the shards of a split are no range any more."""
     recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
     how = {"workers": 0, "max_rejects": 1}
-    convert(listed(target, missing=range(3, 11)), tmp_path / "out", recipe, **how)
+    convert(example_source(target, missing=range(3, 11)), tmp_path / "out", recipe, **how)
     for missing in ((3, 5), (8,)):
-        convert(listed(target, missing=missing), tmp_path / "out", recipe, update=True, **how)
+        convert(example_source(target, missing=missing), tmp_path / "out", recipe, update=True, **how)
     dataset = open_dataset(tmp_path / "out")
     table = dataset.manifest.shards
     whole = dataset.read_index(removed=True)

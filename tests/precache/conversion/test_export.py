@@ -18,8 +18,8 @@ from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
 from tests.format_contract import stored
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.tables import spotted
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.tables import write_spot_table
+from tests.precache.sources.archives import read_shards
 from tests.stopping import KilledError, Stop, stopping
 
 
@@ -35,7 +35,7 @@ def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Pat
     header, first, *_ = (tmp_path / "tree/labels.csv").read_text().splitlines()
     assert (header, first) == ("image,label,split", f"{stems[0]}.png,{os.path.dirname(stems[0])},train")
     convert(tmp_path / "tree", tmp_path / "again", small_recipe("shards"), workers=0)
-    assert shards(tmp_path / "again") == shards(converted["shards"])
+    assert read_shards(tmp_path / "again") == read_shards(converted["shards"])
 
 
 def test_export_keeps_the_bytes_of_jpegs(converted: dict[str, Path], tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_export_keeps_splits_and_channels(raw_tree: Path, tmp_path: Path) -> Non
         again = small_recipe("shards", channels=one.recipe.channels)
         two = convert(tree, tmp_path / f"{name}-again", again, workers=0).manifest
         assert two.samples_per_class == one.samples_per_class
-    assert shards(tmp_path / "rgba-again") == shards(tmp_path / "rgba")
+    assert read_shards(tmp_path / "rgba-again") == read_shards(tmp_path / "rgba")
 
 
 def labelled(labels: list[Any], **fields: list[Any]) -> Items:
@@ -90,7 +90,7 @@ def test_the_exported_table_holds_what_a_tree_cannot(name: str, tmp_path: Path) 
     for what in ("classes", "target", "samples_per_class"):
         assert getattr(one.manifest, what) == getattr(two.manifest, what)
     before, after = one.read_index(), two.read_index()
-    assert [shards(tmp_path / "one"), before.ids.tolist()] == [shards(tmp_path / "two"), after.ids.tolist()]
+    assert [read_shards(tmp_path / "one"), before.ids.tolist()] == [read_shards(tmp_path / "two"), after.ids.tolist()]
     pairs = [(before.targets, after.targets)]
     renamed = {"split": "field_split"}
     pairs += [(column, after.fields[renamed.get(name, name)]) for name, column in before.fields.items()]
@@ -110,7 +110,7 @@ def there_and_back(folder: Path, size: int) -> None:
 def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> None:
     """The boxes are those of the pictures that are written, not of the originals."""
     named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
-    table, mask = spotted(tmp_path), str(tmp_path / "masks")
+    table, mask = write_spot_table(tmp_path), str(tmp_path / "masks")
     convert(table, tmp_path / "one", Recipe(format="dali", size=40), workers=0, mask=mask, **named)
     there_and_back(tmp_path, 40)
     # ImageFolder, which reads tree/train, would take a folder of masks in it for a class

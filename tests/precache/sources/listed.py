@@ -43,7 +43,7 @@ TARGETS: dict[str, Any] = {
 """What the samples are labelled with, for each target, and for `number` twice."""
 
 
-def listed_pictures(
+def source_of_pictures(
     pictures: Sequence[bytes | None], target: str, values: Sequence[Any] | None, fields: Mapping[str, Any]
 ) -> Source:
     """A dataset of pictures, encoded or None for one that is missing; `target` is a key of TARGETS."""
@@ -58,12 +58,12 @@ def listed_pictures(
     return open_source(dataset, options)
 
 
-def listed(
+def example_source(
     target: str = "class", fields: Mapping[str, Sequence[Any]] | None = None, missing: Sequence[int] = ()
 ) -> Source:
     """24 pictures of 40 x 32 pixels with all of FIELDS, or these, labelled as TARGETS says."""
     pictures = [None if row in missing else _picture(row) for row in range(SAMPLES)]
-    return listed_pictures(pictures, target, TARGETS[target], FIELDS if fields is None else fields)
+    return source_of_pictures(pictures, target, TARGETS[target], FIELDS if fields is None else fields)
 
 
 def _picture(row: int) -> bytes:

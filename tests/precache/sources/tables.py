@@ -64,7 +64,7 @@ def scan_text(folder: Path, text: str | bytes, name: str = "labels.csv", **optio
     return scan_of(folder / name, **options)
 
 
-def spotted(folder: Path) -> Path:
+def write_spot_table(folder: Path) -> Path:
     """A table of a black picture of 120 x 80 with a white spot, its box and, in `masks`, its mask."""
     left, top, right, bottom = 40, 20, 60, 30
     spot = np.zeros((80, 120), np.uint8)

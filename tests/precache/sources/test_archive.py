@@ -137,7 +137,7 @@ def test_an_archive_in_an_archive_is_refused_by_name(make: Any, suffix: str, tmp
 
 @pytest.mark.parametrize(("place", "value", "says"), [(8, 1, "encrypted"), (10, 9, "method 9")])
 @pytest.mark.parametrize("name", ["b/2.jpg", "b/2", "notes.txt"])
-def test_what_zipfile_cannot_unpack_is_refused_by_name(
+def test_zip_members_that_cannot_be_unpacked_are_refused_by_name(
     name: str, place: int, value: int, says: str, tmp_path: Path
 ) -> None:
     path = make_zip(tmp_path / "x.zip", {"a/1.jpg": JPEG, name: JPEG})

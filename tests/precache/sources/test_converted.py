@@ -14,8 +14,8 @@ from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored
 from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.tables import spotted
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.tables import write_spot_table
+from tests.precache.sources.archives import read_shards
 
 
 def test_targets_fields_and_splits_are_kept_and_of_a_subset_ids(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_targets_fields_and_splits_are_kept_and_of_a_subset_ids(tmp_path: Path) 
 def test_splits_are_those_of_the_source_unless_others_are_asked_for(raw_tree: Path, tmp_path: Path) -> None:
     def convert_to(name: str, source: Path, **settings: str) -> list[bytes]:
         convert(source, tmp_path / name, small_recipe("shards", size=8, **settings), workers=0)
-        return shards(tmp_path / name)
+        return read_shards(tmp_path / name)
 
     one = convert_to("one", raw_tree, splits="train=0.5,val=0.5")
     assert convert_to("kept", tmp_path / "one") == one
@@ -129,7 +129,7 @@ def test_boxes_and_masks_stay_on_what_they_mark(tmp_path: Path, second: dict[str
         root=str(tmp_path / "pictures"), fields=("box",), boxes="box", mask=str(tmp_path / "masks")
     )
     first = Recipe(format="shards", size=40, fit="crop")
-    convert(spotted(tmp_path), tmp_path / "one", first, workers=0, options=options)
+    convert(write_spot_table(tmp_path), tmp_path / "one", first, workers=0, options=options)
     convert(tmp_path / "one", tmp_path / "two", Recipe(format="shards", **second), workers=0)
     assert not verify_deep(tmp_path / "two", tmp_path / "one", workers=0).problems
     dataset = open_dataset(tmp_path / "two")

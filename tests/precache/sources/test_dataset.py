@@ -213,7 +213,7 @@ DATASETS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_every_label_is_what_the_sample_says_and_its_name_that_of_classes(name: str, tmp_path: Path) -> None:
+def test_labels_are_those_of_getitem_and_names_those_of_classes(name: str, tmp_path: Path) -> None:
     for row in range(12):
         (tmp_path / "abc"[row // 4]).mkdir(exist_ok=True)
         picture(row).save(tmp_path / "abc"[row // 4] / f"{row:02}.png")

@@ -49,7 +49,7 @@ def test_a_table_beside_pictures_is_no_shard(tmp_path: Path) -> None:
     assert ref.path == "1.png"
 
 
-def test_samples_labelled_minus_one_are_left_out_by_their_split(tmp_path: Path) -> None:
+def test_samples_labelled_minus_one_are_left_out_with_a_warning(tmp_path: Path) -> None:
     """Test splits of Hugging Face say so that there is no label."""
     labels = {"train-0.parquet": [1, 0, -1], "test-0.parquet": [-1, -1], "validation-0.parquet": [0, None]}
     folder, out = publish(tmp_path / "set", labels), tmp_path / "out"

@@ -9,7 +9,7 @@ from precache import SourceOptions, convert, open_dataset, verify_deep
 from precache.sources.rows import Row, RowPart, RowSource, StoredPictures, TableColumn
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import files_of
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.archives import read_shards
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def test_a_reader_of_rows_makes_a_source(raw_tree: Path, converted: dict[str, Pa
     reader = SqliteReader(tmp_path / "pictures.db")
     source = RowSource(reader.file, (reader.file,), (RowPart(reader),), options)
     convert(source, tmp_path / "out", small_recipe("shards"), workers=2)
-    assert shards(tmp_path / "out") == shards(converted["shards"]) != []
+    assert read_shards(tmp_path / "out") == read_shards(converted["shards"]) != []
     index = open_dataset(tmp_path / "out").read_index()
     captions = {index.fields["caption"].value(row) for row in range(len(index.ids))}
     assert captions == {f"of {name}" for name in files}

@@ -17,7 +17,7 @@ from PIL import Image
 from precache import SettingError, SourceError, SourceOptions, convert, open_dataset, open_source, verify_deep
 from precache.errors import ImageError, PrecacheError
 from precache.pictures.reading import MAX_PIXELS
-from precache.sources.base import Scan, Source, check_apart
+from precache.sources.base import Scan, Source, check_no_overlap
 from precache.sources.tree import scan_tree
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
@@ -37,7 +37,7 @@ from tests.precache.sources.archives import (
 )
 from tests.precache.sources.objects import Items, opened, picture
 from tests.precache.sources.tables import WRITERS, write_pictures
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.archives import read_shards
 
 
 @dataclass(frozen=True)
@@ -305,14 +305,14 @@ def check_is_never_written_to(source: Source) -> None:
     for path in source.paths:
         for destination in (path, path.parent if path is source.paths[0] else path, path / "out"):
             with pytest.raises(SettingError):
-                check_apart(source, destination)
+                check_no_overlap(source, destination)
 
 
 def check_converts_as_its_tree(kind: Kind, made: Any, converted: Path, out: Path) -> None:
     """`converted` are the shards of the tree of the same pictures."""
     done = convert(made, out, small_recipe("shards"), workers=2, **kind.options)
     assert done.manifest.classes == open_dataset(converted).manifest.classes
-    assert shards(out) == shards(converted) != []
+    assert read_shards(out) == read_shards(converted) != []
     report = verify_deep(out, made, workers=0)
     assert (report.problems, report.samples) == ((), done.manifest.samples)
 

@@ -70,7 +70,7 @@ GAPS: list[tuple[str, dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("names", "settings", "says"), GAPS)
-def test_what_a_split_got_nothing_of_is_said(
+def test_convert_warns_of_splits_and_classes_without_pictures(
     names: str, settings: dict[str, Any], says: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Of pictures by these names; those that end in ! are none, those that end in / folders."""

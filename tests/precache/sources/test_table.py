@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from precache import SettingError, SourceError, convert, verify_deep
-from precache.sources.base import Scan, check_apart
+from precache.sources.base import Scan, check_no_overlap
 from tests.conftest import small_recipe
 from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.tables import WRITERS, scan_text
@@ -87,7 +87,7 @@ def test_a_picture_is_found_and_known_however_its_path_is_written(photos: Path) 
 
 
 @pytest.mark.parametrize("name", ["label", "labels", "class", "class_name", "target", "category"])
-def test_labels_are_not_left_out_in_silence(name: str, photos: Path) -> None:
+def test_columns_with_usual_label_names_are_used_with_a_warning(name: str, photos: Path) -> None:
     for image in ("image", "path", "file", "filename", "file_name"):
         text = f"{image},{name}\n0.jpg,a\n1.jpg,b\n2.jpg,a\n"
         scan = scan_text(photos, text)
@@ -229,6 +229,6 @@ def test_rows_without_a_picture_are_rejects_named_by_row(raw_tree: Path, tmp_pat
 
 
 def test_a_dataset_may_lie_beside_its_table_but_not_in_its_root(photos: Path) -> None:
-    check_apart(scan_text(photos, "path\n0.jpg\n").source, photos / "out")
+    check_no_overlap(scan_text(photos, "path\n0.jpg\n").source, photos / "out")
     with pytest.raises(SettingError, match="overlap"):
-        check_apart(scan_of(photos / "labels.csv", root=str(photos)).source, photos / "out")
+        check_no_overlap(scan_of(photos / "labels.csv", root=str(photos)).source, photos / "out")

@@ -97,7 +97,7 @@ TREES: list[tuple[str, int, str, str]] = [
 
 
 @pytest.mark.parametrize(("names", "depth", "found", "left_out"), TREES)
-def test_folders_are_classes_as_deep_as_is_said_and_splits_above_them(
+def test_classes_and_splits_are_found_at_each_class_depth(
     names: str, depth: int, found: str, left_out: str, tmp_path: Path
 ) -> None:
     """Path, class and split of each picture; the others are ignored, and named."""
@@ -164,7 +164,7 @@ def test_a_link_to_a_folder_that_it_lies_in_is_not_followed(tmp_path: Path) -> N
     assert "'a', 'c', 'd'" in said
 
 
-def test_links_that_lead_in_a_circle_by_two_class_folders_end(tmp_path: Path) -> None:
+def test_links_between_two_class_folders_are_followed_once(tmp_path: Path) -> None:
     lay(tmp_path, "a/1.jpg", "b/2.jpg")
     (tmp_path / "a/to-b").symlink_to("../b")
     (tmp_path / "b/to-a").symlink_to("../a")
@@ -173,7 +173,7 @@ def test_links_that_lead_in_a_circle_by_two_class_folders_end(tmp_path: Path) ->
     assert {i.path for i in scan.ignored} == {"a/to-b/to-a", "b/to-a/to-b"}
 
 
-def test_classes_without_pictures_and_kinds_that_are_not_read_are_warnings(
+def test_empty_classes_and_unread_formats_are_warned_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lay(tmp_path, *(f"a/{number}.jpg" for number in range(100)), "beside.jpg", "a/.hidden.jpg")
@@ -222,7 +222,7 @@ def unprivileged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize(("closed", "named"), [("tree/a", "tree/a"), ("linked", "tree/a/2.jpg")])
-def test_what_may_not_be_read_is_named_and_not_ignored(unprivileged: Path, closed: str, named: str) -> None:
+def test_folders_without_read_permission_are_errors(unprivileged: Path, closed: str, named: str) -> None:
     put(unprivileged, {"tree/a/1.jpg": JPEG, "linked/x.jpg": JPEG})
     (unprivileged / "tree/a/2.jpg").symlink_to(unprivileged / "linked/x.jpg")
     (unprivileged / closed).chmod(0)

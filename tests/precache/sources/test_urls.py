@@ -11,7 +11,7 @@ from precache import convert, open_dataset, verify
 from precache.errors import SettingError, SourceError
 from precache.pictures.reading import MAX_PIXELS
 from precache.sources import open_source
-from precache.sources.base import reads_of
+from precache.sources.base import picture_readers
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.cloud.storages import Storage
@@ -28,7 +28,7 @@ def test_pictures_come_several_at_a_time(bucket: Url, storage: Storage, raw_tree
     refs = list(scan.samples)[:32]
     storage.latency_s = 0.1
     begin_s = time.monotonic()
-    pictures = [read() for read in reads_of(scan.source, refs, MAX_PIXELS)]
+    pictures = [read() for read in picture_readers(scan.source, refs, MAX_PIXELS)]
     assert time.monotonic() - begin_s < storage.latency_s * len(refs) / 2
     assert pictures == [(raw_tree / ref.path).read_bytes() for ref in refs]
     store.delete([refs[0].path])

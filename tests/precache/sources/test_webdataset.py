@@ -37,7 +37,7 @@ def test_splits_are_in_the_names_of_tars(tmp_path: Path) -> None:
             assert scan_of(folder).samples.split_names == (split,), name
 
 
-def test_tars_of_which_some_say_a_split_and_others_none_are_refused(tmp_path: Path) -> None:
+def test_tars_with_and_without_a_split_in_their_names_are_refused(tmp_path: Path) -> None:
     for name in ("train-0", "birds-validation-0", "extra-0"):
         make_tar(tmp_path / f"{name}.tar", SAMPLE)
     with pytest.raises(SourceError, match=r"'birds-validation-0\.tar'.* 'extra-0\.tar'"):

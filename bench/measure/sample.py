@@ -154,7 +154,9 @@ def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[st
         yield from (f"{scan.root}/{ref.path}" for ref in refs)
         return
     folder.mkdir()
-    for number, (ref, read) in enumerate(zip(refs, picture_readers(scan.source, refs, MAX_PIXELS), strict=True)):
+    for number, (ref, read) in enumerate(
+        zip(refs, picture_readers(scan.source, refs, MAX_PIXELS), strict=True)
+    ):
         path = folder / f"{number:06d}{Path(ref.path).suffix}"
         try:
             content = read()

@@ -147,7 +147,9 @@ def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_
     names: list[str] = []
     for update in range(1, 121):
         labels = np.array([update % 3, 2, 2][: 1 + update % 3])
-        samples = Samples.from_refs([SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())])
+        samples = Samples.from_refs(
+            [SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())]
+        )
         grown = ExistingSamples(update=update, next_shards=shards, labels=kept)
         for shard in plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), grown).shards:
             names.append(shard.name)

@@ -17,9 +17,9 @@ from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
 from tests.format_contract import stored
+from tests.precache.sources.archives import read_shards
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import write_spot_table
-from tests.precache.sources.archives import read_shards
 from tests.stopping import KilledError, Stop, stopping
 
 
@@ -90,7 +90,10 @@ def test_the_exported_table_holds_what_a_tree_cannot(name: str, tmp_path: Path) 
     for what in ("classes", "target", "samples_per_class"):
         assert getattr(one.manifest, what) == getattr(two.manifest, what)
     before, after = one.read_index(), two.read_index()
-    assert [read_shards(tmp_path / "one"), before.ids.tolist()] == [read_shards(tmp_path / "two"), after.ids.tolist()]
+    assert [read_shards(tmp_path / "one"), before.ids.tolist()] == [
+        read_shards(tmp_path / "two"),
+        after.ids.tolist(),
+    ]
     pairs = [(before.targets, after.targets)]
     renamed = {"split": "field_split"}
     pairs += [(column, after.fields[renamed.get(name, name)]) for name, column in before.fields.items()]

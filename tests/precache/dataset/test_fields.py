@@ -48,7 +48,10 @@ def test_other_fields_and_targets_are_found(tmp_path: Path) -> None:
     """In a shard, and between datasets."""
     path = make(example_source("number"), tmp_path / "out", "webdataset")
     changed: dict[str, Any] = {**FIELDS, "caption": ["other", *FIELDS["caption"][1:]]}
-    for source, problem in ((example_source("number", changed), "in 1 sample"), (example_source("none"), "fields differ")):
+    for source, problem in (
+        (example_source("number", changed), "in 1 sample"),
+        (example_source("none"), "fields differ"),
+    ):
         other = make(source, tmp_path / problem)
         assert [problem in said for said in verify_across([path, other])] == [True]
     (shard,) = (shard for shard in path.glob("*.tar") if b"number 9" in shard.read_bytes())

@@ -115,7 +115,7 @@ def make_trees(
             continue
         except ImageError as error:  # a conversion would leave it out, too
             damaged[ref.path] = error.reason
-            if data and (kind := kinds.missing_decoder(data)):
+            if data and (kind := kinds.undecodable_kind(data)):
                 undecodable[ref.path] = kind
             continue
         decode_s += time.perf_counter() - start_s

@@ -9,7 +9,7 @@ from bench.report.forecast import SLACK, stored_words, ways_to_store
 from precache.cli.commandline import parse_bytes
 from precache.conversion.destination import is_untouched
 from precache.conversion.journal import JOURNAL_NAME, check_empty, read_header
-from precache.conversion.shard_writer import dataset_bytes, spread_evenly, store
+from precache.conversion.shard_writer import dataset_bytes, make_stored_picture, sample_evenly
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, PrecacheError, SettingError
 from precache.recipe import Recipe
@@ -51,10 +51,10 @@ def choose(
 def measure_bytes(scan: Scan, recipe: Recipe) -> int:
     """Bytes that `scan` takes in `recipe`'s format, by a hundred pictures that are converted in memory."""
     how, sizes = recipe.rendering, []
-    for ref in spread_evenly(scan, _PICTURES):
+    for ref in sample_evenly(scan, _PICTURES):
         with suppress(ImageError):
             path = scan.source.where(ref)
-            stored, *_ = store(scan.source.read(ref, recipe.max_pixels), path, recipe, how)
+            stored, *_ = make_stored_picture(scan.source.read(ref, recipe.max_pixels), path, recipe, how)
             sizes.append(len(stored) if isinstance(stored, bytes) else stored.nbytes)
     return dataset_bytes(scan, recipe, sum(sizes) / len(sizes) if sizes else 0)
 

@@ -32,7 +32,7 @@ from typing import Any
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.reporting import counted, warn
+from precache.reporting import quantity, warn
 from precache.sources import huggingface, parquet, webdataset
 from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
@@ -312,7 +312,7 @@ def _open_url(url: Url, options: SourceOptions) -> Source:
             path=url,
             remedy="name one of these",
         )
-    first_names = [info.name for info in store.first(_PROBED_OBJECTS)]
+    first_names = [info.name for info in store.list_first(_PROBED_OBJECTS)]
     if not first_names:
         raise SourceError(
             f"holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg",
@@ -353,7 +353,7 @@ def _fetch(url: Url, infos: Sequence[ObjectInfo]) -> Path:
         StorageError: an object cannot be fetched.
     """
     folder = Path(tempfile.mkdtemp(dir=staging.folder()))
-    files = counted(len(infos), "file")
+    files = quantity(len(infos), "file")
     total_bytes = sum(info.bytes for info in infos)
     free_bytes = shutil.disk_usage(folder).free
     if total_bytes > free_bytes:

@@ -42,8 +42,8 @@ import numpy.typing as npt
 
 from precache.errors import ImageError, SourceError, did_you_mean
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_part, steadily
-from precache.reporting import some, warn
+from precache.pictures.reading import check_bytes, read_part, read_with_retries
+from precache.reporting import abridge, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
 from precache.sources.tree import Node, is_skipped_folder, scan_folders, split_of
@@ -157,7 +157,7 @@ class Archive:
     Attributes:
         name: path or URL of the archive in messages.
         path: path of the file that is read: the archive, or the tar that it was decompressed to.
-        as_scanned: size of that file in bytes, and time of its last write in ns.
+        scanned_status: size of that file in bytes, and time of its last write in ns.
         modified_ns: time of the archive's last write.
         is_zip: whether it is a zip, not a tar.
         entries: `_ENTRY` [n], position, sizes and method of a zip's members; None before they are listed.
@@ -166,7 +166,7 @@ class Archive:
 
     name: str
     path: str
-    as_scanned: tuple[int, int]
+    scanned_status: tuple[int, int]
     modified_ns: int
     is_zip: bool = False
     entries: npt.NDArray[np.void] | None = None
@@ -175,7 +175,7 @@ class Archive:
     @property
     def size(self) -> int:
         """Size of the archive in bytes."""
-        return self.as_scanned[0]
+        return self.scanned_status[0]
 
     def members(self) -> Iterator[Member]:
         """List the members, in the archive's order.
@@ -193,7 +193,7 @@ class Archive:
     def read(self, start: int, count: int) -> bytes:
         """Read some bytes of the file; SourceError if they cannot be read, or the file has changed."""
         if self.file is None:
-            return read_part(self.path, self.name, self.as_scanned, start, count)
+            return read_part(self.path, self.name, self.scanned_status, start, count)
         self.file.seek(start)
         return self.file.read(count)
 
@@ -267,7 +267,7 @@ def open_archive(path: Path, name: str) -> Archive:
         SourceError: there is no archive, or it cannot be read or decompressed.
     """
     try:
-        status = steadily(lambda: os.stat(path), name)
+        status = read_with_retries(lambda: os.stat(path), name)
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
             remedy = f"name an archive{did_you_mean(path)}"
@@ -275,8 +275,8 @@ def open_archive(path: Path, name: str) -> Archive:
         raise
     if not stat.S_ISREG(status.st_mode):
         raise SourceError("is not a file; expected an archive of class folders with pictures", path=name)
-    as_scanned = status.st_size, status.st_mtime_ns
-    archive = Archive(name, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
+    scanned_status = status.st_size, status.st_mtime_ns
+    archive = Archive(name, str(path), scanned_status, status.st_mtime_ns, path.name.lower().endswith(".zip"))
     if archive.is_zip:
         return archive
     start = archive.read(0, 6)
@@ -284,7 +284,7 @@ def open_archive(path: Path, name: str) -> Archive:
         if start.startswith(compression.mark):
             unpacked = _decompress(archive, compression)
             status = os.stat(unpacked)
-            return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
+            return replace(archive, path=str(unpacked), scanned_status=(status.st_size, status.st_mtime_ns))
     return archive
 
 
@@ -292,12 +292,12 @@ class _ArchiveFile(io.FileIO):
     """File of an archive for tarfile and zipfile, which tries again when a disk fails for a moment."""
 
     def __init__(self, archive: Archive) -> None:
-        with steadily(lambda: open_regular(archive.path), archive.name) as file:
+        with read_with_retries(lambda: open_regular(archive.path), archive.name) as file:
             super().__init__(os.dup(file.fileno()))
         self._archive_name = archive.name
 
     def readinto(self, buffer: Any) -> int:
-        return steadily(lambda: super(_ArchiveFile, self).readinto(buffer), self._archive_name) or 0
+        return read_with_retries(lambda: super(_ArchiveFile, self).readinto(buffer), self._archive_name) or 0
 
 
 def _tar_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
@@ -443,7 +443,7 @@ class _MemberTree:
             self._add(member)
 
     def follow_links(self) -> None:
-        """Turn each symbolic link into the file that it leads to.
+        """LargePictureLock each symbolic link into the file that it leads to.
 
         Raises:
             SourceError: a link leads to another link, or a member is an archive itself.
@@ -469,7 +469,7 @@ class _MemberTree:
         """Return a warning of broken links, if there are any."""
         if not self._broken_links:
             return ()
-        names = some([repr(path) for path in self._broken_links])
+        names = abridge([repr(path) for path in self._broken_links])
         return (
             f"{archive}: links to files that are not in the archive are left out: {names}; to include "
             f"these files, {_STORE_FILES}",
@@ -610,7 +610,7 @@ def _decompress(archive: Archive, compression: _Compression) -> Path:
         SourceError: the archive is damaged or cannot be read, or the disk has no room for the tar.
     """
     folder = staging.folder()
-    identity = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    identity = f"{os.path.abspath(archive.path)} {archive.scanned_status}".encode(errors="surrogateescape")
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.tar"
     if path.exists():  # an earlier scan has made it
         return path

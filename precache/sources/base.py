@@ -26,7 +26,7 @@ from precache.dataset.index import Checksums, Sizes, checksum_of
 from precache.errors import ImageError, SettingError
 from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
-from precache.reporting import counted, warn
+from precache.reporting import quantity, warn
 from precache.sources.options import SourceOptions
 from precache.storage.urls import Location, Url
 
@@ -193,7 +193,7 @@ class Samples(Sequence[SampleRef]):
             int(self.places[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
             None if self.targets is None else self.targets.value(index),
-            columns.values_of(self.fields, index) if self.fields else {},
+            columns.row_values(self.fields, index) if self.fields else {},
         )
 
     def list_paths(self, prefix: str = "", rows: Ints | None = None) -> Paths:
@@ -217,7 +217,7 @@ class Samples(Sequence[SampleRef]):
             path_ends=paths.ends,
             places=self.places[rows],
             targets=None if self.targets is None else self.targets.select(rows),
-            fields=columns.select(self.fields, rows),
+            fields=columns.select_rows(self.fields, rows),
             original_sizes=None if self.original_sizes is None else self.original_sizes[rows],
         )
 
@@ -349,7 +349,7 @@ def warn_of_undecodable(scan: "Scan") -> None:
     for kind, count in counts.items():
         if not count:
             continue
-        pictures = counted(count, "picture is", "pictures are")
+        pictures = quantity(count, "picture is", "pictures are")
         warn(
             f"{scan.root}: {pictures} named as {kind}, for which this Pillow has no decoder, and will be "
             f"left out; {decoder_remedy(kind)}"

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
@@ -26,8 +26,8 @@ from precache.errors import DatasetError, SampleError, SettingError, os_reason, 
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
-from precache.pictures.reading import steadily
-from precache.pictures.sizes import sides, written
+from precache.pictures.reading import read_with_retries
+from precache.pictures.sizes import sides, size_text
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions
@@ -108,10 +108,10 @@ class ConvertedSource:
         shard, row = self._locate(ref.place)
         recipe = self.dataset.manifest.recipe
         try:
-            with self.dataset.held(*self.dataset.manifest.shards[shard].files):
+            with self.dataset.local_files(*self.dataset.manifest.shards[shard].files):
                 path, places = self._shard_places(shard)
                 start, size = places[row].tolist()
-                stored = steadily(lambda: read_regular_part(path, start, size), path)
+                stored = read_with_retries(lambda: read_regular_part(path, start, size), path)
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
             raise SampleError(
@@ -159,14 +159,14 @@ class ConvertedSource:
             )
         _check_not_enlarged(self, stored, recipe)
         samples, boxes = scan.samples, manifest.source_options.get("boxes")
-        if recipe.splits != DEFAULT_SPLITS and not recipe.listed:  # leave the splits to the recipe
+        if recipe.splits != DEFAULT_SPLITS and not recipe.has_split_list:  # leave the splits to the recipe
             all_rows, no_splits = np.arange(len(samples)), np.zeros(len(samples), np.int64)
             samples = samples.select(all_rows, no_splits, ("",))
         original_sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
         if _keeps_size(stored, recipe) and self.mask_checksums is None:
             samples.original_sizes = original_sizes
         elif boxes is not None:
-            samples.fields[boxes] = moved(samples.fields[boxes], original_sizes, stored.rendering)
+            samples.fields[boxes] = fit_boxes(samples.fields[boxes], original_sizes, stored.rendering)
         has_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
         if has_jpegs and not _keeps_size(stored, recipe):
             warning = (
@@ -186,7 +186,7 @@ class ConvertedSource:
     def _shard_places(self, number: int) -> tuple[Path, Places]:
         """Return the file of a shard, and offset and size of its samples."""
         entry, format_name = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
-        with self.dataset.held(*entry.files):
+        with self.dataset.local_files(*entry.files):
             path = self.dataset.shard_path(entry)
             return path, _find_samples(format_name, path, entry.files[0].crc32c, entry.samples)
 
@@ -221,7 +221,7 @@ class _MaskedConvertedSource(ConvertedSource):
         """Return the stored mask, whose size the caller compares with the picture's, and its name."""
         number, row = self._locate(ref.place)
         entry = self.dataset.manifest.shards[number]
-        with self.dataset.held(*entry.files):
+        with self.dataset.local_files(*entry.files):
             path = self.dataset.shard_path(entry)
             with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
                 mask = file.read_mask(row)
@@ -327,7 +327,7 @@ def _keeps_size(stored: Recipe, recipe: Recipe) -> bool:
 
 def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe) -> None:
     """Raise SettingError if `recipe` would enlarge pictures that the conversion has shrunk."""
-    if recipe.fit in images.KEPT and not recipe.enlarge:
+    if recipe.fit in images.KEEPING_FITS and not recipe.enlarge:
         return
     stored_sides = sides(stored.size)
     if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and source.shapes is not None:
@@ -337,7 +337,7 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
     if any(new > old for new, old in zip(sides(recipe.size), stored_sides, strict=True)):
         width_and_height = "x".join(map(str, reversed(stored_sides)))
         raise SettingError(
-            f"size {written(recipe.size)} is more than the {width_and_height} that {source.root} stores, and "
+            f"size {size_text(recipe.size)} is more than the {width_and_height} that {source.root} stores, and "
             f"enlarging adds nothing",
             remedy="choose that or less, or convert the original pictures",
         )

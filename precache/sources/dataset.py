@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from precache.errors import ImageError, SourceError
-from precache.pictures.reading import steadily
+from precache.pictures.reading import read_with_retries
 from precache.reporting import warn
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import is_tensor, reason_of
@@ -220,7 +220,7 @@ def _read_sample(dataset: Any, name: str, row: int) -> Any:
         except Exception as error:  # other people's code may raise anything
             raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
 
-    return steadily(get_row, where)
+    return read_with_retries(get_row, where)
 
 
 def read_picture_value(dataset: Any, name: str, column: str, row: int) -> Any:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from precache.errors import MissingDependencyError, SourceError
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.reporting import warn
 from precache.sources.dataset import read_picture_value
 from precache.sources.labels import unique_names
@@ -89,7 +89,7 @@ def load_saved(folder: str) -> Any:
         raise MissingDependencyError(
             "needs the extra 'hf'",
             path=f"{PREFIX}{folder}",
-            remedy=f"install it with: {install_extra('hf')}",
+            remedy=f"install it with: {install_command('hf')}",
         ) from error
     try:
         loaded = datasets.load_from_disk(folder)

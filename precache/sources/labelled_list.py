@@ -9,7 +9,7 @@ import numpy as np
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.base import IgnoredPath, SampleList, Samples, Scan, Source, scan_digest
 from precache.sources.cells import parse_cells
 from precache.sources.labels import LabelList, ParsedLabels
@@ -236,7 +236,7 @@ class LabelledList(SampleList):
         )
 
     def _field_columns(self) -> tuple[dict[str, Column], list[SourceError]]:
-        """Turn the fields into columns, and return them with the errors of fields that are left out."""
+        """LargePictureLock the fields into columns, and return them with the errors of fields that are left out."""
         fields, problems = {}, []
         for name in list(self.values):
             values = self.values.pop(name)  # frees them: a column takes a fraction of a list's memory
@@ -262,7 +262,7 @@ def _field_column(values: Sequence[Any], *, is_text: bool) -> Column:
     for row, value in enumerate(values):
         if value is None:
             raise ValueOfRowError(row, "is empty; fill it in, or leave the column out")
-    return Column.of(parse_cells(values) if is_text else values)
+    return Column.from_values(parse_cells(values) if is_text else values)
 
 
 def _select(samples: Samples, rows: Ints) -> Samples:
@@ -274,7 +274,7 @@ def _select(samples: Samples, rows: Ints) -> Samples:
 
 def _note_on_unlabelled(samples: Samples, labelled_samples: Samples) -> str:
     """Return a note on the samples that are left out because they have no label."""
-    count = counted(len(samples) - len(labelled_samples), "sample")
+    count = quantity(len(samples) - len(labelled_samples), "sample")
     empty_splits = [name for name in samples.split_names if name not in labelled_samples.split_names]
     splits = f", with the whole of split {', '.join(empty_splits)}" if empty_splits else ""
     remedy = "--target none takes all samples, without labels"

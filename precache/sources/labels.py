@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from precache.dataset.columns import Column, Ints, ValueOfRowError
 from precache.errors import SettingError
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.cells import NOT_A_LIST, NUMBER, is_list, looks_like_list, parse_cells, short_repr
 from precache.sources.options import SourceOptions
 
@@ -223,7 +223,7 @@ class LabelList:
         elif chosen == "class" and not isinstance(values[0], str):
             if "-1" in classes:
                 yield "have the class -1, as data sets write it where there is no label; leave these rows out"
-            number = counted(len(classes), "class", "classes")
+            number = quantity(len(classes), "class", "classes")
             yield f"are read as {number}; to predict them as numbers, pass --target number"
 
 
@@ -381,7 +381,7 @@ def _encode_numbers(values: Sequence[Any]) -> _EncodedLabels:
     for row, value in enumerate(values):
         if isinstance(value, str):
             raise ValueOfRowError(row, f"{short_repr(value)} is not a number")
-    column = Column.of(values)
+    column = Column.from_values(values)
     if column.kind == "ragged":
         row = next((row for row, value in enumerate(values) if len(value) != len(values[0])), 0)
         reason = f"{short_repr(values[row])} is not like {short_repr(values[0])}"

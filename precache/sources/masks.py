@@ -16,7 +16,7 @@ from precache.errors import ImageError, SettingError, SourceError
 from precache.pictures import masks
 from precache.pictures.images import Rendering
 from precache.pictures.jpeg import Pixels
-from precache.pictures.reading import read_picture, status_of, steadily
+from precache.pictures.reading import read_picture, read_with_retries, status_of
 from precache.sources.base import SampleRef, Samples, Scan, Source
 from precache.storage.urls import Location
 
@@ -177,7 +177,7 @@ class MaskedSource:
 def _list_masks(folder: str) -> dict[str, str]:
     """Return the masks in a folder by name without extension; of several, the first of `EXTENSIONS`."""
     try:
-        names = steadily(lambda: os.listdir(folder), folder)
+        names = read_with_retries(lambda: os.listdir(folder), folder)
     except SourceError as error:
         if isinstance(error.__cause__, (FileNotFoundError, NotADirectoryError)):
             return {}

@@ -9,7 +9,7 @@ from typing import Any
 
 from precache.dataset.columns import TARGETS
 from precache.errors import SettingError, check_choice, check_range
-from precache.recipe import flag_of
+from precache.recipe import flag_name
 from precache.storage.urls import locate
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -37,7 +37,7 @@ class OptionNotTakenError(SettingError):
 
     def __init__(self, option: str, kind: str, kinds: tuple[str, ...]) -> None:
         takers = ", ".join(kinds)
-        super().__init__(f"{flag_of(option)} is not for {kind}, only for {takers}", remedy="leave it out")
+        super().__init__(f"{flag_name(option)} is not for {kind}, only for {takers}", remedy="leave it out")
         self.args = (option, kind, kinds)  # the arguments that pickle makes the error from
         self.option, self.kind, self.kinds = option, kind, kinds
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, MissingDependencyError, SourceError, os_errors_as
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.pictures.reading import read_part, read_picture, status_of
 from precache.sources.base import ANY_SIZE
 from precache.sources.labels import unique_names
@@ -136,7 +136,7 @@ class ParquetReader:
             raise MissingDependencyError(
                 f"Parquet needs the extra 'table' ({error})",
                 path=self.name,
-                remedy=f"run: {install_extra('table')}",
+                remedy=f"run: {install_command('table')}",
             ) from error
         with open_table(self.name, self.file) as file:
             try:
@@ -177,14 +177,14 @@ class _PictureCopy:
     Attributes:
         table: name of the Parquet file in messages.
         path: path of the copy.
-        as_scanned: size of the copy in bytes, and time of its last write in ns.
+        scanned_status: size of the copy in bytes, and time of its last write in ns.
         sizes: int64 [n], size of each picture in bytes; -1 if the row has none.
         ends: int64 [n], offset of the end of each picture.
     """
 
     table: str
     path: str
-    as_scanned: tuple[int, int]
+    scanned_status: tuple[int, int]
     sizes: Ints
     ends: Ints
 
@@ -193,7 +193,7 @@ class _PictureCopy:
         size, where = int(self.sizes[row]), f"{self.table}: row {row}"
         if size < 0:
             raise ImageError(where, "has no picture, neither bytes nor a file")
-        data = read_part(self.path, where, self.as_scanned, int(self.ends[row]) - size, size)
+        data = read_part(self.path, where, self.scanned_status, int(self.ends[row]) - size, size)
         if len(data) != size:
             raise SourceError("could not be read as a whole", path=where, remedy="run the same command again")
         return data
@@ -228,7 +228,7 @@ def _copy_pictures(reader: ParquetReader, column: str, file_bytes: int, modified
     return _PictureCopy(
         table=reader.name,
         path=copy.name,
-        as_scanned=(status.st_size, status.st_mtime_ns),
+        scanned_status=(status.st_size, status.st_mtime_ns),
         sizes=picture_sizes,
         ends=np.cumsum(np.maximum(picture_sizes, 0)),
     )

@@ -76,7 +76,7 @@ def _load(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
 
 
 def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Turn [channels, h, w] into [h, w, channels]; a shape that may be either is torch's, the first."""
+    """LargePictureLock [channels, h, w] into [h, w, channels]; a shape that may be either is torch's, the first."""
     return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
 
 

@@ -29,7 +29,7 @@ from PIL import Image
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, SourceError
 from precache.pictures.reading import check_bytes, read_picture, status_of
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.base import (
     ANY_SIZE,
     SampleRef,
@@ -400,7 +400,7 @@ def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: 
             path=first_missing,
             remedy=remedy,
         )
-    count = f"{counted(len(missing_rows), 'row')} of {len(path_hashes):,} without a picture"
+    count = f"{quantity(len(missing_rows), 'row')} of {len(path_hashes):,} without a picture"
     return [f"{scanned.name}: {count}; the first is {first_missing}: {missing_file!r}"]
 
 

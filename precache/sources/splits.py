@@ -22,7 +22,7 @@ import numpy as np
 from precache.dataset.manifest import Manifest
 from precache.errors import SettingError, SourceError, os_errors_as
 from precache.recipe import DEFAULT_SPLITS, SPLIT_NAME, Recipe, looks_like_splits, parse_splits
-from precache.reporting import counted, some
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, Scan
 from precache.storage import read_regular
 from precache.storage.urls import local_path
@@ -67,7 +67,7 @@ def apply_list(scan: Scan, recipe: Recipe, path: str | os.PathLike[str]) -> tupl
             rows.append(row)
             splits.append(names.index(split))
     if split_of:
-        count = counted(len(split_of), "such line")
+        count = quantity(len(split_of), "such line")
         raise SourceError(
             f"lists {next(iter(split_of))!r}, which is not a picture of {scan.root} ({count})",
             path=path,
@@ -96,14 +96,14 @@ def split_warnings(scan: Scan, manifest: Manifest) -> list[str]:
         counts = zip(manifest.classes, manifest.samples_per_class[split], strict=True)
         missing = [name for name, count in counts if not count and name in source_classes]
         if missing and user_has_splits:
-            number = counted(len(missing), "class", "classes")
+            number = quantity(len(missing), "class", "classes")
             warnings.append(
-                f"split {split} has no picture of {number} of {len(source_classes):,}: {some(missing)}; "
+                f"split {split} has no picture of {number} of {len(source_classes):,}: {abridge(missing)}; "
                 f"{remedy}"
             )
         elif missing:
             noun, verb = ("class", "has") if len(missing) == 1 else ("classes", "have")
-            warnings.append(f"{noun} {some(missing)} {verb} no picture left; {remedy}")
+            warnings.append(f"{noun} {abridge(missing)} {verb} no picture left; {remedy}")
     return warnings
 
 

@@ -49,8 +49,8 @@ import xxhash
 
 from precache.errors import NothingFoundError, SourceError, check_range, did_you_mean, os_reason
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_picture, sizes_and_times, steadily
-from precache.reporting import counted, some
+from precache.pictures.reading import check_bytes, read_picture, read_with_retries, sizes_and_times
+from precache.reporting import abridge, quantity
 from precache.sources.base import IgnoredPath, SampleList, SampleRef, Samples, Scan, Source
 from precache.sources.options import is_table
 from precache.storage import open_regular
@@ -197,7 +197,7 @@ class DiskEntry:
             with os.scandir(self._entry) as entries:
                 return [DiskEntry(entry) for entry in entries]
 
-        return steadily(list_entries, os.fspath(self._entry))
+        return read_with_retries(list_entries, os.fspath(self._entry))
 
     def list_pictures(self) -> "tuple[list[str], list[DiskEntry]]":
         """Return the names of the folder's files that have a picture's extension, and all other entries.
@@ -217,7 +217,7 @@ class DiskEntry:
                         others.append(DiskEntry(entry))
             return pictures, others
 
-        return steadily(list_by_name, os.fspath(self._entry))
+        return read_with_retries(list_by_name, os.fspath(self._entry))
 
     def statuses(self, names: Sequence[str]) -> Iterable[tuple[int, int, int]]:
         """Return placeholders for size, time and place of these files; `with_sizes` fills them in."""
@@ -225,7 +225,7 @@ class DiskEntry:
 
     def identity(self) -> tuple[int, int] | None:
         """Return device and inode number of the folder; None if the file system has no inode numbers."""
-        status = steadily(lambda: os.stat(self._entry), os.fspath(self._entry))
+        status = read_with_retries(lambda: os.stat(self._entry), os.fspath(self._entry))
         return (status.st_dev, status.st_ino) if status.st_ino else None
 
     def first_bytes(self) -> bytes:
@@ -236,7 +236,7 @@ class DiskEntry:
                 # not file.read, which returns None while a slow file system has no bytes yet
                 return os.read(file.fileno(), kinds.PREFIX_BYTES)
 
-        return steadily(read_start, os.fspath(self._entry))
+        return read_with_retries(read_start, os.fspath(self._entry))
 
     def _test(self, is_kind: Callable[[], bool]) -> bool:
         """Return what `is_kind` returns; False for a link to itself."""
@@ -249,7 +249,7 @@ class DiskEntry:
                     return False
                 raise
 
-        return steadily(test, os.fspath(self._entry))
+        return read_with_retries(test, os.fspath(self._entry))
 
 
 Entry: TypeAlias = DiskEntry | Node
@@ -324,7 +324,7 @@ def read_object(
     """
     check_bytes(str(url / name), size, max_pixels)
     try:
-        content, info = _store(url).get_as_found(name)
+        content, info = _store(url).get_with_info(name)
     except ObjectNotFoundError as error:
         raise SourceError(
             "disappeared after the tree was listed", path=url / name, remedy="run the same command again"
@@ -602,7 +602,7 @@ class _Lister:
             self.counts.append(count)
             self._class_names.append(class_name)
             if len(subfolders) > 1:
-                self._subfolders[class_name] = some([repr(_join(class_name, name)) for name in subfolders])
+                self._subfolders[class_name] = abridge([repr(_join(class_name, name)) for name in subfolders])
         elif class_name:
             self.empty_classes[class_path] = class_name
 
@@ -624,21 +624,21 @@ class _Lister:
         """
         root = self._root
         if self.empty_classes:
-            names = some([repr(path) for path in self.empty_classes])
+            names = abridge([repr(path) for path in self.empty_classes])
             yield f"{root}: class folders without a picture: {names}"
         if self._ignored_pictures:
-            files = counted(
+            files = quantity(
                 len(self._ignored_pictures),
                 "file that looks like a picture is",
                 "files that look like pictures are",
             )
-            names = some([f"{ignored.path!r} ({ignored.reason})" for ignored in self._ignored_pictures])
+            names = abridge([f"{ignored.path!r} ({ignored.reason})" for ignored in self._ignored_pictures])
             yield f"{root}: {files} left out: {names}"
         if self._links_to_parents:
-            names = some([repr(path) for path in self._links_to_parents])
+            names = abridge([repr(path) for path in self._links_to_parents])
             yield f"{root}: links to a folder above them are not followed: {names}"
         if self._repeated_folders:
-            names = some(self._repeated_folders)
+            names = abridge(self._repeated_folders)
             yield f"{root}: class folders that are the same folder, so pictures count twice: {names}"
         all_deeper = self._deeper == len(self._samples)
         if self._class_depth and self._subfolders and all_deeper:
@@ -708,7 +708,7 @@ def _find_layout(top: Entry, root: Location, class_depth: int) -> _Layout:
             meant_as_splits = candidates
         if not meant_as_splits or class_depth == 0 or not _has_picture(top, 1):
             return _Layout()
-        names = some([repr(folder.name) for folder in meant_as_splits])
+        names = abridge([repr(folder.name) for folder in meant_as_splits])
         remedy = f"for splits put other class folders out of {root}"
         if not non_empty:
             remedy = "for splits of pictures without labels pass --class-depth 0, or class_depth=0"
@@ -832,7 +832,7 @@ def _reason_not_a_picture(entry: Entry) -> str | None:
         return "a hidden file"
     if kinds.extension(name) in kinds.IMAGE_EXTENSIONS:
         return None
-    return None if kinds.is_picture(name, entry.first_bytes()) else kinds.why_not_read(name)
+    return None if kinds.is_picture(name, entry.first_bytes()) else kinds.skip_reason(name)
 
 
 def _looks_like_picture(entry: Entry) -> bool:

@@ -28,7 +28,7 @@ from typing import Any
 
 from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
-from precache.reporting import some
+from precache.reporting import abridge
 from precache.sources.archive import (
     FILE,
     FOLDER,
@@ -197,7 +197,7 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     for label in labels or ():
         rows.labels.add(label)
     if samples.partial_fields:
-        fields = some([repr(name) for name in samples.partial_fields])
+        fields = abridge([repr(name) for name in samples.partial_fields])
         warnings.append(f"fields that only some samples have are left out: {fields}")
     source = replace(source, archives=tuple(archives), starts=starts, has_tar_in_paths=has_tar_in_paths)
     return rows.scan(source, options, samples.ignored, [f"{root}: {warning}" for warning in warnings])
@@ -439,4 +439,4 @@ def _parts_of_kind(parts: Iterable[str], kind: str) -> list[str]:
 
 def _some_names(names: Iterable[str]) -> str:
     """Return some of the names for a message."""
-    return some([repr(name) for name in sorted(names)]) or "no field"
+    return abridge([repr(name) for name in sorted(names)]) or "no field"

@@ -124,9 +124,9 @@ def test_a_shard_that_shrinks_is_named(converted: dict[str, Path], tmp_path: Pat
             shard.read_picture(1)
 
 
-@pytest.mark.parametrize("most_bytes", [1, 4096])  # of a file; the index alone has fewer than 4,096
+@pytest.mark.parametrize("max_bytes", [1, 4096])  # of a file; the index alone has fewer than 4,096
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_shard_that_is_given_up_leaves_nothing(name: str, most_bytes: int, tmp_path: Path) -> None:
+def test_a_shard_that_is_given_up_leaves_nothing(name: str, max_bytes: int, tmp_path: Path) -> None:
     """Before its end, and where its files cannot be written."""
     form = FORMATS[name]
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
@@ -138,7 +138,7 @@ def test_a_shard_that_is_given_up_leaves_nothing(name: str, most_bytes: int, tmp
     writer = form.writer(tmp_path / "train-00000", 2, None)
     writer.add(sample)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
             writer.finish()

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import SettingError
-from precache.plan import Grown, plan_conversion, plan_update, split_samples
+from precache.plan import ExistingSamples, plan_conversion, plan_update, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
 from precache.sources.base import SampleRef, Samples
 
@@ -150,7 +150,7 @@ def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_
         samples = Samples.from_refs(
             [SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())]
         )
-        grown = Grown(update=update, shards=shards, kept=kept)
+        grown = ExistingSamples(update=update, next_shards=shards, labels=kept)
         for shard in plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), grown).shards:
             names.append(shard.name)
             shards[shard.split] = shards.get(shard.split, 0) + 1
@@ -159,7 +159,7 @@ def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_
             counts = [np.count_nonzero(kept.get(split, labels[:0]) == label) for split in ("a", "b")]
             assert abs(counts[0] - 0.7 * sum(counts)) <= 1
     assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(shards[split])]
-    lost = Grown(update=1, shards={}, kept={"a": np.zeros(100, np.int64)})
+    lost = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
     of_one_class = Samples.from_refs([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
     plan = plan_update(of_one_class, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), lost)
     assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"b": 12, "c": 8}

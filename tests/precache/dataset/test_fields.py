@@ -38,7 +38,7 @@ def test_every_format_has_every_target_and_field_as_it_was(target: str, tmp_path
         assert [rejected.id for rejected in dataset.manifest.rejected] == [*MISSING]
         assert dataset.manifest.fields == {**KINDS, "odd": "float"}
         for field, values in ODD.items():
-            assert index.fields[field].content() == Column.of(values).select(index.ids).content()
+            assert index.fields[field].content() == Column.from_values(values).select(index.ids).content()
         assert verify(dataset.path) == []
         assert deep(source, dataset.path) == ()
     assert verify_across([tmp_path / name for name in FORMATS]) == []

@@ -8,7 +8,7 @@ from PIL import Image
 
 from precache import SourceOptions, open_source
 from precache.sources.base import Source
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.objects import Items
 
 CLASSES = ("bird", "cat", "dog")
@@ -80,4 +80,4 @@ def example_source(
 
 def _picture(row: int) -> bytes:
     pixels = np.random.default_rng(row + 1).integers(0, 256, (4, 5, 3), np.uint8)
-    return encoded(Image.fromarray(pixels).resize((40, 32)))
+    return encode_image(Image.fromarray(pixels).resize((40, 32)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from precache.sources.base import Scan
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import put, scan_of
 
 
@@ -70,6 +70,6 @@ def write_spot_table(folder: Path) -> Path:
     left, top, right, bottom = 40, 20, 60, 30
     spot = np.zeros((80, 120), np.uint8)
     spot[top:bottom, left:right] = 255
-    put(folder, dict.fromkeys(("pictures/0.png", "masks/0.png"), encoded(spot)))
+    put(folder, dict.fromkeys(("pictures/0.png", "masks/0.png"), encode_image(spot)))
     (folder / "labels.csv").write_text(f'image,box\n0.png,"[[{left}, {top}, {right}, {bottom}]]"\n')
     return folder / "labels.csv"

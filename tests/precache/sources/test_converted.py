@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from precache import Recipe, SourceOptions, convert, export, open_dataset, verify_deep
-from precache.dataset.boxes import placement
+from precache.dataset.boxes import scale_and_offset
 from precache.errors import SettingError
 from tests.conftest import IMAGES, small_recipe
 from tests.format_contract import stored
@@ -142,7 +142,7 @@ def test_boxes_and_masks_stay_on_their_objects(tmp_path: Path, second: dict[str,
     index, rendering = dataset.read_index(), dataset.manifest.recipe.rendering
     assert dataset.manifest.source_options["boxes"] == "box"
     ((_, sample),) = stored(dataset)
-    x_scale, y_scale, x, y = placement(*index.source_sizes[0].tolist(), rendering)
+    x_scale, y_scale, x, y = scale_and_offset(*index.source_sizes[0].tolist(), rendering)
     box = index.fields["box"].array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
     bright = sample.pixels("")[..., 0] > 127
     rows, columns = np.flatnonzero(bright.any(1)), np.flatnonzero(bright.any(0))

@@ -9,13 +9,13 @@ from precache import SettingError, SourceError, convert, open_dataset
 from precache.errors import ImageError
 from precache.sources.shard_files import find_split
 from tests.conftest import small_recipe
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.objects import picture
 from tests.precache.sources.tables import write_parquet, write_pictures
 
 CLASSES = ["zebra", "ant"]  # not sorted: the order of the file must be kept
-PNGS = [encoded(picture(shade * 20)) for shade in range(6)]
+PNGS = [encode_image(picture(shade * 20)) for shade in range(6)]
 
 
 def publish(folder: Path, labels: dict[str, list[Any]]) -> Path:

@@ -24,7 +24,7 @@ from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url, locate
 from tests.conftest import small_recipe
 from tests.faults.mutations import spoil
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import (
     JPEG,
     Files,
@@ -372,7 +372,9 @@ def test_damage_is_an_error_in_one_line_or_harmless(kind: SourceKind, place: Pat
     assert kind.damage is not None
     made = kind.make(
         {
-            f"{'abc'[number % 3]}/{number}{name}.png": encoded(Image.new("RGB", (9, 7), (number * 40, 99, 0)))
+            f"{'abc'[number % 3]}/{number}{name}.png": encode_image(
+                Image.new("RGB", (9, 7), (number * 40, 99, 0))
+            )
             for number, name in enumerate(("", "", "", "", "long" * 20))
         },
         place,

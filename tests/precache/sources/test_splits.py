@@ -11,7 +11,7 @@ from precache import Recipe, convert, open_dataset, verify_deep
 from precache.errors import PrecacheError, SettingError
 from precache.sources.tree import scan_tree
 from tests.conftest import IMAGES, small_recipe
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import put
 
 
@@ -87,7 +87,7 @@ def test_convert_warns_of_splits_and_classes_without_pictures(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    good = encoded(Image.new("RGB", (9, 9)))
+    good = encode_image(Image.new("RGB", (9, 9)))
     pictures = [name for name in names.split() if not name.endswith("/")]
     put(tmp_path / "tree", {f"{name}.png": b"no picture" if "!" in name else good for name in pictures})
     for folder in {*names.split()} - {*pictures}:

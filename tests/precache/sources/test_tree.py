@@ -11,7 +11,7 @@ from PIL import Image
 from precache.errors import SourceError
 from precache.sources.tree import scan_tree
 from tests.command import run_here
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import JPEG, put
 
 
@@ -199,7 +199,7 @@ def test_empty_classes_and_unread_formats_are_warned_of(
 
 
 def test_commands_count_deeper_pictures_and_name_those_without_class(tmp_path: Path) -> None:
-    picture = encoded(Image.new("RGB", (9, 7), "red"))
+    picture = encode_image(Image.new("RGB", (9, 7), "red"))
     files = ["photos/cat/1.png", "photos/cat/more/2.png", "photos/dog/tail/ears/3.png", "photos/cover.png"]
     put(tmp_path, dict.fromkeys(files, picture))
     commands = {

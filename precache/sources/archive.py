@@ -443,7 +443,7 @@ class _MemberTree:
             self._add(member)
 
     def follow_links(self) -> None:
-        """LargePictureLock each symbolic link into the file that it leads to.
+        """Replace each symbolic link by the file that it leads to.
 
         Raises:
             SourceError: a link leads to another link, or a member is an archive itself.

@@ -337,8 +337,8 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
     if any(new > old for new, old in zip(sides(recipe.size), stored_sides, strict=True)):
         width_and_height = "x".join(map(str, reversed(stored_sides)))
         raise SettingError(
-            f"size {size_text(recipe.size)} is more than the {width_and_height} that {source.root} stores, and "
-            f"enlarging adds nothing",
+            f"size {size_text(recipe.size)} is more than the {width_and_height} that {source.root} stores, "
+            f"and enlarging adds nothing",
             remedy="choose that or less, or convert the original pictures",
         )
 

@@ -76,7 +76,7 @@ def _load(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
 
 
 def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """LargePictureLock [channels, h, w] into [h, w, channels]; a shape that may be either is torch's, the first."""
+    """Move the channels of a tensor to the end; a shape that may be either is torch's, channels first."""
     return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
 
 

@@ -93,8 +93,8 @@ def make_result(
 def group_by_source(settings: Mapping[str, Any], trials: Sequence[Trial]) -> dict[str, Seeds]:
     """Trainings by source, the baseline first, and by seed."""
     found: dict[str, Seeds] = {settings["baseline"]: {}}
-    for trial in sorted(trials, key=lambda trial: trial.of["seed"]):
-        found.setdefault(trial.of["source"], {})[trial.of["seed"]] = trial
+    for trial in sorted(trials, key=lambda trial: trial.key["seed"]):
+        found.setdefault(trial.key["source"], {})[trial.key["seed"]] = trial
     return {name: trainings for name, trainings in found.items() if trainings}
 
 
@@ -250,7 +250,7 @@ def _make_rows(
         rows.append(
             Row(
                 name=name,
-                of={"source": name},
+                key={"source": name},
                 values=values,
                 texts=texts,
                 baseline=name == settings["baseline"],

@@ -37,9 +37,9 @@ def make_result(
         settings: the `images` and `source_bytes` of the `source`, `recipe_flags`, `format`, and the
             `processes` that each writer has.
     """
-    stages = [trial for trial in trials if trial.of["what"] == STAGES]
+    stages = [trial for trial in trials if trial.key["what"] == STAGES]
     stage_rows = _make_stage_rows(stages, settings["processes"])
-    whole_rows = _make_whole_rows([trial for trial in trials if trial.of["what"] == WHOLE])
+    whole_rows = _make_whole_rows([trial for trial in trials if trial.key["what"] == WHOLE])
     narrowest = max(stage_rows, key=lambda row: row.values["time_share"].median)
     rows = (*stage_rows, *whole_rows)
     return Result(
@@ -73,7 +73,7 @@ def _make_stage_rows(trials: Sequence[Trial], processes: int) -> list[Row]:
         rows.append(
             Row(
                 name=name,
-                of={"stage": name},
+                key={"stage": name},
                 values={
                     "time_share": stats.estimate(shares),
                     "converted_images_per_s": stats.estimate(rates),
@@ -90,13 +90,13 @@ def _stages_s(trial: Trial) -> float:
 def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
     """A row for each writer, ours first, with how many times as many images/s ours converts."""
     rates: dict[str, list[float]] = {OURS: []}
-    for trial in sorted(trials, key=lambda trial: int(trial.of["repeat"])):
-        rates.setdefault(trial.of["writer"], []).append(trial.images_per_s)
+    for trial in sorted(trials, key=lambda trial: int(trial.key["repeat"])):
+        rates.setdefault(trial.key["writer"], []).append(trial.images_per_s)
     rows: list[Row] = []
     for writer, values in rates.items():
         row = Row(
             name=f"{writer}, start-up included",
-            of={"writer": writer, "peer": writer != OURS},
+            key={"writer": writer, "peer": writer != OURS},
             values={"converted_images_per_s": stats.estimate(values)},
             texts={"time_share": ""},  # it is the whole
         )

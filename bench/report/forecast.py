@@ -185,14 +185,14 @@ def find_inputs(settings: Mapping[str, Any], trials: Sequence[Trial]) -> Inputs:
 
 def _find(trials: Sequence[Trial], what: str, **of: Any) -> list[Trial]:
     wanted = {"what": what, **of}
-    return [trial for trial in trials if wanted.items() <= trial.of.items()]
+    return [trial for trial in trials if wanted.items() <= trial.key.items()]
 
 
 def _find_turns(name: str, trials: Sequence[Trial], slower: float) -> list[Turn]:
     """Turns in which the loader was measured alone and fed; its own rate `slower` than on the sample."""
     turns = []
     for alone in _find(trials, LOADER, data=name):
-        repeat = alone.of["repeat"]
+        repeat = alone.key["repeat"]
         fed = _find(trials, FED, data=name, repeat=repeat)
         trained = _find(trials, TRAINER, repeat=repeat)
         if fed and trained:
@@ -259,7 +259,7 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
     data = profile.name if is_converted else RAW_TREE
     return Row(
         name="loaders.build" if profile.name == RAW_TREE else profile.name,
-        of={"backend": backend, "data": data, "trainer": PREDICTED},
+        key={"backend": backend, "data": data, "trainer": PREDICTED},
         values=values,
         texts=texts,
     )

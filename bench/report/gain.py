@@ -23,7 +23,7 @@ LINE = "`loaders.build`"
 
 def is_ours(row: Row) -> bool:
     """Whether it is a loader that one could train with here: no other library's, no noise."""
-    return not row.of.get("peer") and row.of["backend"] != SYNTHETIC
+    return not row.key.get("peer") and row.key["backend"] != SYNTHETIC
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
     ours = [row for row in rows if is_ours(row)]
     alone = all("fed_ratio" not in row.values for row in ours)
     for row in rows if alone else ours:
-        if row.of["backend"] == TODAY_BACKEND:
+        if row.key["backend"] == TODAY_BACKEND:
             today = row
             break
     if today is None:
@@ -131,7 +131,7 @@ def answer(
 def _answer_without_today(ours: Sequence[Row]) -> list[str]:
     best = max(ours, key=lambda row: training_rate(row).median)
     rate = best.values["loader_images_per_s"].median
-    sentence = f"Backend `{best.of['backend']}` delivers {rate:,.0f} images/s"
+    sentence = f"Backend `{best.key['backend']}` delivers {rate:,.0f} images/s"
     if "busy_share" in best.values:
         busy = percent(best.values["busy_share"].median)
         sentence += f" and keeps the accelerator busy {busy} of the time"
@@ -162,7 +162,7 @@ def _why_no_winner(
 def does(today: Row, accelerator: str, *, already: bool = False) -> str:
     """What the baseline does, without a full stop: the first words of every answer."""
     subject, adverb = way(today), "already " if already else ""
-    plural = today.of["backend"] == TODAY_BACKEND
+    plural = today.key["backend"] == TODAY_BACKEND
     if "busy_share" not in today.values:
         verb = "deliver" if plural else "delivers"
         return f"{subject} {adverb}{verb} {training_rate(today).median:,.0f} images/s"
@@ -194,7 +194,7 @@ def what_to_do(gain: Gain, images: int | None) -> list[str]:
 
 def way(row: Row) -> str:
     """How one trains from it, as sentences call it."""
-    backend, data = row.of["backend"], row.of["data"]
+    backend, data = row.key["backend"], row.key["data"]
     if backend == TODAY_BACKEND:
         return TODAY
     if reads_tree(row):

@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 def point_of(row: Row) -> Point:
     """Settings with which the row was measured."""
-    return Point(row.of["batch_size"], row.of["workers"])
+    return Point(row.key["batch_size"], row.key["workers"])
 
 
 def find_reason_to_skip(

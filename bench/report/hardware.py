@@ -66,7 +66,7 @@ def make_result(
     """
     rows = []
     for name in PARTS:
-        measured = [trial for trial in trials if trial.of["part"] == name]
+        measured = [trial for trial in trials if trial.key["part"] == name]
         if measured:
             rows.append(_make_row(name, measured, settings))
     slowest = _find_slowest(rows)
@@ -96,7 +96,7 @@ def _make_row(name: str, trials: Sequence[Trial], settings: Mapping[str, Any]) -
         amount = settings["images"] * part.per_picture
     return Row(
         name=name,
-        of={"part": name},
+        key={"part": name},
         values={"alone_s": stats.estimate([amount / rate for rate in rates])},
         texts={"rate": _format_rate(part.number, stats.estimate(rates)), "how": trials[0].facts["how"]},
     )

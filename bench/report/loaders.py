@@ -55,7 +55,7 @@ def make_result(
     if is_grid(settings):
         chosen, sentences = _choose_settings(rows)
         paragraphs.append((disturbance(other_cpu),) if is_disturbed(other_cpu) else tuple(sentences))
-    if not is_grid(settings) or any(row.of["backend"] == TODAY_BACKEND for row in chosen):
+    if not is_grid(settings) or any(row.key["backend"] == TODAY_BACKEND for row in chosen):
         paragraphs += _answer_for_trainers(chosen, settings, repeats, other_cpu, gpu_price)
     best: list[Row] = []
     if names_winner:
@@ -84,8 +84,8 @@ def _fewest_repeats(trials: Sequence[Trial]) -> int:
     """Runs of the loader that has the fewest: a file may have been gone on with fewer for another folder."""
     counts: dict[str, int] = {}
     for trial in trials:
-        if trial.of["what"] in (LOADER, PEER):
-            loader = str({name: value for name, value in trial.of.items() if name != "repeat"})
+        if trial.key["what"] in (LOADER, PEER):
+            loader = str({name: value for name, value in trial.key.items() if name != "repeat"})
             counts[loader] = counts.get(loader, 0) + 1
     return min(counts.values(), default=0)
 
@@ -127,17 +127,17 @@ class _Index:
         found = [
             trial
             for trial in self._trials
-            if all(trial.of.get(name) == value for name, value in wanted.items())
+            if all(trial.key.get(name) == value for name, value in wanted.items())
         ]
-        return _Repeats(tuple(sorted(found, key=lambda trial: trial.of["repeat"]))) if found else None
+        return _Repeats(tuple(sorted(found, key=lambda trial: trial.key["repeat"]))) if found else None
 
     def loaders(self, what: str) -> list[dict[str, Any]]:
         """Backend, data, workers and batch size of all that were measured, each once."""
         names = ("backend", "data", "workers", "batch_size")
         found: list[dict[str, Any]] = []
         for trial in self._trials:
-            loader = {name: trial.of.get(name) for name in names}
-            if trial.of["what"] == what and loader not in found:
+            loader = {name: trial.key.get(name) for name in names}
+            if trial.key["what"] == what and loader not in found:
                 found.append(loader)
         return found
 
@@ -216,7 +216,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
     }
     return Row(
         name=_name_row(of, settings),
-        of=of,
+        key=of,
         values=values,
         ratios=ratios,
         batches=batches,
@@ -245,7 +245,7 @@ def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str,
     }
     is_limit = loader["backend"].startswith(LIMIT)
     name = f"{loader['backend']} (the limit)" if is_limit else loader["backend"]
-    return Row(name=name + _name_point(of, settings), of=of, values=values, detail=is_limit)
+    return Row(name=name + _name_point(of, settings), key=of, values=values, detail=is_limit)
 
 
 def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
@@ -289,13 +289,13 @@ def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]
     ratios: dict[str, Estimate] = {}
     for peer in index.loaders(PEER):
         theirs = index.find(PEER, **peer)
-        is_itself = trial.of["what"] == PEER and peer["backend"] == trial.of["backend"]
-        same_settings = all(peer[name] == trial.of[name] for name in ("batch_size", "workers"))
+        is_itself = trial.key["what"] == PEER and peer["backend"] == trial.key["backend"]
+        same_settings = all(peer[name] == trial.key[name] for name in ("batch_size", "workers"))
         if theirs is None or is_itself or not same_settings:
             continue
         same_work = "work" in trial.facts and trial.facts["work"] == theirs.trials[0].facts.get("work")
         # the limit copies centre crops, and is a limit of random crops, too
-        limits = peer["backend"] == LIMIT and peer["data"] == trial.of["data"] and "work" in trial.facts
+        limits = peer["backend"] == LIMIT and peer["data"] == trial.key["data"] and "work" in trial.facts
         if same_work or limits:
             count = min(len(alone.rates), len(theirs.rates))
             ratios[peer["backend"]] = stats.ratio(alone.rates[:count], theirs.rates[:count])
@@ -355,8 +355,8 @@ def _name_point(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
 
 
 def _by_trainer(rows: Sequence[Row]) -> list[list[Row]]:
-    names = dict.fromkeys(row.of["trainer"] for row in rows if is_ours(row))
-    return [[row for row in rows if row.of["trainer"] == name] for name in names]
+    names = dict.fromkeys(row.key["trainer"] for row in rows if is_ours(row))
+    return [[row for row in rows if row.key["trainer"] == name] for name in names]
 
 
 def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
@@ -364,7 +364,7 @@ def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
     series: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         if is_ours(row):
-            series.setdefault((row.of["backend"], row.of["data"], row.of["trainer"]), []).append(row)
+            series.setdefault((row.key["backend"], row.key["data"], row.key["trainer"]), []).append(row)
     chosen, sentences = [], []
     for (backend, data, _), own in series.items():
         row, best = choose(own)
@@ -378,7 +378,7 @@ def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Ro
     """Say of each row what an hour of training becomes, in minutes and dollars, beside today's loader."""
     compared = []
     for row in rows:
-        beside = [other for other in rows if other.of["trainer"] == row.of["trainer"]]
+        beside = [other for other in rows if other.key["trainer"] == row.key["trainer"]]
         today = find_gain(beside).today
         text = "" if today is None else _describe_saving(row, today, gpu_price)
         texts = {**row.texts, "saves": text} if text else row.texts
@@ -389,7 +389,7 @@ def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Ro
 def _describe_saving(row: Row, today: Row, gpu_price: float | None) -> str:
     if row is today:
         return "what people have today"
-    if row.of["backend"] == SYNTHETIC or (row.of.get("peer") and "fed_ratio" in today.values):
+    if row.key["backend"] == SYNTHETIC or (row.key.get("peer") and "fed_ratio" in today.values):
         return ""
     saved = saved_share(row, today)
     now, then = training_rate(today), training_rate(row)
@@ -413,7 +413,7 @@ def _answer_for_trainers(
     groups = _by_trainer(rows)
     for group in groups:
         ours = [row for row in group if is_ours(row)]
-        name = ours[0].of["trainer"]
+        name = ours[0].key["trainer"]
         sentences = answer(
             group,
             accelerator=name_accelerator(ours[0], settings),
@@ -430,7 +430,7 @@ def _answer_for_trainers(
 
 def name_accelerator(row: Row, settings: Mapping[str, Any]) -> str:
     """What the row's loader feeds, in words."""
-    trainer = row.of["trainer"]
+    trainer = row.key["trainer"]
     if trainer.startswith("emulated") and "trainer_images_per_s" in row.values:
         return f"an emulated accelerator of {row.values['trainer_images_per_s'].median:,.0f} images/s"
     on_cpu = str(settings.get("device", "cpu")) == "cpu"
@@ -445,7 +445,7 @@ def describe_conditions(
     for row in rows:
         if "trainer_images_per_s" in row.values:
             rate = row.values["trainer_images_per_s"].median
-            trainers.setdefault(row.of["trainer"], f"{row.of['trainer']} ({rate:,.0f} images/s)")
+            trainers.setdefault(row.key["trainer"], f"{row.key['trainer']} ({rate:,.0f} images/s)")
     folders = dict.fromkeys(
         f"{path} ({counted(data['samples'], 'picture')})" for path, data in settings["data"].items()
     )
@@ -481,18 +481,18 @@ def describe_conditions(
 
 def _next_step(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
     """What a reader would type next; empty where there is nothing to do."""
-    ours = [row for row in rows if is_ours(row) and row.of["trainer"] == rows[0].of["trainer"]]
+    ours = [row for row in rows if is_ours(row) and row.key["trainer"] == rows[0].key["trainer"]]
     gain = find_gain(ours)
     if gain.today is None:
         return ""
     if judge(gain.today.values.get("fed_ratio")) == KEEPS_UP:
         return ""
     paths = {name_data(path, settings): path for path in settings["data"]}
-    if gain.best and gain.best[0].of["data"] in paths:
-        backend, data = gain.best[0].of["backend"], gain.best[0].of["data"]
+    if gain.best and gain.best[0].key["data"] in paths:
+        backend, data = gain.best[0].key["backend"], gain.best[0].key["data"]
         is_usual = backend == "pytorch" or str(data).startswith(backend)
         chosen = "" if is_usual else f", backend={backend!r}"
         return f"Next: loaders.build({paths[data]!r}{chosen}) in your training code."
-    if all(reads_tree(row) for row in ours) and gain.today.of["data"] in paths:
-        return f"Next: 'bench recommend {paths[gain.today.of['data']]}' says what converting would bring."
+    if all(reads_tree(row) for row in ours) and gain.today.key["data"] in paths:
+        return f"Next: 'bench recommend {paths[gain.today.key['data']]}' says what converting would bring."
     return ""

@@ -129,10 +129,10 @@ def _draw_bars(result: Result) -> str:
     most = max(row.values[name].median for row in rows)
     whole = 1.0 if name.endswith("_share") else most or 1.0
     figures = []
-    for group in dict.fromkeys(str(row.of.get("trainer", "")) for row in rows):
+    for group in dict.fromkeys(str(row.key.get("trainer", "")) for row in rows):
         bars = []
         for row in rows:
-            if str(row.of.get("trainer", "")) != group:
+            if str(row.key.get("trainer", "")) != group:
                 continue
             kind = " today" if row.baseline else " best" if result.is_best(row) else ""
             bars.append(
@@ -152,19 +152,19 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
     """For each loader that was measured with several numbers of workers, images/s over workers."""
     loaders: dict[tuple[str, str, str], list[Row]] = {}
     for row in shown_rows(result, details=False):
-        if "workers" in row.of:
-            key = (str(row.of.get("backend")), str(row.of.get("data")), str(row.of.get("trainer")))
+        if "workers" in row.key:
+            key = (str(row.key.get("backend")), str(row.key.get("data")), str(row.key.get("trainer")))
             loaders.setdefault(key, []).append(row)
     for (backend, data, _), rows in loaders.items():
-        counts = sorted({row.of["workers"] for row in rows})
+        counts = sorted({row.key["workers"] for row in rows})
         if len(counts) < 2:
             continue
         traces = []
-        for number, batch_size in enumerate(sorted({row.of["batch_size"] for row in rows})):
+        for number, batch_size in enumerate(sorted({row.key["batch_size"] for row in rows})):
             series = sorted(
-                (row for row in rows if row.of["batch_size"] == batch_size), key=lambda row: row.of["workers"]
+                (row for row in rows if row.key["batch_size"] == batch_size), key=lambda row: row.key["workers"]
             )
-            colour, across = COLOURS[number % len(COLOURS)], [str(row.of["workers"]) for row in series]
+            colour, across = COLOURS[number % len(COLOURS)], [str(row.key["workers"]) for row in series]
             rates = [training_rate(row) for row in series]
             traces.append(
                 line(
@@ -195,7 +195,7 @@ def _draw_learning(result: Result) -> dict[str, go.Figure]:
     sources: dict[str, list[Trial]] = {}
     for trial in result.trials:
         if "top1_accuracy" in trial.series:
-            sources.setdefault(str(trial.of["source"]), []).append(trial)
+            sources.setdefault(str(trial.key["source"]), []).append(trial)
     traces = []
     for number, (source, trials) in enumerate(sources.items()):
         colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]

@@ -26,13 +26,13 @@ def make_result(
     """
     loaders: list[tuple[str, str]] = []
     for trial in trials:
-        loader = (trial.of["backend"], trial.of["data"])
+        loader = (trial.key["backend"], trial.key["data"])
         if loader not in loaders:
             loaders.append(loader)
     rows: list[Row] = []
     paragraphs = []
     for backend, data in loaders:
-        own = [trial for trial in trials if (trial.of["backend"], trial.of["data"]) == (backend, data)]
+        own = [trial for trial in trials if (trial.key["backend"], trial.key["data"]) == (backend, data)]
         made, sentences = _make_rows(backend, str(settings["data"][data]["name"]), own, settings["ranks"])
         rows += made
         paragraphs.append(tuple(sentences))
@@ -67,11 +67,11 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
     """One rank alone, all in step, and each rank; with what they say."""
 
     def rates(what: str, rank: int, name: str = "images_per_s") -> list[float]:
-        own = [trial for trial in trials if trial.of["what"] == what and trial.of["rank"] == rank]
-        return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.of["repeat"])]
+        own = [trial for trial in trials if trial.key["what"] == what and trial.key["rank"] == rank]
+        return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.key["repeat"])]
 
     loader = backend if backend == data else f"{backend} on {data}"
-    of = {"backend": backend, "data": data, "trainer": trials[0].of["trainer"]}
+    of = {"backend": backend, "data": data, "trainer": trials[0].key["trainer"]}
     alone = rates(ALONE, 0)
     totals = [sum(repeat) for repeat in zip(*(rates(IN_STEP, rank) for rank in range(ranks)), strict=True)]
     waits = [
@@ -82,7 +82,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
     rows = [
         Row(
             name=f"{loader}, one rank alone",
-            of={**of, "ranks": 1},
+            key={**of, "ranks": 1},
             values={
                 "fed_images_per_s": stats.estimate(alone),
                 "wait_share": stats.estimate(rates(ALONE, 0, "wait_share")),
@@ -91,7 +91,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
         ),
         Row(
             name=f"{loader}, {ranks} ranks in step",
-            of={**of, "ranks": ranks},
+            key={**of, "ranks": ranks},
             values={
                 "fed_images_per_s": stats.estimate(totals),
                 "wait_share": stats.estimate(waits),
@@ -105,7 +105,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
         rows.append(
             Row(
                 name=f"{loader}, rank {rank} of {ranks}",
-                of={**of, "ranks": ranks, "rank": rank},
+                key={**of, "ranks": ranks, "rank": rank},
                 values={
                     "fed_images_per_s": stats.estimate(in_step),
                     "own_images_per_s": own_paces[rank],

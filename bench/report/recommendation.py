@@ -63,9 +63,9 @@ def make_result(
     profiles, inputs = find_profiles(settings, trials), find_inputs(settings, trials)
     rows = predict(profiles, inputs)
     other_cpu = other_cpu_share(trials)
-    sample = next(trial for trial in trials if trial.of["what"] == SAMPLE)
+    sample = next(trial for trial in trials if trial.key["what"] == SAMPLE)
     paragraphs = [tuple(_answer(rows, inputs, settings, trials))]
-    has_today = any(row.of["backend"] == TODAY_BACKEND for row in rows)
+    has_today = any(row.key["backend"] == TODAY_BACKEND for row in rows)
     if unread := describe_unread(sample, has_today=has_today):
         paragraphs.append(tuple(unread))
     best = _best_row(rows, other_cpu)
@@ -73,7 +73,7 @@ def make_result(
     if changes:
         other = replace(inputs, **changes)
         what_if = [
-            replace(row, name=f"{row.name}, what if", of={**row.of, "what_if": True})
+            replace(row, name=f"{row.name}, what if", key={**row.key, "what_if": True})
             for row in predict(profiles, other)
         ]
         sentences = [f"What if: {_describe_inputs(other)}."]
@@ -105,7 +105,7 @@ def _answer(
     rows: Sequence[Row], inputs: Inputs, settings: Mapping[str, Any], trials: Sequence[Trial]
 ) -> list[str]:
     """What to do: first the other line, then converting."""
-    turns = sum(trial.of["what"] == TRAINER for trial in trials)
+    turns = sum(trial.key["what"] == TRAINER for trial in trials)
     return answer(
         rows,
         accelerator=inputs.accelerator(settings["trainer"]),
@@ -215,7 +215,7 @@ def _next_steps(
         line = build_line(source, settings, skips_damaged=bool(sample.numbers["damaged"]))
         steps += ["To train from the pictures as they are:", f"{_INDENT}loader = {line}"]
     if best is not None:
-        name = best.of["data"]
+        name = best.key["data"]
         folder = folders.get(name, f"data/{name}")
         recipe = Recipe(format=name, size=settings["stored_size"], quality=settings["quality"])
         rejects = allowed_rejects(sample, data["samples"])
@@ -238,7 +238,7 @@ def _conditions(
     trials: Sequence[Trial],
 ) -> list[str]:
     """Under which conditions the figures hold, a sentence each."""
-    turns = sum(trial.of["what"] == TRAINER for trial in trials)
+    turns = sum(trial.key["what"] == TRAINER for trial in trials)
     other_cpu = other_cpu_share(trials)
     busy = "" if other_cpu is None else f", other processes {other_cpu:.0%} of the CPUs"
     source = list(settings["data"])[-1]
@@ -256,7 +256,7 @@ def _conditions(
         sentences.append(
             f"Larger than half of the memory, and so read from the disk in every epoch: {', '.join(large)}."
         )
-    if any(row.of["data"] != RAW_TREE for row in rows):
+    if any(row.key["data"] != RAW_TREE for row in rows):
         sentences.append(RULE)
         if settings["stored_size"] < stored_size(side):
             sentences.append(RISK)

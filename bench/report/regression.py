@@ -70,10 +70,10 @@ def compare_results(before: Result, after: Result, tolerance: float) -> Comparis
         for name, column in COLUMNS.items():
             if column.better and name in row.values and name in other.values:
                 ratio = stats.quotient(other.values[name], row.values[name])
-                is_ours = not row.of.get("peer")  # another library's loader is not ours to fix
+                is_ours = not row.key.get("peer")  # another library's loader is not ours to fix
                 verdict = _judge(ratio, column.better, tolerance, is_ours) if is_repeated else WITHIN_NOISE
                 differences.append(
-                    Difference(row.name, row.of, name, row.values[name], other.values[name], ratio, verdict)
+                    Difference(row.name, row.key, name, row.values[name], other.values[name], ratio, verdict)
                 )
     only_after = [row.name for row in after.rows if _find(row, before) is None]
     return Comparison(tuple(differences), tuple(only_before), tuple(only_after))
@@ -81,7 +81,7 @@ def compare_results(before: Result, after: Result, tolerance: float) -> Comparis
 
 def _find(row: Row, result: Result) -> Row | None:
     for other in result.rows:
-        if other.of == row.of:
+        if other.key == row.key:
             return other
     return None
 

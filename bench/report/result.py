@@ -45,7 +45,7 @@ class Trial:
     """One run in one process, in raw numbers.
 
     Attributes:
-        of: what was measured, and what tells it from the other trials of a command: plain JSON values,
+        key: what was measured, and what tells it from the other trials of a command: plain JSON values,
             as in `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`.
         numbers: by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
         series: one number for each timed batch or epoch: `wait_s`, `step_s`.
@@ -53,7 +53,7 @@ class Trial:
         watched: activity of the machine meanwhile; None where it was not sampled.
     """
 
-    of: dict[str, Any] = field(default_factory=dict)
+    key: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     series: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Trial:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, without what is empty; `from_json` reads them back."""
         parts: dict[str, Any] = {
-            "of": self.of,
+            "of": self.key,
             "numbers": {name: float(number) for name, number in self.numbers.items()},
             "series": self.series,
             "facts": self.facts,
@@ -104,7 +104,7 @@ class Trial:
         """
         watched = content.get("watched")
         return cls(
-            of=dict(content["of"]),
+            key=dict(content["of"]),
             numbers={
                 name: float(number)
                 for name, number in content.get("numbers", {}).items()
@@ -189,7 +189,7 @@ class Row:
 
     Attributes:
         name: as people call it.
-        of: what tells it from other rows, and pairs it with its like in another result: plain JSON values.
+        key: what tells it from other rows, and pairs it with its like in another result: plain JSON values.
         values: figures by their name in `bench.report.table.COLUMNS`; what was not measured is not there.
         texts: cells that are words, by the same names.
         ratios: its rate over that of other libraries' loaders which do the same work, by their names.
@@ -209,7 +209,7 @@ class Row:
     """
 
     name: str
-    of: dict[str, Any]
+    key: dict[str, Any]
     values: dict[str, Estimate] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, Estimate] = field(default_factory=dict)
@@ -229,7 +229,7 @@ class Row:
         """Plain JSON values, without what is empty; batches and samples are in the trials."""
         parts: dict[str, Any] = {
             "name": self.name,
-            "of": self.of,
+            "of": self.key,
             "values": {name: value.to_json() for name, value in self.values.items()},
             "texts": self.texts,
             "ratios": {name: ratio.to_json() for name, ratio in self.ratios.items()},

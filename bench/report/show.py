@@ -108,7 +108,7 @@ def describe_ratios(result: Result) -> list[str]:
     lines: dict[str, str] = {}
     for row in result.rows:
         if row.ratios:
-            loader = str({name: value for name, value in row.of.items() if name != "trainer"})
+            loader = str({name: value for name, value in row.key.items() if name != "trainer"})
             each = ", ".join(f"{ratio:.2f} times {peer}" for peer, ratio in row.ratios.items())
             lines.setdefault(loader, f"{row.name}: {each}")  # the same with each trainer
     return list(lines.values())

@@ -56,7 +56,7 @@ def training_rate(row: Row) -> Estimate:
 
 def reads_tree(row: Row) -> bool:
     """Whether it reads a raw tree; where there are several, their names have the folder, too."""
-    return str(row.of["data"]).startswith(RAW_TREE)
+    return str(row.key["data"]).startswith(RAW_TREE)
 
 
 def reads_slower_cold(row: Row) -> bool:
@@ -97,7 +97,7 @@ def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest:
         rates = {name: 1 / part.median for name, part in parts.items()}
         if "trainer_images_per_s" in row.values:
             rates["compute"] = row.values["trainer_images_per_s"].median
-        if row.of.get("backend") == SYNTHETIC:  # noise: nothing to advise
+        if row.key.get("backend") == SYNTHETIC:  # noise: nothing to advise
             explained.append(replace(row, stages=rates))
             continue
         changes = find_changes(row, [other for other in rows if other is not row], workers, cpus)
@@ -203,10 +203,10 @@ def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> li
     """What one could do about the loader of `row`: what was measured beside it, and a worker per CPU."""
     changes = []
     for other in others:
-        backend, data = other.of["backend"], other.of["data"]
+        backend, data = other.key["backend"], other.key["data"]
         if backend == SYNTHETIC:
             continue
-        converts = not reads_tree(other) and data != row.of["data"]
+        converts = not reads_tree(other) and data != row.key["data"]
         what = f"Converting to {data}" if converts else f"Backend {backend} on {data}"
         changes.append(Change(what, reached(other), True))
     cpu_share = row.watched.mean.get("cpu_share") if row.watched is not None else None

@@ -50,7 +50,7 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
             numbers[each.name] = float(value)
     info = {name: value for name, value in stream.info.items() if name not in ("event", "stream")}
     return Trial(
-        of={
+        key={
             "what": STREAM,
             "position": position,
             "role": stream.role,
@@ -69,10 +69,10 @@ def stream_from_trial(trial: Trial) -> Stream:
     numbers = trial.numbers
     end = "_part_s"
     return Stream(
-        info=trial.of["info"],
-        source=trial.of["source"],
-        role=trial.of["role"],
-        rank=trial.of["rank"],
+        info=trial.key["info"],
+        source=trial.key["source"],
+        role=trial.key["role"],
+        rank=trial.key["rank"],
         batches=int(numbers["batches"]),
         images=numbers["images"],
         period_s=numbers["period_s"],
@@ -118,7 +118,7 @@ def replaced_to_trial(replaced: Replaced) -> Trial:
 def _replaced_from_trial(trial: Trial) -> Replaced:
     factor = _read_estimate(trial.numbers, "factor") if "factor" in trial.numbers else None
     rate = _read_estimate(trial.numbers, "rate") if "rate" in trial.numbers else None
-    return Replaced(trial.of["name"], factor, rate, trial.facts["cost"])
+    return Replaced(trial.key["name"], factor, rate, trial.facts["cost"])
 
 
 def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:
@@ -142,12 +142,12 @@ def make_result(
             `ours`, `others` of `bench.report.waiting.Machine`.
         gpu_price: dollars an hour.
     """
-    streams = [stream_from_trial(trial) for trial in trials if trial.of["what"] == STREAM]
-    replaced = [_replaced_from_trial(trial) for trial in trials if trial.of["what"] == REPLACED]
+    streams = [stream_from_trial(trial) for trial in trials if trial.key["what"] == STREAM]
+    replaced = [_replaced_from_trial(trial) for trial in trials if trial.key["what"] == REPLACED]
     lines = {
-        trial.of["name"]: tuple(trial.facts["lines"].splitlines())
+        trial.key["name"]: tuple(trial.facts["lines"].splitlines())
         for trial in trials
-        if trial.of["what"] == PASTE
+        if trial.key["what"] == PASTE
     }
     cpus = Machine(settings["cpus"], settings["ours"], settings["others"])
     answer: list[tuple[str, ...]] = []
@@ -343,7 +343,7 @@ def _make_row(stream: Stream) -> Row:
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
     return Row(
         name=f"{stream.role}{rank}{place}",
-        of={
+        key={
             "stream": stream.role,
             "rank": stream.rank,
             "made_at": _made_at(stream),
@@ -373,7 +373,7 @@ def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Ro
     nothing = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
         name=f"with {change.name}",
-        of={"change": change.name},
+        key={"change": change.name},
         values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
         texts={**nothing, "takes": change.cost},
         paste=tuple(lines),

@@ -36,7 +36,7 @@ def make_trial(
 ) -> Trial:
     top1 = percent / 100
     return Trial(
-        of={"source": source, "seed": seed},
+        key={"source": source, "seed": seed},
         numbers={"top1_accuracy": top1, "train_s": train_s, "other_cpu_share": other_cpu},
         series={"epoch": (1, 2), "top1_accuracy": (top1 / 2, top1), "train_s": (train_s / 2, train_s)},
     )

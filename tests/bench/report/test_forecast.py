@@ -29,7 +29,7 @@ INPUTS = Inputs(
 
 def predictions(*profiles: Profile, **changes: Any) -> dict[str, Row]:
     rows = predict(profiles or [RAW, SHARDS, TARS], replace(INPUTS, **changes))
-    return {"imagefolder" if row.of["backend"] == "imagefolder" else row.of["data"]: row for row in rows}
+    return {"imagefolder" if row.key["backend"] == "imagefolder" else row.key["data"]: row for row in rows}
 
 
 def convert_s(row: Row) -> float | None:
@@ -72,7 +72,7 @@ def test_the_advice_is_the_fastest_and_among_equals_the_quickest_to_have() -> No
         ({"memory_bytes": 2e9, "disk_bytes_per_s": 100e6}, "webdataset"),  # shards are read from a slow disk
     ):
         best = advised(list(predictions(**changes).values()))
-        assert (best.of["data"] if best else None) == name
+        assert (best.key["data"] if best else None) == name
     rows = predict([TODAY, RAW, SHARDS], INPUTS)
     wide = predict([TODAY, RAW, replace(SHARDS, turns=[*SHARDS.turns, *run(9000), *run(900)])], INPUTS)
     assert (advised(rows), advised(wide)) == (rows[2], None), "repeats disagree"

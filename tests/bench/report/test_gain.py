@@ -77,7 +77,7 @@ def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
         if gain.line is not None:
             line = training_rate(gain.line)
             assert all(exceeds(training_rate(one), line) for one in gain.converted)
-        assert all(one.of["data"] != "raw tree" for one in gain.converted)
+        assert all(one.key["data"] != "raw tree" for one in gain.converted)
         for one in rows:  # by so much that all others' ranges lie below it
             others = [training_rate(other).high for other in (*rows, today) if other is not one]
             if training_rate(one).low > max(others) * 1.05:

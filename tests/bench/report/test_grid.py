@@ -29,7 +29,7 @@ def measure(workers: int, *rates: float, batch: int = 64) -> Row:
         fed_images_per_s=Estimate(middle, low, high),
         fed_ratio=Estimate(middle / 1000, low / 1000, high / 1000),
     )
-    return replace(row, of={**row.of, "workers": workers, "batch_size": batch})
+    return replace(row, key={**row.key, "workers": workers, "batch_size": batch})
 
 
 def test_what_cannot_be_of_use_is_left_out() -> None:
@@ -87,7 +87,7 @@ def test_result_of_a_grid_names_the_choice_and_has_a_row_for_each() -> None:
     }
     sentences = result.answer[0]
     assert sentences[0].startswith("pytorch on raw tree: choose 2 workers, batch 64: 2,450 images/s")
-    assert [result.rows[at].of["workers"] for at in result.best] == [2, 2]
+    assert [result.rows[at].key["workers"] for at in result.best] == [2, 2]
     page = make_page(result)
     assert HOSTILE not in page
     assert "a flat line gains nothing from more workers" in page

@@ -77,7 +77,7 @@ def test_file_of_something_else_is_refused_in_one_line(change: Any) -> None:
 def test_trial_survives_json() -> None:
     for trial in make_rich_trials():
         again = Trial.from_json(json.loads(json.dumps(trial.to_json(), allow_nan=False)))
-        assert again.of == trial.of
+        assert again.key == trial.key
         assert again.numbers == pytest.approx(trial.numbers, rel=1e-5)
         assert (again.watched is None) == (trial.watched is None)
 
@@ -177,7 +177,7 @@ def make(trials: list[Trial], **settings: Any) -> Result:
 
 
 def test_one_run_names_no_winner_and_recommends_nothing() -> None:
-    once = [trial for trial in make_rich_trials() if trial.of["repeat"] == 0]
+    once = [trial for trial in make_rich_trials() if trial.key["repeat"] == 0]
     result = make(once)
     assert (result.best, result.next_step) == ((), "")
     assert "One run of each names no winner" in " ".join(result.answer[0])
@@ -187,7 +187,7 @@ def test_one_run_names_no_winner_and_recommends_nothing() -> None:
 def test_fewest_repeats_are_those_of_the_result() -> None:
     """A file that is gone on with fewer repeats for another folder."""
     shared, tree = make_shared_trials(), make_trials("imagefolder", "photos", 780, 769)
-    shards = [one for one in make_trials("shards", "data/shards", 24_000, 2_455) if one.of["repeat"] == 0]
+    shards = [one for one in make_trials("shards", "data/shards", 24_000, 2_455) if one.key["repeat"] == 0]
     result = make([*shared, *tree, *shards])
     assert result.best == ()
     assert "one run each" in " ".join(result.conditions)
@@ -215,7 +215,7 @@ def test_two_folders_of_a_kind_have_their_names_and_a_tree_stays_a_tree() -> Non
     ):
         trials += make_trials(backend, folder, rate * 2, rate)
     result = make(trials, data=data)
-    assert [row.of["data"] for row in result.rows] == [
+    assert [row.key["data"] for row in result.rows] == [
         "raw tree photos",
         "raw tree more",
         "shards a",
@@ -230,14 +230,14 @@ def test_a_ratio_is_beside_a_peer_with_as_many_workers() -> None:
     for workers, rate in ((1, 100), (4, 400)):
         trials += make_trials("shards", "data/shards", rate, rate, workers=workers)
         for trial in make_trials("gather", "data/shards", rate * 2, workers=workers):
-            trial.of["what"] = "peer"
+            trial.key["what"] = "peer"
             trials.append(trial)
     for trial in trials:
         trial.facts["work"] = "pixels 256"
     result = make(trials, workers=[1, 4])
-    ours = [row for row in result.rows if not row.of.get("peer")]
+    ours = [row for row in result.rows if not row.key.get("peer")]
     assert [row.values["limit_ratio"].median for row in ours] == pytest.approx([0.5, 0.5])
-    assert {row.name for row in result.rows if row.of.get("peer")} == {
+    assert {row.name for row in result.rows if row.key.get("peer")} == {
         "gather (the limit), 1 worker",
         "gather (the limit), 4 workers",
     }

@@ -45,7 +45,7 @@ def test_result_read_from_its_file_says_the_same() -> None:
     document = parse_document(format_document(result.to_json()), "watch.json")
     again = make_result(document.machine, document.settings, document.trials, document.skipped)
     assert format_document(again.to_json()) == format_document(result.to_json())
-    build = next(row for row in again.rows if row.of.get("change") == "build")
+    build = next(row for row in again.rows if row.key.get("change") == "build")
     assert build.paste == ("train.py:7", "- old", "+ new")
 
 
@@ -73,6 +73,6 @@ def test_answer_of(times: Any, settings: dict[str, Any], expected: str) -> None:
 def test_crash_leads_to_no_conclusion() -> None:
     result = result_of([training(WAITING).events], exit_code=1, ended=False)
     assert len(result.answer) == 1
-    assert [row.of["stream"] for row in result.rows] == ["training"]
+    assert [row.key["stream"] for row in result.rows] == ["training"]
     nothing = result_of([], exit_code=3, ended=False, batches=0)
     assert text_of(nothing) == "The script ended with exit code 3 before it asked for a batch."

@@ -104,7 +104,7 @@ def command(
     asked = parse_seeds(seeds)
     sources = [open_source(text, raw) for text in (baseline, *others)]
     pictures = find_pictures(raw, sources)
-    with output.measuring("accuracy", "epoch") as on_progress:
+    with output.progress("accuracy", "epoch") as on_progress:
         result = compare_sources(sources, pictures, recipe, asked, output.json_path, on_progress, margin)
     output.finish(result)
 

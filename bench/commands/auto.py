@@ -14,9 +14,9 @@ from bench.commands.recommend import (
     FORMATS_HELP,
     MEASURING,
     Conversions,
-    chosen_formats,
+    choose_formats,
     convert_as_recommended,
-    on_disk,
+    require_local,
 )
 from bench.measure.trainers import EPILOG
 from precache.cli import commandline
@@ -52,9 +52,9 @@ def command(
     another loader of the tree is as fast, or beside other busy processes. Killed, the same command goes on.
     """
     conversions = Conversions(
-        dst=None if dst is None else resolve_place(on_disk("DST", dst)),
+        dst=None if dst is None else resolve_place(require_local("DST", dst)),
         max_bytes=max_bytes,
-        formats=chosen_formats(formats),
+        formats=choose_formats(formats),
         yes=yes,
         **converting,
     )

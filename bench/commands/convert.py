@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, names_of
+from bench.commands.options import PATH, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.conversion import ConversionSpec, measure
 from bench.peers.libraries import WRITERS
@@ -88,10 +88,10 @@ def command(
         processes=worker_count(workers, least=1),
         stage_images=pictures,
         repeats=repeats,
-        against=names_of(against),
+        against=split_names(against),
         peer_python=peer_python,
         scratch=scratch,
     )
-    with output.measuring("bench", "run") as on_progress:
+    with output.progress("bench", "run") as on_progress:
         result = measure(spec, output.json_path, on_progress)
     output.finish(result)

@@ -50,7 +50,7 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, outp
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
     device = find_device("auto")
-    with output.measuring("hardware", "run") as on_progress, _scan(data, scratch) as scan:
+    with output.progress("hardware", "run") as on_progress, _scan(data, scratch) as scan:
         jpegs = sample_jpegs(scan)
         trials = Trials(
             output.json_path,

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, names_of, parse_numbers, price_option, run_options
+from bench.commands.options import PATH, PLACE, parse_numbers, price_option, run_options, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import Candidate, choose_candidates
 from bench.measure.comparison import Comparison, compare
-from bench.measure.peers import PeerCandidate, choose_peers, limits
+from bench.measure.peers import PeerCandidate, choose_peers, limit_candidates
 from bench.measure.profile import profile
 from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
@@ -139,11 +139,11 @@ def command(
         check_range("batch_size", size, 1)
     for count in counts:
         check_range("workers", count, 0)
-    candidates = choose_candidates(data, names_of(backend) or [backend], DATA)
+    candidates = choose_candidates(data, split_names(backend) or [backend], DATA)
     if profile_path is not None:
         profile(candidates, settings, counts[0], batch_sizes[0], profile_path)
         return
-    with output.measuring("bench", "run") as on_progress:
+    with output.progress("bench", "run") as on_progress:
         if ranks is not None:
             result = compare_ranks(
                 candidates,
@@ -176,9 +176,9 @@ def _choose_peers(
     paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
     folders = [path for path in paths if isinstance(path, Path)]  # peers read no URL of ours
     peers = choose_peers(
-        names_of(options.against), folders, settings.size, options.peer_python, options.peer_data
+        split_names(options.against), folders, settings.size, options.peer_python, options.peer_data
     )
-    peers += limits(
+    peers += limit_candidates(
         [one.path for one in candidates if one.backend == "shards" and isinstance(one.path, Path)]
     )
     return list({(peer.name, peer.path): peer for peer in peers}.values())

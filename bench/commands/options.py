@@ -86,7 +86,7 @@ def make_settings(
     """Settings from the values of options; SettingError as `Settings`."""
     chosen = find_device(device)
     return Settings(
-        trainer=chosen_trainer(trainer, trainer_rate) or "none",
+        trainer=choose_trainer(trainer, trainer_rate) or "none",
         device=chosen,
         warmup=choose_warmup(warmup, chosen),
         workers=worker_count(workers),
@@ -94,7 +94,7 @@ def make_settings(
     )
 
 
-def chosen_trainer(trainer: str | None, rate: float | None) -> str | None:
+def choose_trainer(trainer: str | None, rate: float | None) -> str | None:
     """The name that `--trainer` and `--trainer-rate` together mean; None where neither was asked for.
 
     Raises:
@@ -127,6 +127,6 @@ def parse_numbers(name: str, text: str) -> tuple[int, ...]:
         raise SettingError(f"{name} must be numbers as in 1,2,4, got {text!r}") from error
 
 
-def names_of(text: str) -> list[str]:
+def split_names(text: str) -> list[str]:
     """`a, b` to ["a", "b"]."""
     return [name.strip() for name in text.split(",") if name.strip()]

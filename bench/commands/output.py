@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.measure.trials import is_kept
+from bench.measure.trials import can_keep_trials
 from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
@@ -40,7 +40,7 @@ class Output:
     quiet: bool = False
 
     @contextmanager
-    def measuring(self, title: str, unit: str) -> Iterator[Progress]:
+    def progress(self, title: str, unit: str) -> Iterator[Progress]:
         """Check the files before anything is measured, then show progress of the block.
 
         Raises:
@@ -80,7 +80,7 @@ class Output:
                     click.echo(f"wrote {path}")
 
     def _describe_unfinished(self) -> str:
-        if self.json_path is not None and is_kept(self.json_path):
+        if self.json_path is not None and can_keep_trials(self.json_path):
             kept = f"{self.json_path} keeps those that were: the same command goes on"
             return f" before all runs were done; {kept}"
         return " before all runs were done; nothing was written: with --json FILE finished runs are kept"

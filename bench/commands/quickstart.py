@@ -65,7 +65,7 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     result_path = QUICKSTART / "result.json"
     result_path.unlink(missing_ok=True)  # each call measures anew
     output = Output(json_path=result_path, html_path=QUICKSTART / "report.html")
-    with output.measuring("bench", "run") as on_progress:
+    with output.progress("bench", "run") as on_progress:
         comparison = Comparison(
             candidates=choose_candidates((), backends, QUICKSTART),
             settings=settings,

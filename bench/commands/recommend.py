@@ -15,15 +15,15 @@ from typing import Any
 
 import click
 
-from bench.commands.options import PLACE, make_settings, names_of, option
+from bench.commands.options import PLACE, make_settings, option, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import Comparison, compare
-from bench.measure.imagefolder import find_refused
-from bench.measure.recommend import Question, look_at_sample, recommend
+from bench.measure.imagefolder import find_faults
+from bench.measure.recommend import Question, describe_sample, recommend
 from bench.measure.sample import train_images
 from bench.measure.settings import Settings
-from bench.measure.storing import check_free, choose, find_begun, find_limit, free_folder
+from bench.measure.storing import check_free, choose, find_begun_recipe, find_limit, free_folder
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.measure.trials import read_document
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
@@ -136,7 +136,7 @@ class Conversions:
         return {name: self.dst or DATA / name for name in self.formats}
 
 
-def what_if(
+def parse_what_if(
     gpus: int | None, accelerator: str | None, workers: int | None, disk_mbps: float | None
 ) -> dict[str, Any]:
     """Options that were given, as fields of `Inputs`; SettingError for one that is not positive."""
@@ -166,7 +166,7 @@ def what_if(
 @click.option(
     "--convert", "dst", type=PLACE, metavar="DST", help="Convert as recommended, into DST, and measure that."
 )
-@gathered("changes", what_if, WHAT_IF)
+@gathered("changes", parse_what_if, WHAT_IF)
 @gathered("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
 @output_options
 def command(
@@ -196,10 +196,10 @@ def command(
                 "--convert measures this machine, and chooses how pictures are stored; leave out --thorough, "
                 "--stored-size and what-if options"
             )
-        place = resolve_place(on_disk("DST", dst))
-        conversions = Conversions(dst=place, formats=chosen_formats(formats))
+        place = resolve_place(require_local("DST", dst))
+        conversions = Conversions(dst=place, formats=choose_formats(formats))
         return convert_as_recommended(src, conversions, asked, output)
-    names = FORMAT_NAMES if thorough and formats is None else chosen_formats(formats)
+    names = FORMAT_NAMES if thorough and formats is None else choose_formats(formats)
     stored = stored or stored_size(asked["size"])
     if asked["size"] > stored:
         raise SettingError(f"size must be at most the stored size {stored}, got {asked['size']}")
@@ -212,16 +212,16 @@ def command(
         **({} if thorough else QUICK),
     )
     folders = {name: str(free_folder(scan, name, DATA)) for name in names}
-    with output.measuring("recommend", "turn") as bar:
+    with output.progress("recommend", "turn") as bar:
         result = recommend(question, output.json_path, bar, changes, folders)
     output.finish(result)
     if not thorough and not output.quiet and output.json_path != STDOUT:
         click.echo("A quick estimate: --thorough measures longer.")
 
 
-def chosen_formats(asked: str | None) -> tuple[str, ...]:
+def choose_formats(asked: str | None) -> tuple[str, ...]:
     """Formats that were named; SettingError for an unknown one."""
-    names = FORMAT_NAMES if asked == "all" else tuple(names_of(asked or "")) or QUICK_FORMATS
+    names = FORMAT_NAMES if asked == "all" else tuple(split_names(asked or "")) or QUICK_FORMATS
     for name in names:
         check_choice("format", name, FORMAT_NAMES)
     return names
@@ -248,7 +248,7 @@ def convert_as_recommended(
     """
     if output.json_path == STDOUT:
         raise SettingError("--json - prints a result alone, and converting has more to say; name a file")
-    scan = scan_tree(on_disk("SRC", src))
+    scan = scan_tree(require_local("SRC", src))
     # a picture of the sample may be damaged, and left out by the conversion
     settings = measuring(asked, train_images(scan) // 2, QUICK_S)
     if conversions.splits != DEFAULT_SPLITS:
@@ -270,7 +270,7 @@ def convert_as_recommended(
 def _find_begun(scan: Scan, conversions: Conversions, size: int) -> Recipe | None:
     """How an earlier call has stored the pictures, or has begun to; None where none did."""
     for name, place in conversions.places.items():
-        recipe = find_begun(place, scan, name, size)
+        recipe = find_begun_recipe(place, scan, name, size)
         if recipe is not None:
             if not is_converted(place):
                 what = f"a conversion to {name}, {stored_words(recipe)}"
@@ -290,7 +290,7 @@ def _choose(
     recipe, fitting = choose(scan, settings.size, tuple(places), limit_bytes, limit)
     question = Question(scan=scan, recipe=recipe, settings=settings, formats=fitting, **QUICK)
     folders = {name: str(place) for name, place in places.items()}
-    with output.measuring("recommend", "turn") as bar:
+    with output.progress("recommend", "turn") as bar:
         result = recommend(question, output.json_path, bar, folders=folders)
     if all(row.key["data"] == RAW_TREE for row in result.rows):
         raise DatasetError(f"no format could be measured: {'; '.join(result.skipped.values())}")
@@ -347,7 +347,7 @@ def _allow_rejects_again(
         rejected = len(open_dataset(place).manifest.rejected)
         return replace(conversions, max_rejects=f"{100 * rejected / len(scan.samples):.3f}%")
     question = Question(scan=scan, recipe=recipe, settings=settings, formats=(recipe.format,), **QUICK)
-    return _with_rejects(conversions, look_at_sample(question), len(scan.samples))
+    return _with_rejects(conversions, describe_sample(question), len(scan.samples))
 
 
 def _convert(scan: Scan, place: Path, recipe: Recipe, conversions: Conversions) -> Conversion:
@@ -381,7 +381,7 @@ def _prove(
     """
     manifest = done.manifest
     output = replace(output, json_path=place / AUTO_NAME)
-    with output.measuring("measure", "run") as bar:
+    with output.progress("measure", "run") as bar:
         result = _compare(scan, place, settings, done, bar)
     measured = {
         **result.settings,
@@ -389,7 +389,7 @@ def _prove(
         "trainer": result.settings["trainers"][-1],
     }
     steps = f"To train from it:\n    loader = {build_line(place, measured)}\n{describe_dtype(measured)}"
-    paragraphs = [tuple(find_refused(scan, [each.path for each in manifest.rejected]).sentences())]
+    paragraphs = [tuple(find_faults(scan, [each.path for each in manifest.rejected]).sentences())]
     if predicted is not None:
         off = _median_error(predicted, result)
         paragraphs.append((f"Predicted images/s were {off:.0%} off in the median.",))
@@ -466,7 +466,7 @@ def _median_error(predicted: Result, measured: Result) -> float:
     return median(errors) if errors else 0.0
 
 
-def on_disk(name: str, place: Location) -> Path:
+def require_local(name: str, place: Location) -> Path:
     """The folder of that argument; SettingError for a URL."""
     if isinstance(place, Url):
         raise SettingError(

@@ -12,7 +12,7 @@ import torch
 from bench.commands.options import price_option
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
-from bench.measure.watched import measure_replaced
+from bench.measure.replacements import measure_replaced
 from bench.report import waiting
 from bench.report.result import Result, format_document, make_document, parse_document
 from bench.report.stats import is_disturbed

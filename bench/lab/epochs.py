@@ -23,8 +23,8 @@ import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
 from bench.machine import page_cache
-from bench.measure.fresh import run_fresh
 from bench.measure.peers import PeerCandidate, run_peer, write_squares
+from bench.measure.processes import run_in_process
 from bench.report.table import Table
 from loaders.dataset import open_split
 from loaders.read.blocks import BLOCK_BYTES, read_block
@@ -137,7 +137,7 @@ def command(
         def ours(path: Path, **settings: Any) -> harness.Run:
             settings = {"reading": reading, **settings}
             return lambda: take_epochs(
-                path, lambda count: run_fresh(serve, path, count, batch_size, settings)
+                path, lambda count: run_in_process(serve, path, count, batch_size, settings)
             )
 
         def theirs(name: str, path: Path, count: int) -> harness.Run:

@@ -29,7 +29,7 @@ import click
 import loaders
 from bench.lab import harness
 from bench.lab.harness import Column
-from bench.measure.fresh import run_fresh
+from bench.measure.processes import run_in_process
 from bench.report.table import Table
 from precache import open_dataset
 from precache.cli import commandline
@@ -154,8 +154,8 @@ def run(
     """Figures of one run with an empty cache; without settings, of a plain download."""
     with temporary_folder() as folder:
         if settings is None:
-            return {"mb_per_s": run_fresh(download, url, sizes, folder) / 1e6}
-        first, second = run_fresh(read, url, folder, *settings)
+            return {"mb_per_s": run_in_process(download, url, sizes, folder) / 1e6}
+        first, second = run_in_process(read, url, folder, *settings)
         return {"first": first, "second": second, "mb_per_s": first * sum(sizes.values()) / images / 1e6}
 
 

@@ -31,7 +31,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         **(_gpu_versions() if device.type == "cuda" else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in _PACKAGES if _installed(name)},
+        **{name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
         **made_by(),
     }
 
@@ -61,7 +61,7 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -32,7 +32,7 @@ from bench.measure.candidates import CHOICES, READS
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
 from bench.measure.imagefolder import ImageFolderLoader, shape
 from bench.measure.settings import LAST, check_fills_batch
-from bench.measure.trials import Trials, is_kept
+from bench.measure.trials import Trials, can_keep_trials
 from bench.report.accuracy import make_result
 from bench.report.result import Result, Trial
 from loaders.augment import RandomAugmentation, augment_batch
@@ -382,7 +382,7 @@ def compare_sources(
         SettingError: the file has trainings of other settings, or a loader cannot be opened.
     """
     unfinished = None
-    if path is not None and is_kept(path):
+    if path is not None and can_keep_trials(path):
         unfinished = path.with_name(f"{path.name}.unfinished")
     task = Task(recipe=recipe, pictures=pictures, unfinished=unfinished)
     settings = {

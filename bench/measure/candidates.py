@@ -93,7 +93,7 @@ def class_root(tree: SplitData) -> Path:
     return root / above[0] if is_split else root
 
 
-def folder_of(place: Location) -> Path:
+def local_folder(place: Location) -> Path:
     """Where the files lie that are read: of a dataset at a URL all of them, in the cache of this machine."""
     if isinstance(place, Path):
         return place

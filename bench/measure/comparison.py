@@ -10,13 +10,13 @@ from bench.machine import page_cache
 from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
-from bench.measure.candidates import Candidate, folder_of, open_candidates, same_pictures
-from bench.measure.fresh import DoesNotFit, run_fresh
-from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
+from bench.measure.candidates import Candidate, local_folder, open_candidates, same_pictures
+from bench.measure.peers import PeerCandidate, run_peer, work_per_picture, write_data
+from bench.measure.processes import BatchTooLargeError, run_in_process
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import resolve
+from bench.measure.trainers import resolve_trainer
 from bench.measure.trial import (
-    DECODING,
+    DECODING_BACKENDS,
     measure,
     measure_trainer,
     measure_transfer,
@@ -90,7 +90,7 @@ def compare(
     """
     settings = comparison.settings
     opened, skipped = open_candidates(comparison.candidates)
-    trainers = [resolve(name, settings.device) for name in comparison.trainers or (settings.trainer,)]
+    trainers = [resolve_trainer(name, settings.device) for name in comparison.trainers or (settings.trainer,)]
     batch_sizes = sorted(comparison.batch_sizes or (settings.batch_size,))
     workers = sorted(comparison.workers or (settings.workers_alone,))
     with same_pictures(opened) as (ours, notes):
@@ -152,7 +152,7 @@ class _Turns:
                 same_size = [point for point in points if point.batch_size == batch_size]
                 try:
                     self._measure_trainers(batch_size, repeat)
-                except DoesNotFit as error:
+                except BatchTooLargeError as error:
                     if len(points) == 1:
                         raise
                     self.trials.skipped[f"batch {batch_size:,}"] = str(error)
@@ -175,9 +175,9 @@ class _Turns:
         for name in self.trainers:
             settings = replace(self.settings, trainer=name, batch_size=batch_size)
             of = {"trainer": name, "batch_size": batch_size, "repeat": repeat}
-            self._run(_Run({"what": TRANSFER, **of}, partial(run_fresh, measure_transfer, settings)))
+            self._run(_Run({"what": TRANSFER, **of}, partial(run_in_process, measure_transfer, settings)))
             if name != NO_TRAINER:
-                self._run(_Run({"what": TRAINER, **of}, partial(run_fresh, measure_trainer, settings)))
+                self._run(_Run({"what": TRAINER, **of}, partial(run_in_process, measure_trainer, settings)))
 
     def _measure(
         self, one: AnyCandidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
@@ -199,7 +199,7 @@ class _Turns:
                 continue
             try:
                 self._run(run)
-            except DoesNotFit as error:
+            except BatchTooLargeError as error:
                 if not is_grid:
                     raise
                 too_large.add(point)
@@ -227,24 +227,24 @@ class _Turns:
             trainer=NO_TRAINER,
             monitored=repeat == self.settings.repeats - 1,
         )
-        work = work_of(one, self.settings.size, self.settings.augment)
+        work = work_per_picture(one, self.settings.size, self.settings.augment)
         facts = {} if work is None else {"work": " ".join(map(str, work))}
         runs = []
         for what in (COLD, LOADER) if self.settings.cold else (LOADER,):
-            runs.append(_Run({"what": what, **of}, partial(run_fresh, measure, settings), facts))
+            runs.append(_Run({"what": what, **of}, partial(run_in_process, measure, settings), facts))
         for name in self.trainers:
             if name != NO_TRAINER:
-                fed = partial(run_fresh, measure, replace(settings, trainer=name))
+                fed = partial(run_in_process, measure, replace(settings, trainer=name))
                 runs.append(_Run({"what": FED, **of, "trainer": name}, fed))
         # from a full cache nothing is read or decoded
-        if one.backend in DECODING and self.settings.cache == "none":
-            timed = partial(run_fresh, time_stages, settings, one.data.kind, probe_files(one.data))
+        if one.backend in DECODING_BACKENDS and self.settings.cache == "none":
+            timed = partial(run_in_process, time_stages, settings, one.data.kind, probe_files(one.data))
             runs.append(_Run({"what": STAGES, **of}, timed))
         return runs
 
     def _prepare_page_cache(self, one: AnyCandidate, run: "_Run") -> bool:
         """Drop or read in the files that the trial reads; False where they cannot be dropped."""
-        folder = folder_of(one.reads) if isinstance(one, Candidate) else one.path
+        folder = local_folder(one.reads) if isinstance(one, Candidate) else one.path
         if run.key["what"] in (COLD, PEER_COLD):
             left = page_cache.drop(folder)
             if left > _COLD_SHARE:
@@ -347,7 +347,7 @@ def _describe_data(
         )
         if one.has_own_recipe:
             folder["notes"].append(imagefolder.CONDITION)
-            known = imagefolder.known(one.data.files)
+            known = imagefolder.count_listed(one.data.files)
             if known < len(one.data):
                 folder["notes"].append(
                     f"{one.label} knows {known:,} of the {len(one.data):,} pictures, by the endings of their "

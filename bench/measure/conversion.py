@@ -21,8 +21,8 @@ import torch
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
-from bench.measure.fresh import run_watched
-from bench.measure.peers import check_python, version_of, write_squares
+from bench.measure.peers import check_python, read_version, write_squares
+from bench.measure.processes import run_command
 from bench.measure.trials import Trials
 from bench.peers.libraries import WRITERS
 from bench.report.conversion import OURS, STAGES, WHOLE, make_result
@@ -116,7 +116,7 @@ def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progres
     versions = {}
     for name in spec.against:
         try:
-            versions[name] = version_of(name, spec.peer_python)
+            versions[name] = read_version(name, spec.peer_python)
         except WorkerError as error:
             trials.skipped[name] = str(error)
     is_warm = page_cache.warm(spec.source)
@@ -183,7 +183,7 @@ def _convert(spec: ConversionSpec, scan: Scan, folder: Path) -> Trial:
     """Convert by `precache convert`."""
     words = [str(scan.folder), str(folder / "out"), *shlex.split(spec.recipe.to_flags())]
     command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(spec.processes)]
-    wall_s, _ = run_watched(command)
+    wall_s, _ = run_command(command)
     return _whole(scan, wall_s)
 
 

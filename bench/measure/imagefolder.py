@@ -4,7 +4,7 @@ The recipe is that of torchvision's own training, references/classification of i
 with its default backend, PIL, and `train.py`: decode with Pillow, RandomResizedCrop, RandomHorizontalFlip,
 normalise, `DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`. It is not ours to speed up.
 Three things are ours: full batches only, as all trials have them; workers that live on from epoch to epoch;
-a picture that Pillow cannot open is left out, where a training would stop: `find_refused` says which.
+a picture that Pillow cannot open is left out, where a training would stop: `find_faults` says which.
 """
 
 import os
@@ -83,7 +83,7 @@ class Refused:
         return said
 
 
-def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
+def find_faults(scan: Scan, paths: Sequence[str]) -> Refused:
     """Find what ImageFolder stops at, among some of the pictures and all that the scan left out.
 
     Args:
@@ -110,7 +110,7 @@ def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
                 break
     hidden = {one.path.removeprefix(below) for one in scan.ignored}  # it takes their folders for classes
     folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in hidden)
-    reasons = {path: _why_refused(f"{scan.folder}/{path}") for path in tried}
+    reasons = {path: _find_open_error(f"{scan.folder}/{path}") for path in tried}
     return Refused(
         tuple(name for name in folders if name not in filled),
         {path: reason for path, reason in reasons.items() if reason},
@@ -126,7 +126,7 @@ def _load_regular(path: str) -> Any:
         return Image.open(file).convert("RGB")
 
 
-def _why_refused(path: str) -> str:
+def _find_open_error(path: str) -> str:
     """Why ImageFolder cannot open the picture; empty where it can."""
     try:
         with warnings.catch_warnings():
@@ -141,7 +141,7 @@ def _why_refused(path: str) -> str:
     return ""
 
 
-class _Indexed(Dataset[Any]):
+class _IndexedDataset(Dataset[Any]):
     """Each picture with its class and its place in ImageFolder's sorted list, which is no sample id.
 
     Attributes:
@@ -180,7 +180,7 @@ class _Indexed(Dataset[Any]):
     def __getitem__(self, index: int) -> tuple[Any, int, int]:
         if self.seed is not None:
             # workers live on over epochs, and a training that goes on has to draw what it would have drawn
-            torch.default_generator.manual_seed(_mixed(self.seed, int(self.epoch), _DRAWS, index))
+            torch.default_generator.manual_seed(_mix_seed(self.seed, int(self.epoch), _DRAWS, index))
         try:
             image, label = self.tree[index]
         except Exception as error:  # Pillow raises whatever its decoders raise
@@ -206,7 +206,7 @@ class _Indexed(Dataset[Any]):
 class _Order(Sampler[int]):
     """A permutation that follows seed and epoch: DataLoader's own also counts the iterations before."""
 
-    def __init__(self, found: _Indexed, seed: int) -> None:
+    def __init__(self, found: _IndexedDataset, seed: int) -> None:
         self._found, self._seed = found, seed
 
     def __iter__(self) -> Iterator[int]:
@@ -253,7 +253,7 @@ class ImageFolderLoader:
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            found = _Indexed(path, recipe(augment, size), only, seed, skip_refused=skip_refused)
+            found = _IndexedDataset(path, recipe(augment, size), only, seed, skip_refused=skip_refused)
         except FileNotFoundError as error:
             raise DatasetError(f"{path}: ImageFolder refuses it ({error})") from error
         self.batch_size, self.size = batch_size, size
@@ -350,6 +350,6 @@ def _hide_warnings(worker: int) -> None:
     warnings.simplefilter("ignore")
 
 
-def _mixed(*numbers: int) -> int:
+def _mix_seed(*numbers: int) -> int:
     """A seed of torch's that is another one for all other numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure.candidates import Candidate
-from bench.measure.fresh import run_watched
+from bench.measure.processes import run_command
 from bench.peers import libraries
 from bench.peers.libraries import PEERS
 from bench.report.loaders import LIMIT
@@ -66,7 +66,7 @@ class PeerCandidate:
         return PEERS[self.name].work, self.stored
 
 
-def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
+def work_per_picture(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
     """Cost of serving a picture of `size` by a backend of ours; None where no peer does the same.
 
     Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.
@@ -103,14 +103,14 @@ def choose_peers(
     for name in dict.fromkeys(names):
         check_choice("peer", name, PEERS)
         if PEERS[name].reads in FORMATS:
-            chosen.append(_reading_ours(name, recipes, size, python))
+            chosen.append(_choose_converted_folder(name, recipes, size, python))
         else:
             trees = [path for path in paths if path not in recipes]
-            chosen.append(_reading_its_own(name, recipes, trees, size, python, peer_data))
+            chosen.append(_choose_own_folder(name, recipes, trees, size, python, peer_data))
     return chosen
 
 
-def _reading_ours(name: str, recipes: dict[Path, Recipe], size: int, python: str) -> PeerCandidate:
+def _choose_converted_folder(name: str, recipes: dict[Path, Recipe], size: int, python: str) -> PeerCandidate:
     reads = PEERS[name].reads
     path = next((path for path, recipe in recipes.items() if recipe.format == reads), None)
     if path is None:
@@ -124,7 +124,7 @@ def _reading_ours(name: str, recipes: dict[Path, Recipe], size: int, python: str
     return PeerCandidate(name, path, stored, python)
 
 
-def _reading_its_own(
+def _choose_own_folder(
     name: str, recipes: dict[Path, Recipe], trees: Sequence[Path], size: int, python: str, peer_data: Path
 ) -> PeerCandidate:
     sides = [recipe.stored_size for recipe in recipes.values() if recipe.format == "shards"]
@@ -142,7 +142,7 @@ def check_python(python: str) -> None:
         raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
 
 
-def limits(paths: Sequence[Path]) -> list[PeerCandidate]:
+def limit_candidates(paths: Sequence[Path]) -> list[PeerCandidate]:
     """The peer that only copies, over each folder of shards of squares among `paths`."""
     found = []
     for path in paths:
@@ -208,7 +208,7 @@ def write_squares(writer: str, scan: Scan, folder: Path, size: int, workers: int
     return wall_s
 
 
-def version_of(name: str, python: str) -> str:
+def read_version(name: str, python: str) -> str:
     """A peer's library and version, as that Python has it; WorkerError with the remedy where it has none."""
     _, answer = _run(python, "version", name)
     version: str = answer["version"]
@@ -240,7 +240,7 @@ def run_peer(
 
 def _run(python: str, *words: object) -> tuple[float, dict[str, Any]]:
     """Run `bench.peers.libraries` by that Python: seconds that it took, and what it answered."""
-    wall_s, text = run_watched([python, str(libraries.__file__), *map(str, words)])
+    wall_s, text = run_command([python, str(libraries.__file__), *map(str, words)])
     lines = [line for line in text.splitlines() if line.startswith(('{"version"', '{"refused"'))]
     if not lines:
         raise WorkerError(f"{python} {libraries.__file__} {words[0]} {words[1]}: printed no result")

@@ -14,7 +14,7 @@ from torch.profiler import profile as torch_profile
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import Candidate, open_candidates
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import resolve
+from bench.measure.trainers import resolve_trainer
 from bench.measure.trial import HostClock, measure
 from bench.report.words import machine_line, say
 from precache.errors import DatasetError
@@ -43,7 +43,7 @@ def profile(
         raise DatasetError("; ".join(failed.values()))
     one = opened[0]
     device = settings.device
-    asked = resolve(settings.trainer, device)
+    asked = resolve_trainer(settings.trainer, device)
     is_emulated = asked.startswith("emulated")
     trainer = _ON_CPU if is_emulated else asked
     batch_size = min(batch_size, len(one.data))

@@ -24,10 +24,10 @@ import torch.distributed as dist
 import loaders
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.measure.candidates import Candidate, folder_of, open_candidates
-from bench.measure.fresh import in_one_line
+from bench.measure.candidates import Candidate, local_folder, open_candidates
+from bench.measure.processes import explain_trial_errors
 from bench.measure.settings import Settings
-from bench.measure.trainers import ModelTrainer, Trainer, resolve
+from bench.measure.trainers import ModelTrainer, Trainer, resolve_trainer
 from bench.measure.trial import measure
 from bench.measure.trials import Trials
 from bench.report.ranks import ALONE, IN_STEP, OWN_PACE, make_result
@@ -75,7 +75,7 @@ def compare_ranks(
             skipped[one.label] = "it does not share samples out among ranks"
     if not ours:
         raise DatasetError("; ".join(f"{name}: {reason}" for name, reason in skipped.items()))
-    trainer = resolve(settings.trainer, device)
+    trainer = resolve_trainer(settings.trainer, device)
     written = {
         "ranks": ranks,
         "trainers": [trainer],
@@ -95,7 +95,7 @@ def compare_ranks(
         last = {"what": IN_STEP, **of, "rank": ranks - 1, "repeat": settings.repeats - 1}
         if trials.find(last) is not None:
             continue
-        is_warm = page_cache.warm(folder_of(one.path))
+        is_warm = page_cache.warm(local_folder(one.path))
         of_rank = settings.of(one.backend, one.path, len(one.data.classes), trainer=trainer)
 
         def report(done: int, total: int, number: int = number) -> None:
@@ -220,7 +220,7 @@ def main() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     file = folder / f"{dist.get_rank()}.json"
     try:
-        with in_one_line(settings.batch_size, settings.size):
+        with explain_trial_errors(settings.batch_size, settings.size):
             file.write_text(json.dumps(measure_rank(settings)), encoding="utf-8")
     except PrecacheError as error:
         file.write_text(json.dumps({"error": str(error)}), encoding="utf-8")

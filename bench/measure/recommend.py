@@ -24,10 +24,10 @@ from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate
-from bench.measure.fresh import run_fresh
+from bench.measure.processes import run_in_process
 from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import NullTrainer, check_trainer, resolve
+from bench.measure.trainers import NullTrainer, check_trainer, resolve_trainer
 from bench.measure.trial import measure, measure_trainer
 from bench.measure.trials import Trials
 from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
@@ -124,7 +124,7 @@ def recommend(
     return result
 
 
-def look_at_sample(question: Question) -> Trial:
+def describe_sample(question: Question) -> Trial:
     """What cannot be read of the sample, as its trial says it; nothing is measured."""
     with temporary_folder() as folder:
         trees = make_trees(question.scan, question.recipe, question.settings, folder, question.pictures)
@@ -137,7 +137,7 @@ def ready(settings: Settings) -> Settings:
     Training crops at random, and centre crops are less work for some loaders than for others. It compares
     checksums of each picture once, and a sample is served again and again.
     """
-    trainer = resolve(settings.trainer, settings.device)
+    trainer = resolve_trainer(settings.trainer, settings.device)
     check_trainer(trainer, settings.size)  # an error now, not later
     return replace(settings, trainer=trainer, augment="train", check="never")
 
@@ -239,7 +239,7 @@ def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: S
 def _run(function: Any, settings: Settings) -> Trial:
     """Run a trial in a process of its own, and note what else the machine did meanwhile."""
     others = OtherProcesses()
-    trial: Trial = run_fresh(function, settings)
+    trial: Trial = run_in_process(function, settings)
     share = others.share()
     numbers = trial.numbers if share is None else {**trial.numbers, "other_cpu_share": share}
     return Trial(numbers=numbers)
@@ -288,7 +288,7 @@ def _describe_sample(scan: Scan, trees: Trees) -> Trial:
         path, kind = next(iter(trees.undecodable.items()))
         facts["undecodable"] = f"{path} ({kind})"
     if not isinstance(scan.root, Url):
-        refused = imagefolder.find_refused(scan, trees.paths)
+        refused = imagefolder.find_faults(scan, trees.paths)
         facts["refused"] = " ".join(refused.sentences())
     return Trial(numbers=numbers, facts={name: fact for name, fact in facts.items() if fact})
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measure.fresh import run_watched
+from bench.measure.processes import run_command
 from bench.measure.settings import Settings
 from precache.dataset.converted import open_dataset
 from precache.errors import ImageError, SourceError
@@ -194,7 +194,7 @@ def convert_twice(
     def convert(tree: Path, destination: Path, recipe: Recipe) -> float:
         words = ["convert", str(tree.resolve()), str(destination), "--format", recipe.format]
         words += [*shlex.split(recipe.to_flags()), "--workers", str(workers)]
-        return run_watched([sys.executable, "-m", "precache", *words])[0]
+        return run_command([sys.executable, "-m", "precache", *words])[0]
 
     small_s = convert(trees.small, folder.with_name(f"{folder.name}-small"), recipe)
     shards = max(_ROUNDS * workers, min(_MOST_SHARDS, math.ceil(whole_images / recipe.samples_per_shard)))

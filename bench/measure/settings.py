@@ -10,8 +10,8 @@ import torch
 
 import loaders
 from bench.measure import imagefolder
-from bench.measure.fresh import in_one_line
-from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve
+from bench.measure.processes import explain_trial_errors
+from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve_trainer
 from loaders.augment import NAMED as AUGMENTATIONS
 from loaders.batch import Batch
 from loaders.settings import AugmentName, CacheName, Check, Last, Shuffle
@@ -117,7 +117,7 @@ class Settings:
                 f"cache {self.cache!r} is full before anything is timed, so no file is read from a cold page "
                 f"cache; leave out --cold or --cache"
             )
-        full_name = resolve(self.trainer, self.device)
+        full_name = resolve_trainer(self.trainer, self.device)
         check_trainer(full_name, self.size, amp=self.amp, compiled=self.compiled)
 
     def of(self, backend: str, path: Location, classes: int, **others: Any) -> "Settings":
@@ -132,7 +132,7 @@ class Settings:
     @contextmanager
     def running(self) -> Iterator[None]:
         """What goes around every run."""
-        with self.around(), in_one_line(self.batch_size, self.size):
+        with self.around(), explain_trial_errors(self.batch_size, self.size):
             yield
 
     def make_trainer(self) -> Trainer:

@@ -71,7 +71,7 @@ def find_limit(place: Path, max_bytes: str | None) -> tuple[float, str]:
     return free, f"the {human_bytes(free)} that are free"
 
 
-def find_begun(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
+def find_begun_recipe(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
     """The recipe of what was begun or finished in `place`: the tree in the format `name`; else None.
 
     Only what `precache auto` would have chosen counts.

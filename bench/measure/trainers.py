@@ -138,7 +138,7 @@ def make_trainer(
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
     """
-    name = resolve(name, device)
+    name = resolve_trainer(name, device)
     if name == "none":
         return NullTrainer()
     if name in MODELS:
@@ -146,7 +146,7 @@ def make_trainer(
     return EmulatedTrainer(name, emulated_images_per_s(name.partition(":")[2]))
 
 
-def resolve(name: str, device: torch.device) -> str:
+def resolve_trainer(name: str, device: torch.device) -> str:
     """The full name of the trainer `name`; SettingError as `make_trainer`, without making it."""
     if name == "auto":
         name = "resnet50" if device.type == "cuda" else "emulated"

@@ -1,7 +1,7 @@
 """One measured run: batches from a source, through a trainer, with the wait and the step of each.
 
 Every command runs its trials here. A run is asked for with `Settings`, which pickle, so that it can have
-a process of its own: see `bench.measure.fresh`.
+a process of its own: see `bench.measure.processes`.
 """
 
 import itertools
@@ -38,7 +38,7 @@ from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
 PICTURES = 200  # that stages are timed on
-DECODING = ("pytorch", "webdataset")
+DECODING_BACKENDS = ("pytorch", "webdataset")
 """Backends whose reader and decoder are this project's, so that they can be run apart."""
 _FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker
 
@@ -106,7 +106,7 @@ def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | N
             import torchvision  # noqa: F401  # as a training has before it builds its loader
         start_s = time.perf_counter()
         with settings.open_loader(trainer.dtype) as loader:
-            source = endless(loader)
+            source = repeat_epochs(loader)
             first = next(source)
             first_batch_s = time.perf_counter() - start_s
             if settings.first_epoch or settings.cache != "none":
@@ -122,7 +122,7 @@ def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial
     """Feed one batch, which stays on the device, to the trainer again and again."""
     with settings.running():
         trainer = trainer or settings.make_trainer()
-        images = _noise(settings, settings.device).permute(0, 3, 1, 2)
+        images = _random_images(settings, settings.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
             images = normalise(images, trainer.dtype)
         labels = torch.randint(0, settings.classes, (settings.batch_size,), device=settings.device)
@@ -134,7 +134,7 @@ def measure_transfer(settings: Settings) -> Trial:
     """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
     with settings.running():
         dtype = settings.make_trainer().dtype
-        host = _noise(settings, torch.device("cpu"))
+        host = _random_images(settings, torch.device("cpu"))
         host = host.pin_memory() if settings.device.type == "cuda" else host
         count = torch.arange(settings.batch_size)
         lane = Lane(settings.device)
@@ -152,7 +152,7 @@ def measure_transfer(settings: Settings) -> Trial:
         return _time_batches(moved(), NullTrainer(), settings)
 
 
-def _noise(settings: Settings, device: torch.device) -> torch.Tensor:
+def _random_images(settings: Settings, device: torch.device) -> torch.Tensor:
     """uint8 [batch_size, size, size, 3], as readers deliver them."""
     shape = (settings.batch_size, settings.size, settings.size, 3)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
@@ -188,7 +188,7 @@ def _time_batches(
     if settings.device.type == "cuda":
         torch.cuda.synchronize(settings.device)
     first_step_s = time.perf_counter() - start_s
-    for batch, first in _for_a_while(source, settings.warmup, settings.warmup_s):
+    for batch, first in _take_batches(source, settings.warmup, settings.warmup_s):
         step(batch, first)
     images = 0
     epoch_starts = []
@@ -196,7 +196,7 @@ def _time_batches(
     threads = _thread_seconds()
     with Monitor(settings.device) if watched else nullcontext() as monitor:
         clock.mark()
-        timed = _for_a_while(source, 0 if settings.seconds else settings.batches, settings.seconds)
+        timed = _take_batches(source, 0 if settings.seconds else settings.batches, settings.seconds)
         for number, (batch, first) in enumerate(timed):
             clock.mark()
             step(batch, first)
@@ -226,7 +226,7 @@ def _time_batches(
     )
 
 
-def _for_a_while(
+def _take_batches(
     source: Iterator[tuple[Batch, bool]], batches: int, seconds: float
 ) -> Iterator[tuple[Batch, bool]]:
     """So many batches, and then more of them for at least so long."""
@@ -249,7 +249,7 @@ def _count_served(ids: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
     }
 
 
-def endless(loader: Feed) -> Iterator[tuple[Batch, bool]]:
+def repeat_epochs(loader: Feed) -> Iterator[tuple[Batch, bool]]:
     """Each batch, and whether it is the first of its epoch; `loader` was built with `last=LAST`.
 
     Raises:

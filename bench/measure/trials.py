@@ -49,7 +49,7 @@ class Trials:
         Raises:
             SettingError: the file is of another command, another machine or other settings.
         """
-        self.path = path if path is not None and is_kept(path) else None
+        self.path = path if path is not None and can_keep_trials(path) else None
         self.command = command
         self.machine = dict(machine)
         self.settings: dict[str, Any] = to_plain(settings)
@@ -117,7 +117,7 @@ class Trials:
                 self.settings[name] = _unite(document.settings[name], self.settings[name])
 
 
-def is_kept(path: Path) -> bool:
+def can_keep_trials(path: Path) -> bool:
     """Whether a file at `path` can hold trials: not `-`, no pipe and no device, as /dev/null is one."""
     return path != STDOUT and (path.is_file() or not path.exists())
 

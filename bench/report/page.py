@@ -162,7 +162,8 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
         traces = []
         for number, batch_size in enumerate(sorted({row.key["batch_size"] for row in rows})):
             series = sorted(
-                (row for row in rows if row.key["batch_size"] == batch_size), key=lambda row: row.key["workers"]
+                (row for row in rows if row.key["batch_size"] == batch_size),
+                key=lambda row: row.key["workers"],
             )
             colour, across = COLOURS[number % len(COLOURS)], [str(row.key["workers"]) for row in series]
             rates = [training_rate(row) for row in series]

@@ -182,7 +182,9 @@ def make_rich_trials() -> list[Trial]:
     """Three loaders of ours, ImageFolder, noise and three peers, with all that can be measured."""
     trials = make_shared_trials()
     trials += make_trials("pytorch", "photos", 1_150, 1_100, cold=640)
-    spiky = next(trial for trial in trials if trial.key["what"] == "fed" and trial.key["repeat"] == REPEATS - 1)
+    spiky = next(
+        trial for trial in trials if trial.key["what"] == "fed" and trial.key["repeat"] == REPEATS - 1
+    )
     trials[trials.index(spiky)] = make_spiky_trial(spiky.key)
     for repeat in range(REPEATS):
         of = {

@@ -61,7 +61,7 @@ class Machine:
         return (1.1, trees.small_images), (2.0, trees.large_images), 9000.0
 
     def run(self, function: Any, *given: Any) -> Trial:
-        """Instead of `bench.measure.fresh.run_fresh`."""
+        """Instead of `bench.measure.processes.run_in_process`."""
         self.trials += 1
         if self.trials > self.stops_after:
             raise KeyboardInterrupt
@@ -92,7 +92,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(measuring, "convert_twice", machine.convert_twice)
     monkeypatch.setattr(measuring, "_measure_disk", lambda folder: disk)
     for module in (measuring, comparison):
-        monkeypatch.setattr(module, "run_fresh", machine.run)
+        monkeypatch.setattr(module, "run_in_process", machine.run)
         monkeypatch.setattr(module, "OtherProcesses", lambda: machine)
     return machine
 

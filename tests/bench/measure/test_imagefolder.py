@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from bench.measure.candidates import Candidate, class_root, open_candidates, same_pictures
-from bench.measure.imagefolder import EXTENSIONS, ImageFolderLoader, find_refused
+from bench.measure.imagefolder import EXTENSIONS, ImageFolderLoader, find_faults
 from loaders.dataset import open_split
 from precache import Recipe, convert
 from precache.errors import DatasetError
@@ -65,7 +65,7 @@ def serve(tree: Path, *, skip_refused: bool = True) -> list[int]:
 def test_a_picture_that_pillow_cannot_open_is_left_out_and_named(tree: Path, name: str) -> None:
     KINDS[name](tree / "ant" / name)
     scan = scan_tree(tree)
-    refused = find_refused(scan, [scan.samples[row].path for row in range(len(scan.samples))])
+    refused = find_faults(scan, [scan.samples[row].path for row in range(len(scan.samples))])
     assert list(refused.files) == [f"ant/{name}"]
     assert refused.opened == 13
     (sentence,) = refused.sentences()
@@ -82,7 +82,7 @@ def test_class_folders_without_a_picture_that_it_knows_are_named(tree: Path) -> 
     shutil.copy(tree / "ant/0.jpg", tree / "nothing/picture")  # no ending
     (tree / "cow").mkdir()
     (tree / "ant/notes.txt").write_text("ants")
-    refused = find_refused(scan_tree(tree), ["ant/0.jpg"])
+    refused = find_faults(scan_tree(tree), ["ant/0.jpg"])
     assert refused.empty_classes == ("cow", "nothing")
     assert "2 class folders (cow, nothing)" in refused.sentences()[0]
     assert len(serve(tree)) == 12
@@ -92,7 +92,7 @@ def test_class_folders_without_a_picture_that_it_knows_are_named(tree: Path) -> 
 
 def test_a_sound_tree_has_nothing_to_say(raw_tree: Path) -> None:
     scan = scan_tree(raw_tree)
-    assert find_refused(scan, [scan.samples[row].path for row in range(20)]).sentences() == []
+    assert find_faults(scan, [scan.samples[row].path for row in range(20)]).sentences() == []
 
 
 def test_a_tree_of_broken_pictures_is_an_error_and_ends(tree: Path) -> None:
@@ -111,7 +111,7 @@ def test_of_a_tree_with_splits_that_of_training_is_read(tree: Path, tmp_path: Pa
     data = open_split(photos, "train")
     assert class_root(data) == photos / "Train"
     assert Candidate("imagefolder", photos, data).reads == photos / "Train"
-    assert list(find_refused(scan_tree(photos), ["Train/bee/half.jpg"]).files) == ["Train/bee/half.jpg"]
+    assert list(find_faults(scan_tree(photos), ["Train/bee/half.jpg"]).files) == ["Train/bee/half.jpg"]
 
 
 def test_deeper_pictures_keep_their_class_beside_a_converted_part(tree: Path, tmp_path: Path) -> None:

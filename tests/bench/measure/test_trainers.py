@@ -9,7 +9,7 @@ from bench.measure.trainers import (
     ModelTrainer,
     NullTrainer,
     make_trainer,
-    resolve,
+    resolve_trainer,
 )
 from bench.measure.trial import measure
 from loaders.batch import Batch
@@ -27,7 +27,7 @@ def test_emulated_accelerators_take_what_was_published_times_their_number() -> N
         assert isinstance(trainer, EmulatedTrainer)
         assert (trainer.images_per_s, trainer.name) == (rate, f"emulated:{name}")
     assert make_trainer("auto", CPU, 10).name == "emulated:h100"
-    assert resolve("auto", CUDA) == "resnet50"
+    assert resolve_trainer("auto", CUDA) == "resnet50"
     assert isinstance(make_trainer("none", CPU, 10), NullTrainer)
     for name in ("-5", "nan", "v100x8", "h100x1", "h100x1025"):
         with pytest.raises(SettingError, match=r"x2 to|h100, h200, a100"):

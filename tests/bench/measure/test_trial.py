@@ -6,7 +6,7 @@ import pytest
 
 from bench.measure.settings import LAST, Settings
 from bench.measure.trainers import EmulatedTrainer
-from bench.measure.trial import endless, measure, measure_trainer
+from bench.measure.trial import measure, measure_trainer, repeat_epochs
 from precache.errors import SettingError
 from tests.bench.settings import quick
 from tests.building import build_loader
@@ -82,4 +82,4 @@ def test_every_kind_of_run_feeds_full_batches_past_the_end_of_epochs(
 def test_an_epoch_without_a_full_batch_is_an_error_and_no_endless_loop(converted: dict[str, Path]) -> None:
     refused = pytest.raises(SettingError, match=r"batch_size 71 is more than the 70 pictures.*smaller one")
     with build_loader(converted["shards"], batch_size=IMAGES + 1, last=LAST) as loader, refused:
-        next(endless(loader))
+        next(repeat_epochs(loader))

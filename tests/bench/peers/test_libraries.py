@@ -17,9 +17,9 @@ from bench.measure.comparison import Comparison, compare
 from bench.measure.peers import (
     PeerCandidate,
     choose_peers,
-    limits,
+    limit_candidates,
+    read_version,
     run_peer,
-    version_of,
     write_data,
     write_squares,
 )
@@ -167,8 +167,8 @@ def test_what_a_peer_lacks_is_named_with_the_remedy(
     with pytest.raises(SettingError, match="unknown peer 'fcv'"):
         choose("fcv", [raw_tree], tmp_path)
     with pytest.raises(WorkerError, match=r"lacks ffcv .*; run: .*python -m pip install ffcv"):
-        version_of("ffcv", missing_python)
-    (limit,) = limits([converted["shards"], raw_tree])
+        read_version("ffcv", missing_python)
+    (limit,) = limit_candidates([converted["shards"], raw_tree])
     with pytest.raises(WorkerError, match=r"size 64 is more than .* stores \(48\)"):
         run_peer(limit, batches=1, **{**TRIAL, "size": 64})
 
@@ -181,7 +181,9 @@ def test_peers_are_rows_that_ours_are_compared_with(
     missing = PeerCandidate("mds", tmp_path / "mds", STORED_SIZE, missing_python, raw_tree)
     settings = Settings(trainer="none", device=torch.device("cpu"), repeats=1, batches=7, **TRIAL)
     comparison = Comparison(
-        candidates=[Candidate("shards", shards)], settings=settings, peers=[*limits([shards]), missing]
+        candidates=[Candidate("shards", shards)],
+        settings=settings,
+        peers=[*limit_candidates([shards]), missing],
     )
     result = compare(comparison)
     ours, limit = result.rows

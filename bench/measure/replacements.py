@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from bench.measure.fresh import run_fresh
+from bench.measure.processes import run_in_process
 from bench.measure.recommend import ready
 from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings
@@ -152,5 +152,5 @@ def _take_turns(loads: Sequence[tuple[int, Callable[[int], Any]]]) -> list[list[
 def _rate(settings: Settings, backend: str, path: Path, classes: int) -> Estimate:
     spec = settings.of(backend, path, classes, warmup=0, batches=1, monitored=False, first_epoch=True)
     return estimate(
-        [run_fresh(measure, replace(spec, trainer="none")).images_per_s for _ in range(_TURNS - 1)]
+        [run_in_process(measure, replace(spec, trainer="none")).images_per_s for _ in range(_TURNS - 1)]
     )

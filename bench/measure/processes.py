@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.measure.answer import Outcome, answer
+from bench.measure.child import Outcome, answer
 from precache.engines.processes import environment_with
 from precache.errors import SettingError, WorkerError
 from precache.imports import child_environment
 
 T = TypeVar("T")
-_TOO_LITTLE_MEMORY = (
+_OUT_OF_MEMORY_TEXTS = (
     "out of memory",  # CUDA, also where a later call tells, and cuDNN
     "can't allocate memory",  # torch, of main memory
     "storage size calculation overflowed",  # the same, of more than can be counted
@@ -30,11 +30,11 @@ _TOO_LITTLE_MEMORY = (
     "unable to find an engine to execute",
     "unable to find a valid cudnn algorithm",
 )
-_ENDING_S = 5.0  # for a process that has answered, or is told to end
+_END_TIMEOUT_S = 5.0  # for a process that has answered, or is told to end
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
-def run_fresh(function: Callable[..., T], *arguments: object) -> T:
+def run_in_process(function: Callable[..., T], *arguments: object) -> T:
     """What `function(*arguments)` returns, or raises, in a process of its own; all of it must pickle.
 
     Raises:
@@ -55,11 +55,11 @@ def run_fresh(function: Callable[..., T], *arguments: object) -> T:
         outcome: Outcome = connection.recv()
     except EOFError:
         process.join()
-        raise WorkerError(_how_it_died(process.exitcode)) from None
+        raise WorkerError(_describe_exit(process.exitcode)) from None
     finally:
         connection.close()
         process.terminate()
-        process.join(_ENDING_S)
+        process.join(_END_TIMEOUT_S)
         process.kill()
         process.join()
     if outcome.error is None:
@@ -70,7 +70,7 @@ def run_fresh(function: Callable[..., T], *arguments: object) -> T:
     raise WorkerError(f"the process of a trial ended: {type(raised).__name__}: {raised}")
 
 
-def _how_it_died(code: int) -> str:
+def _describe_exit(code: int) -> str:
     """Say so, and what can be done about it."""
     if code == -signal.SIGKILL:
         return (
@@ -88,31 +88,31 @@ if _METHOD == "forkserver":
     multiprocessing.get_context(_METHOD).set_forkserver_preload(["bench.measure.trial"])
 
 
-class DoesNotFit(SettingError):
+class BatchTooLargeError(SettingError):
     """The batch does not fit into memory."""
 
 
-def out_of_memory(error: BaseException) -> bool:
+def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory, the GPU's or the machine's, was too small: as torch, cuDNN or cuBLAS tells it."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
     told = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in told for words in _TOO_LITTLE_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in told for words in _OUT_OF_MEMORY_TEXTS)
 
 
 @contextmanager
-def in_one_line(batch_size: int, size: int) -> Iterator[None]:
+def explain_trial_errors(batch_size: int, size: int) -> Iterator[None]:
     """Say of the trial within, of such batches, what can be done about it.
 
     Raises:
-        DoesNotFit: instead of what `out_of_memory` recognises.
+        BatchTooLargeError: instead of what `is_out_of_memory` recognises.
         SettingError: instead of what torch.compile raises.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
-        if out_of_memory(error):
-            raise DoesNotFit(
+        if is_out_of_memory(error):
+            raise BatchTooLargeError(
                 f"batch_size {batch_size:,} of {size}x{size} does not fit into memory; choose a smaller one"
             ) from error
         if type(error).__module__.startswith(_COMPILERS):
@@ -123,7 +123,7 @@ def in_one_line(batch_size: int, size: int) -> Iterator[None]:
         raise
 
 
-def run_watched(command: Sequence[str]) -> tuple[float, str]:
+def run_command(command: Sequence[str]) -> tuple[float, str]:
     """Run `command`, which is Python, to its end; seconds that it took, and what it printed.
 
     Raises:

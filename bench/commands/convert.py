@@ -1,4 +1,4 @@
-"""`bench convert`: what a conversion spends its time on."""
+"""`bench convert`: times each stage of a conversion, and whole conversions beside other writers."""
 
 import sys
 import tempfile
@@ -17,7 +17,7 @@ from precache.pictures.images import FITS
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
-_RECIPE = {
+_RECIPE_OPTIONS = {
     "format": click.option(
         "--format", default="shards", show_default=True, help=f"What to write: {', '.join(FORMAT_NAMES)}."
     ),
@@ -44,7 +44,7 @@ _RECIPE = {
 
 @click.command(name="convert", cls=commandline.Command)
 @click.argument("src", type=PATH, default=DATA / "raw")
-@gathered("recipe", Recipe, _RECIPE)
+@gathered("recipe", Recipe, _RECIPE_OPTIONS)
 @click.option("--workers", type=int, help="Processes of each writer.  [default: one per CPU]")
 @click.option("--pictures", default=1000, show_default=True, help="Pictures that the stages are timed on.")
 @click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")

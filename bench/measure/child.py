@@ -1,4 +1,7 @@
-"""What the process of a trial runs; only Python's own modules are imported before it can report an error."""
+"""Entry of the process that `bench.measure.processes` starts for a trial.
+
+It imports only Python's own modules, so that an error of a later import is reported like any other.
+"""
 
 import multiprocessing
 import os
@@ -12,39 +15,44 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a function: its result, or the exception that it raised, pickled."""
+    """Result of a function, or the exception that it raised.
+
+    Attributes:
+        result: what the function returned; None where it raised.
+        error: the pickled exception; None where the function returned.
+    """
 
     result: Any = None
     error: bytes | None = None
 
 
-def answer(connection: "Connection[Outcome, Outcome]", work: bytes) -> None:
-    """Unpack a function and its arguments, call it, and send the outcome."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def run_and_send(connection: "Connection[Outcome, Outcome]", pickled_call: bytes) -> None:
+    """Unpickle a function and its arguments, call it, and send its Outcome through `connection`."""
+    threading.Thread(target=_exit_after_parent, daemon=True).start()
     try:
-        # else the processes that a loader starts would be made like this one, not as in a training
+        # a loader's processes would be started by this process's method otherwise, unlike those of a training
         multiprocessing.set_start_method(None, force=True)
-        function, arguments = pickle.loads(work)
+        function, arguments = pickle.loads(pickled_call)
         connection.send(Outcome(result=function(*arguments)))
     except BrokenPipeError:
-        return  # who asked is gone
+        return  # the parent has ended
     except BaseException as error:
-        connection.send(Outcome(error=_packed(error)))
+        connection.send(Outcome(error=_pickle_error(error)))
 
 
-def _end_with_parent() -> None:
-    """Wait for the end of the process that asked; a killed command leaves no trial that runs on."""
+def _exit_after_parent() -> None:
+    """Exit as soon as the parent process has ended, so that a killed command leaves no trial running."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-def _packed(error: BaseException) -> bytes:
-    """Pickle `error` with its traceback, or its text alone where it does not pickle."""
+def _pickle_error(error: BaseException) -> bytes:
+    """Pickle `error` with its traceback; where it does not pickle, a RuntimeError with its text."""
     try:
-        packed = pickle.dumps(ExceptionWithTraceback(error, error.__traceback__))
-        pickle.loads(packed)
+        pickled = pickle.dumps(ExceptionWithTraceback(error, error.__traceback__))
+        pickle.loads(pickled)
     except Exception:
         return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return packed
+    return pickled

@@ -1,4 +1,4 @@
-"""Processes of their own: a function's, that sees nothing of other trials; a command's, watched."""
+"""Functions and commands run in a process of their own, where nothing is left of other trials."""
 
 import multiprocessing
 import pickle
@@ -13,36 +13,39 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.measure.child import Outcome, answer
+from bench.measure.child import Outcome, run_and_send
 from precache.engines.processes import environment_with
 from precache.errors import SettingError, WorkerError
 from precache.imports import child_environment
 
 T = TypeVar("T")
 _OUT_OF_MEMORY_TEXTS = (
-    "out of memory",  # CUDA, also where a later call tells, and cuDNN
+    "out of memory",  # CUDA, also where a later call raises, and cuDNN
     "can't allocate memory",  # torch, of main memory
-    "storage size calculation overflowed",  # the same, of more than can be counted
+    "storage size calculation overflowed",  # torch, where the number of bytes overflows an int64
     "alloc_failed",  # CUDNN_STATUS_ALLOC_FAILED, CUBLAS_STATUS_ALLOC_FAILED
     "allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
-    "calling `cublascreate",  # a handle comes with a workspace
-    # cuDNN, when it tunes: algorithms whose workspace does not fit are left out, until none is there
+    "calling `cublascreate",  # cuBLAS: a handle comes with a workspace
+    # cuDNN, when it tunes: it leaves out algorithms whose workspace does not fit, here all of them
     "unable to find an engine to execute",
     "unable to find a valid cudnn algorithm",
 )
-_END_TIMEOUT_S = 5.0  # for a process that has answered, or is told to end
+"""Parts of messages, in lower case, with which torch, cuDNN or cuBLAS report that memory ran out."""
+_END_TIMEOUT_S = 5.0  # before a process that was terminated is killed
 _COMPILERS = ("torch._dynamo", "torch._inductor")
 
 
 def run_in_process(function: Callable[..., T], *arguments: object) -> T:
-    """What `function(*arguments)` returns, or raises, in a process of its own; all of it must pickle.
+    """Call `function(*arguments)` in a new process and return its result; all of them must pickle.
+
+    An exception that the function raises is raised here, with its traceback as the cause.
 
     Raises:
-        WorkerError: the process died.
+        WorkerError: the process died, or could not be started.
     """
     context: Any = multiprocessing.get_context(_METHOD)
-    connection, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=answer, args=(theirs, pickle.dumps((function, arguments))))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run_and_send, args=(sender, pickle.dumps((function, arguments))))
     try:
         with environment_with(**child_environment()):
             process.start()
@@ -50,14 +53,14 @@ def run_in_process(function: Callable[..., T], *arguments: object) -> T:
         raise WorkerError(
             f"no process can be started for a trial ({error or type(error).__name__}); its output is above"
         ) from error
-    theirs.close()
+    sender.close()
     try:
-        outcome: Outcome = connection.recv()
+        outcome: Outcome = receiver.recv()
     except EOFError:
         process.join()
         raise WorkerError(_describe_exit(process.exitcode)) from None
     finally:
-        connection.close()
+        receiver.close()
         process.terminate()
         process.join(_END_TIMEOUT_S)
         process.kill()
@@ -71,7 +74,7 @@ def run_in_process(function: Callable[..., T], *arguments: object) -> T:
 
 
 def _describe_exit(code: int) -> str:
-    """Say so, and what can be done about it."""
+    """Return a message for a process that ended with exit code `code` before it sent an outcome."""
     if code == -signal.SIGKILL:
         return (
             "the process of a trial was killed, as the system does where memory runs out: use fewer workers "
@@ -82,52 +85,60 @@ def _describe_exit(code: int) -> str:
     return f"the process of a trial ended by itself with exit code {code}; its last output is above"
 
 
-# A server that has imported torch, which takes seconds, and done nothing else, forks one process per trial.
+# The fork server imports torch once, which takes seconds, and then forks a process for each trial.
 _METHOD = "spawn" if sys.platform in ("win32", "darwin") else "forkserver"
 if _METHOD == "forkserver":
     multiprocessing.get_context(_METHOD).set_forkserver_preload(["bench.measure.trial"])
 
 
 class BatchTooLargeError(SettingError):
-    """The batch does not fit into memory."""
+    """A batch does not fit into the memory of the GPU or of the machine."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory, the GPU's or the machine's, was too small: as torch, cuDNN or cuBLAS tells it."""
+    """Whether `error`, of torch, cuDNN or cuBLAS, says that memory ran out, the GPU's or the machine's."""
     if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
         return True
-    told = str(error).lower()
-    return isinstance(error, RuntimeError) and any(words in told for words in _OUT_OF_MEMORY_TEXTS)
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(text in message for text in _OUT_OF_MEMORY_TEXTS)
 
 
 @contextmanager
 def explain_trial_errors(batch_size: int, size: int) -> Iterator[None]:
-    """Say of the trial within, of such batches, what can be done about it.
+    """Replace errors of a trial within the block by errors with a remedy.
+
+    Args:
+        batch_size: samples in a batch of the trial.
+        size: side of its pictures, pixels.
 
     Raises:
-        BatchTooLargeError: instead of what `is_out_of_memory` recognises.
-        SettingError: instead of what torch.compile raises.
+        BatchTooLargeError: memory ran out, see `is_out_of_memory`.
+        SettingError: torch.compile failed.
     """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise BatchTooLargeError(
-                f"batch_size {batch_size:,} of {size}x{size} does not fit into memory; choose a smaller one"
+                f"batch_size {batch_size:,} of {size}x{size} does not fit into memory",
+                remedy="choose a smaller one",
             ) from error
         if type(error).__module__.startswith(_COMPILERS):
-            reason = next(line for line in str(error).splitlines() if line.strip())
+            first_line = next(line for line in str(error).splitlines() if line.strip())
             raise SettingError(
-                f"torch.compile failed ({reason}); fix that, or leave out --compile"
+                f"torch.compile failed ({first_line})", remedy="fix that, or leave out --compile"
             ) from error
         raise
 
 
 def run_command(command: Sequence[str]) -> tuple[float, str]:
-    """Run `command`, which is Python, to its end; seconds that it took, and what it printed.
+    """Run a command of Python to its end.
+
+    Returns:
+        Seconds that it took, start included, and the text that it printed on stdout and stderr.
 
     Raises:
-        WorkerError: it ended with another exit code than 0; holds the last line that it printed.
+        WorkerError: its exit code is not 0; the message has the last line that it printed.
     """
     with tempfile.TemporaryFile("w+") as output:
         start_s = time.perf_counter()
@@ -147,6 +158,7 @@ def run_command(command: Sequence[str]) -> tuple[float, str]:
         output.seek(0)
         text = output.read()
     if process.returncode != 0:
-        last = (text.strip().splitlines() or ["no output"])[-1]
-        raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last}")
+        lines = text.strip().splitlines()
+        last_line = lines[-1] if lines else "no output"
+        raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last_line}")
     return wall_s, text

@@ -89,8 +89,8 @@ class Output:
     def _describe_unfinished(self) -> str:
         """Return the end of the message with which a signal stops the block: which runs are kept."""
         if self.json_path is not None and can_keep_trials(self.json_path):
-            kept = f"{self.json_path} keeps those that were"
-            return f" before all runs were done; {kept}: the same command goes on"
+            reason = f"{self.json_path} keeps those that were: the same command goes on"
+            return f" before all runs were done; {reason}"
         return " before all runs were done; nothing was written: with --json FILE finished runs are kept"
 
 

@@ -97,7 +97,7 @@ def take_turns(runs: Mapping[str, Run], repeats: int) -> Turns:
 
 
 def show(table: Table, turns: Turns, settings: str, versions: Iterable[str] = ("python", "torch")) -> None:
-    """Print the table as Markdown, and below it settings, machine, versions and CPU time of other processes."""
+    """Print the table as Markdown, and below it settings, machine, versions and the load by others."""
     machine = machine_line(describe_machine(torch.device("cpu")), versions)
     repeats = max(map(len, turns.figures.values()))
     busy = ""

@@ -21,7 +21,7 @@ from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
 _MEMORY_SAMPLING_SHARE = 0.02
-"""Most of a core's time that samples of memory take: those of a large process take long, and are rarer."""
+"""Limit of a core's time that samples of memory take: those of a large process take long, and are rarer."""
 _GPU_MEMORY_LIMIT = 0.9
 _SWAP_LIMIT_BYTES = 1 << 20
 

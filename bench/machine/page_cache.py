@@ -20,7 +20,7 @@ _READ_BYTES = 1 << 20
 
 
 def warm(path: Path) -> bool:
-    """Read every file below `path` once; read none and return False if they exceed half of the free memory."""
+    """Read every file below `path` once; read none and return False above half of the free memory."""
     files = list(_files(path))
     if sum(file.stat().st_size for file in files) > psutil.virtual_memory().available / 2:
         return False

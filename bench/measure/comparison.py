@@ -46,7 +46,7 @@ from precache.storage.urls import Location
 
 AnyCandidate: TypeAlias = Candidate | PeerCandidate
 _MAX_RESIDENT_SHARE = 0.05
-"""Most of a folder's bytes that may be in memory in a cold trial: pages read ahead, or by another process."""
+"""Limit of the share of a folder in memory in a cold trial: pages read ahead, or by other processes."""
 _SETTINGS_IN_RESULT = (
     *("size", "warmup", "batches", "repeats", "augment", "shuffle", "cold", "compiled", "cache"),
     *("warmup_s", "seconds", "first_epoch"),
@@ -244,7 +244,7 @@ class _Turns:
             facts = {"work": " ".join(map(str, candidate.work)), "data": candidate.description}
             serve = partial(self._run_peer, candidate, point)
             kinds = (PEER_COLD, PEER) if self.settings.cold else (PEER,)
-            return [_PlannedTrial({"what": what, **key}, serve, facts) for what in kinds]
+            return [_PlannedTrial({"what": kind, **key}, serve, facts) for kind in kinds]
         settings = replace(
             self.settings.for_loader(candidate.backend, candidate.loader_path, self.settings.classes),
             workers=point.workers,
@@ -255,9 +255,9 @@ class _Turns:
         work = work_per_picture(candidate, self.settings.size, self.settings.augment)
         facts = {} if work is None else {"work": " ".join(map(str, work))}
         planned = []
-        for what in (COLD, LOADER) if self.settings.cold else (LOADER,):
+        for kind in (COLD, LOADER) if self.settings.cold else (LOADER,):
             alone = partial(run_in_process, measure, settings)
-            planned.append(_PlannedTrial({"what": what, **key}, alone, facts))
+            planned.append(_PlannedTrial({"what": kind, **key}, alone, facts))
         for name in self.trainers:
             if name != NO_TRAINER:
                 fed = partial(run_in_process, measure, replace(settings, trainer=name))

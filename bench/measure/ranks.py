@@ -116,10 +116,10 @@ def compare_ranks(
             on_progress(number * total + done, len(usable) * total)
 
         for rank, rank_numbers in enumerate(launch_ranks(rank_settings, ranks, report)):
-            for what, repeats in rank_numbers.items():
+            for kind, repeats in rank_numbers.items():
                 for repeat, numbers in enumerate(repeats):
                     numbers["page_cache_is_warm"] = float(is_warm)
-                    trials.add(Trial({"what": what, **key, "rank": rank, "repeat": repeat}, numbers))
+                    trials.add(Trial({"what": kind, **key, "rank": rank, "repeat": repeat}, numbers))
     result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
     trials.finish(result)
     return result
@@ -220,13 +220,13 @@ def measure_rank(settings: Settings) -> RankNumbers:
         in_step_trainer = SynchronizedTrainer(trainer, settings.device)
     numbers: RankNumbers = {ALONE: [], OWN_PACE: [], IN_STEP: []}
     for repeat in range(settings.repeats):
-        for number, (what, repeats) in enumerate(numbers.items()):
-            is_alone = what == ALONE
+        for number, (kind, repeats) in enumerate(numbers.items()):
+            is_alone = kind == ALONE
             torch.set_num_threads(max(1, available_cpus() // (1 if is_alone else dist.get_world_size())))
             if rank == 0 or not is_alone:
                 trial = measure(
                     alone_settings if is_alone else shared_settings,
-                    in_step_trainer if what == IN_STEP else trainer,
+                    in_step_trainer if kind == IN_STEP else trainer,
                 )
                 names = ("images_per_s", "wait_share")
                 repeats.append({name: trial.numbers[name] for name in names})

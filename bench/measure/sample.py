@@ -29,7 +29,7 @@ from precache.sources.base import SampleRef, Scan, reads_of
 from precache.storage.urls import Url
 
 SMALL_IMAGES = 24
-"""Most pictures of the small tree, whose conversion takes hardly longer than the start of its processes."""
+"""Limit of pictures in the small tree, whose conversion takes hardly longer than its processes' start."""
 _MIN_SHARDS_PER_WORKER = 2
 _MAX_SHARDS = 40
 _MAX_STORED_BYTES = 1e9  # of a converted sample

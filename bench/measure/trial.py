@@ -320,8 +320,8 @@ def time_stages(settings: Settings, kind: str, files: Sequence[str]) -> Trial:
         files: see `probe_files`.
 
     Returns:
-        A trial with `read_images_per_s`, the rate of reading bytes of pictures, and `decode_images_per_s`, the
-        rate of decoding them to pixels.
+        A trial with `read_images_per_s`, the rate of reading bytes of pictures, and `decode_images_per_s`,
+        the rate of decoding them to pixels.
     """
     with settings.around():
         workers = max(1, settings.workers or available_cpus())

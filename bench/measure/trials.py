@@ -23,7 +23,7 @@ from precache.errors import SettingError
 from precache.storage import atomic_write
 
 _MAY_CHANGE = ("date", "margin", "baseline")
-"""Parts of machine and settings that may differ in a file: the day, and options of the accuracies' verdict."""
+"""Parts of machine and settings that may differ in a file: the day, and options of an accuracy verdict."""
 _MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "seeds", "data")
 """Settings that may differ in a file: further repeats, folders or numbers of workers only add trials."""
 

@@ -8,7 +8,15 @@ import torch
 from PIL import Image
 from torch import nn
 
-from bench.measure.accuracy import Pictures, Recipe, Source, Task, find_pictures, open_source, write_splits
+from bench.measure.accuracy import (
+    Source,
+    Task,
+    TrainingRecipe,
+    TreeSplits,
+    find_pictures,
+    open_source,
+    write_splits,
+)
 from loaders.examples.models import MODELS, Model
 from precache import Recipe as Conversion
 from precache import convert
@@ -25,7 +33,7 @@ def tiny(classes: int) -> nn.Module:
 
 
 MODELS["tiny"] = Model(make=tiny, lr=0.1)
-TINY = Recipe(
+TINY = TrainingRecipe(
     model="tiny", size=16, epochs=5, batch_size=8, lr=0.1, amp="off", device=torch.device("cpu"), workers=0
 )
 
@@ -69,7 +77,7 @@ class Squares:
         return [open_source(text.replace("=shards", f"={self.shards}"), self.tree) for text in texts]
 
     @property
-    def pictures(self) -> Pictures:
+    def pictures(self) -> TreeSplits:
         return find_pictures(self.tree, self.sources("ours=shards"))
 
     def task(self, unfinished: Path) -> Task:

@@ -64,7 +64,7 @@ def test_listing_sets_loaders_and_convert_beside_imagefolder(raw_tree: Path) -> 
 
 
 def test_stored_sizes_finds_smaller_pictures_farther(raw_tree: Path, tmp_path: Path) -> None:
-    ways = {way.name: way for way in stored_sizes.WAYS}
+    ways = {way.name: way for way in stored_sizes.METHODS}
     means = []
     for name in ("8/7", "twice", "all pixels"):
         path = tmp_path / str(len(means))

@@ -20,7 +20,7 @@ from bench.measure import comparison, sample, storing
 from bench.measure import recommend as measuring
 from bench.measure.sample import Trees
 from bench.measure.settings import Settings
-from bench.measure.storing import choose
+from bench.measure.storing import choose_recipe
 from bench.measure.trial import measure_trainer
 from bench.report.forecast import SLACK
 from bench.report.gain import TODAY_BACKEND
@@ -374,7 +374,7 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     scan, names = scan_tree(raw_tree), ("shards", "webdataset")
     room, every = 1e9, []
     for _ in range(5):
-        recipe, fitting = choose(scan, 96, names, room, "the disk")
+        recipe, fitting = choose_recipe(scan, 96, names, room, "the disk")
         needs = [SLACK * storing.measure_bytes(scan, replace(recipe, format=name)) for name in fitting]
         assert max(needs) <= room
         every.append((recipe.size, recipe.quality, fitting))
@@ -382,4 +382,4 @@ def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
     rest = ((192, 95), (192, 90), (192, 75), (110, 75))
     assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
     with pytest.raises(SettingError, match="the smallest, webdataset of at most 110 px, JPEG quality 75"):
-        choose(scan, 96, names, room, "the disk")
+        choose_recipe(scan, 96, names, room, "the disk")

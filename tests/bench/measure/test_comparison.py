@@ -12,7 +12,7 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from bench.measure.candidates import Candidate, choose_candidates, open_candidates, same_pictures
 from bench.measure.comparison import Comparison, check_served, compare
-from bench.measure.imagefolder import recipe
+from bench.measure.imagefolder import make_transform
 from bench.measure.trial import measure
 from bench.report.result import Trial
 from loaders.dataset import open_split
@@ -87,7 +87,7 @@ def test_the_tree_serves_the_pictures_of_the_split_and_no_others(raw_tree: Path,
     opened, _ = open_candidates([Candidate("pytorch", raw_tree), Candidate("shards", part)])
     with same_pictures(opened) as ((tree, shards), _):
         linked = {Path(file).resolve() for file in tree.data.files}
-        folder = tree.reads
+        folder = tree.loader_path
         assert {Path(file).resolve() for file in open_split(folder, "train").files} == linked
     held = {shards.data.path_of(sample_id) for sample_id in shards.data.ids.tolist()}
     assert linked == {(raw_tree / path).resolve() for path in held}
@@ -126,15 +126,15 @@ def test_different_trees_are_refused_and_so_is_unequal_work_with_its_numbers(
 def test_what_people_have_today_is_torchvisions_recipe_and_nothing_more(raw_tree: Path) -> None:
     rng = np.random.default_rng((1, 14))
     image = Image.fromarray(rng.integers(0, 256, (256, 256, 3), np.uint8))
-    pixels = recipe("eval", 224)(image)  # 256 pixels: nothing to resize
-    crop, flip = recipe("train", 224).transforms[:2]
+    pixels = make_transform("eval", 224)(image)  # 256 pixels: nothing to resize
+    crop, flip = make_transform("train", 224).transforms[:2]
     assert (crop.scale, crop.ratio, crop.size, flip.p) == ((0.08, 1.0), (3 / 4, 4 / 3), (224, 224), 0.5)
     centre = pil_to_tensor(image)[:, 16:240, 16:240] / 255
     mean, std = (torch.tensor(part)[:, None, None] for part in (IMAGENET_MEAN, IMAGENET_STD))
     assert torch.allclose(pixels, (centre - mean) / std, atol=1e-5)
     with pytest.raises(SettingError, match="'ram'"):
-        quick(cache="ram").of("imagefolder", raw_tree, 5).open_loader(torch.uint8)
-    epoch = quick(workers=2, warmup=0, batches=IMAGES // 8 - 1).of("imagefolder", raw_tree, 5)
+        quick(cache="ram").for_loader("imagefolder", raw_tree, 5).open_loader(torch.uint8)
+    epoch = quick(workers=2, warmup=0, batches=IMAGES // 8 - 1).for_loader("imagefolder", raw_tree, 5)
     trial = measure(epoch)
     assert trial.numbers["served_ids"] == IMAGES // 8 * 8, "none twice"
     assert trial.facts["shapes"] == "3x32x32 torch.float32"

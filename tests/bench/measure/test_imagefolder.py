@@ -52,11 +52,11 @@ KINDS: dict[str, Callable[[Path], object]] = {
 }
 
 
-def serve(tree: Path, *, skip_refused: bool = True) -> list[int]:
+def serve(tree: Path, *, skip_unreadable: bool = True) -> list[int]:
     """Places of the pictures of one epoch."""
     with ImageFolderLoader(
         tree, batch_size=3, size=16, workers=0, device=torch.device("cpu"), augment="eval", shuffle=False,
-        skip_refused=skip_refused,
+        skip_unreadable=skip_unreadable,
     ) as loader:  # fmt: skip
         return [place for batch in loader for place in batch.ids.tolist()]
 
@@ -67,14 +67,14 @@ def test_a_picture_that_pillow_cannot_open_is_left_out_and_named(tree: Path, nam
     scan = scan_tree(tree)
     refused = find_faults(scan, [scan.samples[row].path for row in range(len(scan.samples))])
     assert list(refused.files) == [f"ant/{name}"]
-    assert refused.opened == 13
+    assert refused.tried == 13
     (sentence,) = refused.sentences()
     assert "1 of 13" in sentence
     assert name in sentence
     assert len(serve(tree)) == 12
     if name != "pipe.jpg":  # torch would wait for ever
         with pytest.raises(DatasetError, match=name):
-            serve(tree, skip_refused=False)
+            serve(tree, skip_unreadable=False)
 
 
 def test_class_folders_without_a_picture_that_it_knows_are_named(tree: Path) -> None:
@@ -87,7 +87,7 @@ def test_class_folders_without_a_picture_that_it_knows_are_named(tree: Path) -> 
     assert "2 class folders (cow, nothing)" in refused.sentences()[0]
     assert len(serve(tree)) == 12
     with pytest.raises(DatasetError, match="cow"):
-        serve(tree, skip_refused=False)
+        serve(tree, skip_unreadable=False)
 
 
 def test_a_sound_tree_has_nothing_to_say(raw_tree: Path) -> None:
@@ -110,7 +110,7 @@ def test_of_a_tree_with_splits_that_of_training_is_read(tree: Path, tmp_path: Pa
     (photos / "Train/bee/half.jpg").write_bytes(b"none")
     data = open_split(photos, "train")
     assert class_root(data) == photos / "Train"
-    assert Candidate("imagefolder", photos, data).reads == photos / "Train"
+    assert Candidate("imagefolder", photos, data).loader_path == photos / "Train"
     assert list(find_faults(scan_tree(photos), ["Train/bee/half.jpg"]).files) == ["Train/bee/half.jpg"]
 
 
@@ -121,7 +121,7 @@ def test_deeper_pictures_keep_their_class_beside_a_converted_part(tree: Path, tm
     convert(tree, tmp_path / "out", Recipe(format="shards", size=16), workers=0, max_rejects=0.5)
     opened, _ = open_candidates([Candidate("imagefolder", tree), Candidate("shards", tmp_path / "out")])
     with same_pictures(opened) as (served, notes):
-        root = served[0].reads
+        root = served[0].loader_path
         assert isinstance(root, Path)
         names = sorted(str(path.relative_to(root)) for path in root.rglob("*.jpg"))
         assert len(names) == 14

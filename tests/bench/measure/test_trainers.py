@@ -35,7 +35,7 @@ def test_emulated_accelerators_take_what_was_published_times_their_number() -> N
 
 
 def test_loader_and_forward_pass_compute_in_the_precision_asked_for(converted: dict[str, Path]) -> None:
-    settings = quick(trainer=TINY.model, amp="bf16").of("shards", converted["shards"], 5)
+    settings = quick(trainer=TINY.model, amp="bf16").for_loader("shards", converted["shards"], 5)
     assert measure(settings).facts["shapes"] == "3x32x32 torch.bfloat16"
     for amp, dtype in (("fp16", torch.float16), ("off", torch.float32)):
         trainer = ModelTrainer(TINY.model, CPU, 2, amp)

@@ -16,7 +16,7 @@ TRAINER = "emulated:100000"
 
 
 def shards(converted: dict[str, Path], **given: object) -> Settings:
-    return quick(**{"trainer": TRAINER, **given}).of("shards", converted["shards"], 5)
+    return quick(**{"trainer": TRAINER, **given}).for_loader("shards", converted["shards"], 5)
 
 
 class Ticking:
@@ -74,7 +74,7 @@ def test_every_kind_of_run_feeds_full_batches_past_the_end_of_epochs(
     timed = quick(trainer=TRAINER, batch_size=BATCH, warmup=0, batches=1, warmup_s=0.1, seconds=0.3)
     trial = measure(counted)
     assert trial.numbers["served_ids"] == IMAGES // BATCH * BATCH, "an epoch serves no picture twice"
-    assert sum(measure(timed.of("shards", counted.path, 5)).batch_s) > 0.2
+    assert sum(measure(timed.for_loader("shards", counted.path, 5)).batch_s) > 0.2
     assert len(sizes) > BATCHES
     assert set(sizes) == {BATCH}
 

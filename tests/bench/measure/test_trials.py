@@ -30,7 +30,7 @@ def test_a_file_is_whole_after_each_trial_and_gone_on_from(tmp_path: Path) -> No
     path = tmp_path / "new/r.json"
     for count in range(1, 5):
         trials = Trials(path, "loaders", MACHINE, SETTINGS)
-        assert trials.known == count - 1
+        assert trials.known_count == count - 1
         for number in range(count):
             trial, is_new = run(trials, number)
             assert (trial.images_per_s, is_new) == (number, number == count - 1)

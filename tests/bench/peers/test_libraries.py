@@ -119,7 +119,7 @@ def test_a_loader_that_does_other_work_is_refused(
     if said is None:
         assert libraries.measure(peer, work, warmup=0, batches=2)["images"] == 8
     else:
-        with pytest.raises(libraries.Refused, match=said):
+        with pytest.raises(libraries.PeerError, match=said):
             libraries.measure(peer, work, warmup=0, batches=2)
 
 
@@ -130,7 +130,9 @@ def test_writers_are_handed_upright_squares_also_of_damage(tmp_path: Path) -> No
     lying.paste("blue", (0, 0, 20, 20))
     lying.save(tmp_path / "lying.png", exif=exif)
     (tmp_path / "broken.jpg").write_bytes(b"\xff\xd8 no picture")
-    pictures = libraries.Pictures([str(tmp_path / name) for name in ("lying.png", "broken.jpg")], [3, 4], 8)
+    pictures = libraries.PictureDataset(
+        [str(tmp_path / name) for name in ("lying.png", "broken.jpg")], [3, 4], 8
+    )
     (upright, label), (grey, _) = pictures[0], pictures[1]
     assert label == 3
     assert upright[0, 0].tolist() == upright[0, -1].tolist() == [0, 0, 255], "blue is above"

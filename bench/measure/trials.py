@@ -68,21 +68,21 @@ class Trials:
         """Return the trial with that key; None where it was not measured."""
         return self._trials.get(_key_text(key))
 
-    def add(self, trial: Trial) -> None:
-        """Keep the trial; it is in the file when this returns."""
+    def add(self, trial: Trial) -> Trial:
+        """Keep the trial, and return it as it is read from the file, which has it when this returns."""
+        # as if read from the file, so that a result made from the file is the same to the last digit
+        trial = Trial.from_json(trial.to_json())
         self._trials[_key_text(trial.key)] = trial
         if self.path is not None:
             document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
             _write(self.path, document)
+        return trial
 
     def measure(self, key: Mapping[str, Any], run: Callable[[], Trial]) -> Trial:
         """Return the trial with that key; where it was not measured, call `run` and keep what it returns."""
         trial = self.find(key)
         if trial is None:
-            measured = run()
-            # as if read from the file, so that a result made from the file is the same to the last digit
-            trial = Trial.from_json(replace(measured, key=to_plain(key)).to_json())
-            self.add(trial)
+            trial = self.add(replace(run(), key=to_plain(key)))
         return trial
 
     def all(self) -> tuple[Trial, ...]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from loaders.batch import Request
 from loaders.dataset import SplitData
-from loaders.deliver import Pool
+from loaders.threads import Pool
 from precache.errors import DatasetError, OpenFilesError, os_reason
 from precache.formats.base import shard_remedy
 from precache.formats.shards import ShardFile, picture_starts

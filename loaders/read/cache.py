@@ -35,11 +35,12 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Pool, upload
+from loaders.device import upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.host_memory import HostMemory
 from loaders.settings import LoaderSpec, count_local_ranks
+from loaders.threads import Pool
 from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels

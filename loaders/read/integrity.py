@@ -73,8 +73,8 @@ class SampleCheck:
 
     def _error(self, position: int, damage: str = "") -> SampleError:
         if self._data.remote is not None:
-            damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
-        return self._data.index.error(position, self._data.file(position), damage)
+            damage = self._data.remote.remove_damaged(int(self._data.locate(np.array([position]))[0][0]))
+        return self._data.index.error(position, self._data.file_at(position), damage)
 
     def open_file(self, number: int) -> None:
         """To be called before shard `number` of the split is read: compares its size.

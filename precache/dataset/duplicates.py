@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.dataset.index import SampleIndex, Sizes
-from precache.reporting import counted
+from precache.reporting import quantity
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Duplicates:
 
     def __str__(self) -> str:
         """Text like '5 pictures are there more than once: 3 in several splits, 2 with several labels'."""
-        total = f"{counted(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
+        total = f"{quantity(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
         parts = []
         if self.in_splits:
             parts.append(f"{self.in_splits:,} in several splits")

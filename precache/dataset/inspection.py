@@ -26,7 +26,7 @@ from precache.pictures.images import CHANNELS
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 from precache.recipe import Recipe
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url
 
 # These limits keep a page of any number of classes below a megabyte.
@@ -102,9 +102,9 @@ def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str], *, all_c
     sheet_rows = _rows_of_sheet(index, manifest)
     class_rows = _rows_of_classes(index, manifest, class_count)
     pictures = _read_pictures(dataset, index, [row for rows in (sheet_rows, *class_rows) for row in rows])
-    title = f"{_name(dataset.place)}: {counted(manifest.samples, 'picture')}"
+    title = f"{_name(dataset.place)}: {quantity(manifest.samples, 'picture')}"
     if manifest.classes:
-        title += f" in {counted(len(manifest.classes), 'class', 'classes')}"
+        title += f" in {quantity(len(manifest.classes), 'class', 'classes')}"
     parts = [
         f"<h1>{escape(title)}</h1>",
         _sheet(manifest, index, {row: pictures[row] for row in sheet_rows}),
@@ -145,8 +145,8 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
     outcomes["ignored"] = len(manifest.ignored)
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items() if count)
     labelled = {
-        "class": f" in {counted(len(manifest.classes), 'class', 'classes')}",
-        "classes": f", with any of {counted(len(manifest.classes), 'class', 'classes')}",
+        "class": f" in {quantity(len(manifest.classes), 'class', 'classes')}",
+        "classes": f", with any of {quantity(len(manifest.classes), 'class', 'classes')}",
         "number": ", labelled with numbers",
         "none": ", without labels",
     }[manifest.target]
@@ -160,8 +160,8 @@ def facts(dataset: ConvertedDataset) -> dict[str, str]:
         result["fields"] = printable(fields)
     if "mask" in manifest.source_options:
         result["masks"] = "one for each picture"
-    result["on disk"] = f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}"
-    result["source"] = f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}"
+    result["on disk"] = f"{human_bytes(manifest.stored_bytes)} in {quantity(len(manifest.shards), 'shard')}"
+    result["source"] = f"{quantity(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}"
     # not the source's path, which is not on record: the same source may lie anywhere
     result["source digest"] = f"{manifest.source_digest} (SHA-256 of its paths, sizes and labels)"
     if manifest.updates:
@@ -187,7 +187,7 @@ def _update_facts(manifest: Manifest) -> dict[str, str]:
         wasted = sum(shard.files[0].bytes for shard in manifest.shards) * removed // manifest.stored_samples
         are = "is" if removed == 1 else "are"
         facts["removed"] = (
-            f"{counted(removed, 'picture')} {are} still stored but no longer served: about "
+            f"{quantity(removed, 'picture')} {are} still stored but no longer served: about "
             f"{human_bytes(wasted)}; converting again with --overwrite reclaims them"
         )
     return facts
@@ -337,7 +337,7 @@ def _class_tables(manifest: Manifest, pictures: Sequence[Sequence[_StoredPicture
     totals = [sum(counts) for counts in zip(*per_class.values(), strict=True)]
     cards = []
     for label, shown in enumerate(pictures):
-        number = counted(totals[label], "picture")
+        number = quantity(totals[label], "picture")
         strip = "".join(picture.image(_THUMBNAIL_SIDE, manifest.classes[label]) for picture in shown)
         name = f"<b>{escape(manifest.classes[label])}</b> <small>{number}</small>"
         cards.append(f'<div>{name}<div class="pictures">{strip}</div></div>')
@@ -359,7 +359,7 @@ def _class_tables(manifest: Manifest, pictures: Sequence[Sequence[_StoredPicture
         kinds = ["", "", *("" for _ in splits), "bar"]
         table = page.html_table(["class", "pictures", *map(escape, splits), ""], rows, kinds)
         title = f"Pictures in each class, {first + 1:,} to {first + len(rows):,} of {count:,}"
-        parts.append(page.folded(title, table, shown=count <= _FIRST_CLASSES))
+        parts.append(page.collapsible(title, table, shown=count <= _FIRST_CLASSES))
     return "".join(parts)
 
 

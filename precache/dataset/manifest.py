@@ -32,8 +32,8 @@ from precache.dataset.statistics import ChannelStatistics
 from precache.errors import DatasetError, SettingError, similar_name
 from precache.formats import FORMATS
 from precache.pictures.images import CHANNELS
-from precache.recipe import SPLIT_NAME, Recipe, as_flags
-from precache.reporting import counted
+from precache.recipe import SPLIT_NAME, Recipe, format_flags
+from precache.reporting import quantity
 from precache.storage import atomic_write
 from precache.storage.urls import Location
 
@@ -160,7 +160,7 @@ class Manifest:
 
     def to_flags(self) -> str:
         """Flags of the `precache convert` command that made the dataset, to paste into a shell."""
-        return " ".join(filter(None, (self.recipe.to_flags(), as_flags(self.source_options))))
+        return " ".join(filter(None, (self.recipe.to_flags(), format_flags(self.source_options))))
 
     @property
     def replaced_files(self) -> tuple[str, ...]:
@@ -335,6 +335,6 @@ def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
     channels = CHANNELS[manifest.recipe.channels]
     for split, statistics in manifest.statistics.items():
         if not len(statistics.mean) == len(statistics.std) == channels:
-            raise ValueError(f"statistics of {split}: not of {counted(channels, 'channel')}")
+            raise ValueError(f"statistics of {split}: not of {quantity(channels, 'channel')}")
     if any(not 0 <= picture.id < manifest.id_limit for picture in manifest.rejected):
         raise ValueError(f"a rejected picture has no id from 0 to {manifest.id_limit:,}")

@@ -23,7 +23,7 @@ import PIL
 import simplejpeg
 from PIL import Image, features
 
-from precache.packages import version_of
+from precache.packages import installed_version
 
 _PLUGINS = {  # kind -> Pillow's module that reads it
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
@@ -192,7 +192,7 @@ def decoder_versions() -> dict[str, str]:
         "pillow": PIL.__version__,
         "pillow_jpeg": pillow_jpeg(),
         "simplejpeg": simplejpeg.__version__,
-        **{name: version_of(name) or "unknown" for name in loaded_packages},
+        **{name: installed_version(name) or "unknown" for name in loaded_packages},
     }
 
 

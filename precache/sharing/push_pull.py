@@ -23,9 +23,9 @@ from precache.dataset.converted import dataset_from_manifest, open_dataset, read
 from precache.dataset.files import FileEntry, file_problem, local_file_in_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from precache.engines import is_of_caller, of_caller
+from precache.engines import is_callback_error, mark_callback_errors
 from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
-from precache.reporting import Progress, some, tells, unseen
+from precache.reporting import Progress, abridge, explain_interruption, no_progress
 from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import (
     atomic_write,
@@ -59,13 +59,15 @@ class Transfer:
     sent_bytes: int
 
 
-@tells(lambda: "while files were sent; what has arrived is kept, and the same command sends the rest")
+@explain_interruption(
+    lambda: "while files were sent; what has arrived is kept, and the same command sends the rest"
+)
 def push(
     folder: str | os.PathLike[str],
     destination: str | Url,
     *,
     overwrite: bool = False,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Transfer:
     """Copy the converted dataset in `folder` to the URL `destination`.
 
@@ -106,7 +108,7 @@ def push(
     if others := sorted(infos.keys() - present - replaceable):
         raise DatasetError(
             f"holds files that are not part of a dataset, or of one that is not finished, under names that "
-            f"this one needs ({some(others)})",
+            f"this one needs ({abridge(others)})",
             path=url,
             remedy="finish the conversion that wrote them, replace what precache wrote with --overwrite, "
             "move them elsewhere, or choose another URL",
@@ -128,12 +130,14 @@ def push(
     return counter.result()
 
 
-@tells(lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest")
+@explain_interruption(
+    lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest"
+)
 def pull(
     source: str | Url,
     folder: str | os.PathLike[str],
     *,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Transfer:
     """Copy the converted dataset at the URL `source` into `folder`.
 
@@ -167,7 +171,7 @@ def pull(
             if others:
                 raise DatasetError(
                     f"holds files that are not part of the dataset, under names that it needs "
-                    f"({some(sorted(others))})",
+                    f"({abridge(sorted(others))})",
                     path=path,
                     remedy="move them elsewhere, or choose another folder",
                 )
@@ -182,7 +186,7 @@ def pull(
                 written.write(raw)
             fsync_folder(path)
     except OSError as error:
-        if is_of_caller(error):
+        if is_callback_error(error):
             raise
         check_open_files(error, error.filename)
         raise DatasetError(
@@ -205,7 +209,7 @@ class _TransferCounter:
     def __init__(self, files: Sequence[FileEntry], present: set[str], on_progress: Progress) -> None:
         self._files = files
         self._lock = Lock()
-        self._on_progress = of_caller(on_progress)
+        self._on_progress = mark_callback_errors(on_progress)
         self._total = sum(file.bytes for file in files)
         self._done = sum(file.bytes for file in files if file.name in present)
         self._sent: list[FileEntry] = []
@@ -302,7 +306,7 @@ def _prepare_folder(path: Path, raw: bytes, manifest: Manifest, names: set[str])
     path.mkdir(parents=True, exist_ok=True)
     if others := foreign_names(path, frozenset({*names, MANIFEST_NAME})):
         raise DatasetError(
-            f"is not empty, and holds what no pull of this dataset left ({some(others)})",
+            f"is not empty, and holds what no pull of this dataset left ({abridge(others)})",
             path=path,
             remedy="choose another folder",
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from precache.errors import MissingDependencyError, SettingError, StorageError
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.storage import crc32c_file, open_single
 from precache.storage.retries import (
     CHECK_UPLOAD,
@@ -396,7 +396,7 @@ def _s3_settings() -> dict[str, Any]:
     except ImportError as error:
         raise MissingDependencyError(
             "credentials of AWS profiles need the package boto3",
-            remedy=f"install it with: {install_extra('cloud')}",
+            remedy=f"install it with: {install_command('cloud')}",
         ) from error
     settings["credential_provider"] = Boto3CredentialProvider()
     return settings
@@ -409,6 +409,6 @@ def _library() -> Any:
         import obstore.store
     except ImportError as error:
         raise MissingDependencyError(
-            "URLs need the package obstore", remedy=f"install it with: {install_extra('cloud')}"
+            "URLs need the package obstore", remedy=f"install it with: {install_command('cloud')}"
         ) from error
     return obstore

@@ -21,7 +21,7 @@ from precache.pictures.jpeg import encode_jpeg
 from precache.pictures.sizes import Size
 from precache.storage.output import publish
 from tests import format_contract as contract
-from tests.precache.sources.listed import FIELDS, SAMPLES, TARGETS, listed
+from tests.precache.sources.examples import FIELDS, SAMPLES, TARGETS, example_source
 
 # JPEGs have quality 95, 4:4:4, and the sample tree is noise; stored pixels are exact.
 MIN_PSNR = {"shards": math.inf, "webdataset": 34.0, "dali": 34.0}
@@ -104,7 +104,7 @@ def test_other_readers_see_the_same_samples(
     target: str, name: str, read: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     recipe = Recipe(format=name, **{"size": 16, "shard_bytes": 8 * 16 * 16 * 3, **settings})
-    convert(listed(target), tmp_path / "out", recipe, workers=0)
+    convert(example_source(target), tmp_path / "out", recipe, workers=0)
     shapes = [np.shape(value) for value in FIELDS["corners"]]
     label = TARGETS["class"] if target == "class" else [-1] * SAMPLES
     expected = {**FIELDS, "shape/corners": shapes, "label": label, "target": TARGETS["classes"]}

@@ -18,7 +18,7 @@ from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.command import run_here
 from tests.precache.pictures.drawing import encode_image
-from tests.precache.sources.listed import listed_pictures
+from tests.precache.sources.examples import source_of_pictures
 
 FILES = {
     "train/cat/a.png": 1,
@@ -120,7 +120,7 @@ def test_write_duplicates_raises_for_a_file_in_a_missing_folder(tree: Path, tmp_
 def test_duplicates_count_labels_that_differ(target: str, values: Any, differ: int, tmp_path: Path) -> None:
     pictures = [encode_image(draw(seed)) for seed in (1, 1, 2, 2, 3)]
     fields = {"number": [*range(len(pictures))]}
-    source = listed_pictures(pictures, target, values, fields)
+    source = source_of_pictures(pictures, target, values, fields)
     duplicates = make(source, tmp_path / "out").find_duplicates()
     assert (len(duplicates), duplicates.in_splits, duplicates.in_labels) == (2, 0, differ)
 

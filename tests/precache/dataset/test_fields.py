@@ -12,7 +12,7 @@ from precache import Recipe, convert, open_dataset, verify, verify_across, verif
 from precache.dataset.columns import Column
 from precache.formats import FORMATS
 from precache.sources.base import Source
-from tests.precache.sources.listed import FIELDS, KINDS, SAMPLES, TARGETS, listed
+from tests.precache.sources.examples import FIELDS, KINDS, SAMPLES, TARGETS, example_source
 
 MISSING = (0, 5)
 ODD = {**FIELDS, "odd": [1, 1e300, *[math.nan, math.inf, -0.0] * (SAMPLES // 3 - 1), 0.5]}
@@ -30,7 +30,7 @@ def deep_problems(source: Source, path: Path) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
 def test_index_of_every_format_has_the_targets_and_fields_of_its_samples(target: str, tmp_path: Path) -> None:
-    source = listed(target, ODD, MISSING)
+    source = example_source(target, ODD, MISSING)
     for name in FORMATS:
         dataset = open_dataset(make(source, tmp_path / name, name))
         index = dataset.read_index()
@@ -45,27 +45,27 @@ def test_index_of_every_format_has_the_targets_and_fields_of_its_samples(target:
 
 def test_verify_across_finds_a_field_that_differs(tmp_path: Path) -> None:
     changed: dict[str, Any] = {**FIELDS, "caption": ["other", *FIELDS["caption"][1:]]}
-    path = make(listed("number"), tmp_path / "out", "webdataset")
-    (problem,) = verify_across([path, make(listed("number", changed), tmp_path / "changed")])
+    path = make(example_source("number"), tmp_path / "out", "webdataset")
+    (problem,) = verify_across([path, make(example_source("number", changed), tmp_path / "changed")])
     assert "in 1 sample" in problem
 
 
 def test_verify_across_finds_a_target_of_another_kind(tmp_path: Path) -> None:
-    path = make(listed("number"), tmp_path / "out", "webdataset")
-    (problem,) = verify_across([path, make(listed("none"), tmp_path / "none")])
+    path = make(example_source("number"), tmp_path / "out", "webdataset")
+    (problem,) = verify_across([path, make(example_source("none"), tmp_path / "none")])
     assert "fields differ" in problem
 
 
 def test_verify_deep_finds_a_field_that_differs_from_its_source(tmp_path: Path) -> None:
-    path = make(listed("number"), tmp_path / "out", "webdataset")
+    path = make(example_source("number"), tmp_path / "out", "webdataset")
     (shard,) = (shard for shard in path.glob("*.tar") if b"number 9" in shard.read_bytes())
     shard.write_bytes(shard.read_bytes().replace(b"number 9", b"number 8"))
-    (problem,) = deep_problems(listed("number"), path)
+    (problem,) = deep_problems(example_source("number"), path)
     assert "sample 9 (00000009)" in problem
 
 
 def test_safetensors_opens_the_index(tmp_path: Path) -> None:
-    dataset = open_dataset(make(listed("classes", missing=[3]), tmp_path))
+    dataset = open_dataset(make(example_source("classes", missing=[3]), tmp_path))
     arrays, index = load_file(tmp_path / "dataset.index"), dataset.read_index()
     for name, column in index.columns.items():
         assert np.array_equal(arrays[name], column.values), name

@@ -148,7 +148,8 @@ def render_or_copy(
             raise ImageError(
                 path,
                 f"of {decoded.width:,} x {decoded.height:,} pixels would be kept as {width:,} x {height:,}, "
-                f"which is too large; leave it out, or choose another --fit or a smaller --size",
+                f"which is too large",
+                remedy="leave it out, or choose another --fit or a smaller --size",
             )
         lock.acquire_if_large(width * height)
         original_size = decoded.width, decoded.height

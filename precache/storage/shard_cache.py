@@ -144,8 +144,9 @@ class CachedFiles:
         begin_s = time.monotonic()
         with os_errors_as(
             StorageError,
-            f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder}",
+            f"{file.bytes:,} bytes cannot be kept in {self.folder}",
             f"make room on that disk, or give another cache_dir or {CACHE_DIR}",
+            path=self.url / file.name,
         ):
             while (opened := _open_complete(path, file.bytes)) is None:
                 descriptor = _open_exclusive(temporary)
@@ -170,7 +171,10 @@ class CachedFiles:
         """Make the folder and its mark; SettingError if that fails, or other files are in the folder."""
         mark = self.folder / _MARK
         with os_errors_as(
-            SettingError, f"{self.folder}: cannot be made", f"give another cache_dir, or another {CACHE_DIR}"
+            SettingError,
+            "cannot be made",
+            f"give another cache_dir, or another {CACHE_DIR}",
+            path=self.folder,
         ):
             self.folder.mkdir(parents=True, exist_ok=True)
             if mark.exists():

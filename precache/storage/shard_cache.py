@@ -115,7 +115,8 @@ class CachedFiles:
         self.cache = cache
         self._digest = digest
         self._patience = Patience.from_environment()
-        self._opened: tuple[int, ObjectStore] | None = None
+        self._object_store: ObjectStore | None = None
+        self._store_process: int | None = None  # the process that has opened the store
         self._mark_folder()
 
     @contextmanager
@@ -190,9 +191,10 @@ class CachedFiles:
                 file.write(json.dumps({"url": str(self.url)}).encode())
 
     def _store(self) -> ObjectStore:
-        if self._opened is None or self._opened[0] != os.getpid():
-            self._opened = (os.getpid(), ObjectStore(self.url, self._patience))
-        return self._opened[1]
+        """Objects at the URL; a fork opens its own store."""
+        if self._object_store is None or self._store_process != os.getpid():
+            self._object_store, self._store_process = ObjectStore(self.url, self._patience), os.getpid()
+        return self._object_store
 
     def _wait(self, path: Path, begin_s: float, check: Check) -> None:
         """Wait a moment for the process that has locked `path`; StorageError if that is stuck."""

@@ -24,7 +24,7 @@ def recipe(**settings: object) -> Recipe:
 
 @settings(max_examples=25, deadline=None)
 @given(SHARES, st.integers(1, 10 * PICTURE_BYTES), st.integers(0, 2**32))
-def test_every_sample_is_in_one_shard_of_its_split_shuffled_and_near_equal_in_size(
+def test_every_sample_is_in_one_shard_of_its_split(
     shares: dict[str, float], shard_bytes: int, seed: int
 ) -> None:
     splits = ",".join(f"{name}={share}" for name, share in shares.items())
@@ -67,7 +67,7 @@ TOGETHER: list[tuple[dict[str, object], list[str]]] = [
 ]
 
 
-def test_a_bad_setting_names_field_and_value_and_what_does_not_go_together() -> None:
+def test_a_bad_setting_names_its_field_and_value() -> None:
     for setting, bad in BAD.items():
         for value in bad:
             with pytest.raises(SettingError, match=rf"^(unknown )?{setting} ") as caught:
@@ -91,14 +91,14 @@ MEANT = {
 """Splits as people write them -> what is suggested."""
 
 
-def test_splits_that_do_not_sum_to_1_come_back_as_what_was_meant() -> None:
+def test_splits_that_do_not_sum_to_1_are_refused_with_a_suggestion() -> None:
     for text, meant in MEANT.items():
         with pytest.raises(SettingError, match=f"'{meant}', got '{text}'"):
             recipe(splits=text)
 
 
 @given(st.text("0123456789.,=:/% ab", max_size=12))
-def test_splits_that_are_suggested_can_be_pasted(text: str) -> None:
+def test_suggested_splits_can_be_pasted(text: str) -> None:
     assert set(parse_splits(suggest_splits(text)).values()) <= {share / 10_000 for share in range(10_001)}
 
 
@@ -127,7 +127,7 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
 
 
 @pytest.mark.parametrize("source", [("",), ("train",), ("train", "val")])
-def test_shares_divide_samples_that_are_not_in_several_splits_already(source: tuple[str, ...]) -> None:
+def test_shares_divide_only_samples_of_a_single_split(source: tuple[str, ...]) -> None:
     refs = [SampleRef(i, f"{i}.jpg", 0, 1, source[i % len(source)]) for i in range(20)]
     samples = Samples.from_refs(refs)
     if len(source) > 1:
@@ -140,7 +140,7 @@ def test_shares_divide_samples_that_are_not_in_several_splits_already(source: tu
     assert {shard.split for shard in kept.shards} == ({"train"} if source == ("",) else {*source})
 
 
-def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_name_a_shard_twice() -> None:
+def test_updates_keep_the_shares_of_splits_and_name_no_shard_twice() -> None:
     """Those that lost samples get the new ones first, by what they lack."""
     kept: dict[str, np.ndarray] = {}
     shards: dict[str, int] = {}

@@ -70,9 +70,7 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
 # `precache check`: which pictures cannot be decoded, and the list of them.
 
 
-def test_check_lists_what_the_converter_rejects_while_the_files_are_as_they_were(
-    raw_tree: Path, tmp_path: Path
-) -> None:
+def test_check_lists_the_pictures_that_convert_rejects(raw_tree: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     bad = [scan_tree(raw_tree).samples[row].path for row in damage_tree(raw_tree, tree)]
     report = check(tree, workers=2)

@@ -27,9 +27,7 @@ def files(tree: Path) -> list[str]:
     return sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
 
 
-def test_what_comes_back_has_the_names_and_the_pixels(
-    converted: dict[str, Path], raw_tree: Path, tmp_path: Path
-) -> None:
+def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Path, tmp_path: Path) -> None:
     done = export(converted["shards"], tmp_path / "tree", workers=2)
     assert (done.pictures, done.source, done.flags) == (IMAGES, tmp_path / "tree", "")
     stems = [os.path.splitext(sample.path)[0] for sample in scan_tree(raw_tree).samples]
@@ -40,14 +38,14 @@ def test_what_comes_back_has_the_names_and_the_pixels(
     assert shards(tmp_path / "again") == shards(converted["shards"])
 
 
-def test_jpegs_keep_their_bytes(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_export_keeps_the_bytes_of_jpegs(converted: dict[str, Path], tmp_path: Path) -> None:
     for name in ("webdataset", "dali"):
         export(converted[name], tmp_path / name, workers=0)
         held = {sample.data for _, sample in stored(open_dataset(converted[name]))}
         assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == held
 
 
-def test_splits_and_channels_come_back(raw_tree: Path, tmp_path: Path) -> None:
+def test_export_keeps_splits_and_channels(raw_tree: Path, tmp_path: Path) -> None:
     for name, settings in {"both": {"splits": "train=0.5,val=0.5"}, "rgba": {"channels": "rgba"}}.items():
         out, tree = tmp_path / name, tmp_path / f"{name}-tree"
         one = convert(raw_tree, out, small_recipe("shards", **settings), workers=0).manifest
@@ -84,7 +82,7 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Path) -> None:
+def test_the_exported_table_holds_what_a_tree_cannot(name: str, tmp_path: Path) -> None:
     dataset, options = DATASETS[name]
     convert(dataset, tmp_path / "one", Recipe(format="shards", size=8), workers=0, **options)
     there_and_back(tmp_path, 8)
@@ -109,7 +107,7 @@ def there_and_back(folder: Path, size: int) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
+def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> None:
     """The boxes are those of the pictures that are written, not of the originals."""
     named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
     table, mask = spotted(tmp_path), str(tmp_path / "masks")
@@ -128,7 +126,7 @@ def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
     assert bright.sum() == round((right - left) * (bottom - top))
 
 
-def test_no_name_leads_out_of_the_tree_or_hides_another(tmp_path: Path) -> None:
+def test_exported_names_stay_in_the_tree_and_are_unique(tmp_path: Path) -> None:
     """Paths and classes are made to leave a folder, or to be alike."""
     names = "1.jpg", "1.png", "\u00e9.jpg", "e\u0301.jpg", "..%2f.jpg", "y" * 240 + ".jpg", "\udcfe.jpg"
     for folder in ("a\\b", "con\nsole", "A", "a", " ..", "x" * 250, "\udcff"):
@@ -148,7 +146,7 @@ def test_no_name_leads_out_of_the_tree_or_hides_another(tmp_path: Path) -> None:
     assert (len(again.samples), len(again.classes)) == (42, 7)
 
 
-def test_a_tree_that_is_there_is_not_touched(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_export_refuses_a_folder_that_is_not_empty(converted: dict[str, Path], tmp_path: Path) -> None:
     source = converted["dali"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
@@ -159,7 +157,7 @@ def test_a_tree_that_is_there_is_not_touched(converted: dict[str, Path], tmp_pat
     assert files(tmp_path / "full") == ["thesis.txt"]
 
 
-def test_an_export_that_does_not_end_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
     """Because a sample is damaged, or it is killed."""
     source = Path(shutil.copytree(converted["webdataset"], tmp_path / "source"))
     shard, _ = flip_a_bit(source)

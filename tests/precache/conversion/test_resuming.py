@@ -21,7 +21,7 @@ from precache.pictures.kinds import made_by
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
-from tests.precache.cli.test_terminal import CONVERT, SLOWLY
+from tests.precache.cli.test_terminal import CONVERT, SLOW_PROGRAM
 from tests.precache.destinations import THESIS, contents, interrupt
 
 
@@ -40,7 +40,10 @@ def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
     if overwrites:
         convert(raw_tree, tmp_path / "out", small_recipe("dali"), workers=0)
         arguments.append("--overwrite")
-    command, environment = [sys.executable, "-c", SLOWLY, *arguments], {**os.environ, "PYTHONPATH": str(ROOT)}
+    command, environment = (
+        [sys.executable, "-c", SLOW_PROGRAM, *arguments],
+        {**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
     ) as process:

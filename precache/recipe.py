@@ -15,14 +15,14 @@ from precache.errors import SettingError, check_choice, check_range
 from precache.pictures.images import (
     CHANNELS,
     FITS,
-    KEPT,
+    KEEPING_FITS,
     MAX_SIZE,
     RESAMPLING,
     Color,
     Rendering,
 )
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.sizes import Size, check_size, sides, written
+from precache.pictures.sizes import Size, check_size, sides, size_text
 
 FORMAT_NAMES = ("dali", "shards", "webdataset")
 DECODES = ("full", "scaled")
@@ -100,9 +100,9 @@ class Recipe:
         ):
             object.__setattr__(self, name, check_range(name, getattr(self, name), low, high))
         check_choice("fit", self.fit, FITS)
-        if self.fit in KEPT and isinstance(self.size, tuple):
+        if self.fit in KEEPING_FITS and isinstance(self.size, tuple):
             raise SettingError(
-                f"fit {self.fit} takes one side, as size {DEFAULT_SIZE}, got {written(self.size)}",
+                f"fit {self.fit} takes one side, as size {DEFAULT_SIZE}, got {size_text(self.size)}",
                 remedy="give one number, or choose fit crop, pad or stretch",
             )
         check_choice("resample", self.resample, RESAMPLING)
@@ -112,8 +112,9 @@ class Recipe:
         for name in ("allow_truncated", "enlarge"):
             if not isinstance(getattr(self, name), bool):
                 raise SettingError(f"{name} must be True or False, got {getattr(self, name)!r}")
-        if self.enlarge and self.fit not in KEPT:
-            raise SettingError(f"enlarge is for fit {' and '.join(KEPT)}; fit {self.fit} enlarges as it is")
+        if self.enlarge and self.fit not in KEEPING_FITS:
+            fits = " and ".join(KEEPING_FITS)
+            raise SettingError(f"enlarge is for fit {fits}; fit {self.fit} enlarges as it is")
         if not isinstance(self.splits, str):
             raise SettingError(f"splits must be shares as 'train=0.8,val=0.2', got {self.splits!r}")
         if not self.has_split_list:
@@ -128,7 +129,7 @@ class Recipe:
         if self.has_split_list:
             changed["splits"] = "LIST.csv"
         if "size" in changed:
-            changed["size"] = written(self.size)
+            changed["size"] = size_text(self.size)
         return format_flags(changed)
 
     @property
@@ -170,7 +171,7 @@ class Recipe:
     @property
     def stored_size(self) -> Size | None:
         """Size of every stored picture; None if sizes vary."""
-        return None if self.fit in KEPT else self.size
+        return None if self.fit in KEEPING_FITS else self.size
 
     @property
     def picture_bytes(self) -> int:

@@ -11,7 +11,7 @@ from bench.commands.options import PATH, option
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import resolve_amp
 from bench.measure.accuracy import Recipe, compare_sources, find_pictures, open_source, write_splits
-from loaders.deliver import find_device
+from loaders.device import find_device
 from loaders.examples.models import MODELS
 from precache.cli import commandline
 from precache.cli.commandline import check_output, combine_options

@@ -14,7 +14,7 @@ import click
 from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
-from loaders.deliver import find_device
+from loaders.device import find_device
 from precache.cli.commandline import PathOrUrl, combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError

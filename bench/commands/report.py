@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
 from bench.report import accuracy, conversion, hardware, loaders, ranks, recommendation, watch
 from bench.report.regression import (
-    Comparison,
+    ResultComparison,
     compare_results,
     find_differing_work,
     make_difference_table,
@@ -127,7 +126,7 @@ def command(
             "before": str(paths[0]),
             "after": str(paths[1]),
             "tolerance": tolerance,
-            **asdict(comparison),
+            **comparison.to_json(),
         }
         _write_json(output.json_path, written, quiet=output.quiet)
     if not output.quiet and output.json_path != STDOUT:
@@ -156,7 +155,7 @@ def _write_json(path: Path, content: object, *, quiet: bool) -> None:
 
 
 def _show_differences(
-    comparison: Comparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
+    comparison: ResultComparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
 ) -> None:
     table = make_difference_table(comparison)
     if markdown:

@@ -14,7 +14,7 @@ from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, PrecacheError, SettingError
 from precache.recipe import Recipe
 from precache.reporting import human_bytes
-from precache.sources.base import Scan, check_apart
+from precache.sources.base import Scan, check_no_overlap
 
 _PICTURES = 100
 
@@ -96,7 +96,7 @@ def find_begun(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
 
 def check_free(scan: Scan, place: Path, overwrite: bool) -> None:
     """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
-    check_apart(scan.source, place)
+    check_no_overlap(scan.source, place)
     if not overwrite and not is_untouched(place):
         raise DatasetError(
             f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "

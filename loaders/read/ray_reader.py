@@ -26,9 +26,9 @@ import torch
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
+from loaders.threads import stop_check
 from precache.dataset.converted import open_dataset
 from precache.engines import connector
 from precache.errors import DatasetError, ImageError, SettingError, WorkerError
@@ -203,7 +203,7 @@ class RayReader:
             ) from error
         except self._ray.exceptions.RayError as error:
             positions = request.positions
-            batch = f", which begins with {self._data.file(int(positions[0]))}" if len(positions) else ""
+            batch = f", which begins with {self._data.file_at(int(positions[0]))}" if len(positions) else ""
             raise WorkerError(
                 f"{_MOST_DEATHS} workers on the Ray cluster died at the same batch{batch} "
                 f"({type(error).__name__}); their nodes may be out of memory: start fewer CPUs on each "

@@ -14,7 +14,7 @@ from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.reading import MAX_PIXELS
 from precache.reporting import human_bytes, quantity
-from precache.sources.options import help_of
+from precache.sources.options import option_help
 from precache.storage.urls import Location, Url
 
 _FIRST_CLASSES = 10
@@ -124,7 +124,7 @@ def _convert_command(dst: Location, source: Location | str) -> str:
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
-@click.option("--class-depth", type=int, help=help_of()["class_depth"])
+@click.option("--class-depth", type=int, help=option_help()["class_depth"])
 @click.option("--workers", type=int, help="Worker processes; 0 decodes in this one.  [default: one per CPU]")
 def check_command(
     src: Location, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None

@@ -24,7 +24,7 @@ from precache.pictures.sizes import parse_size
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_name
 from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions
-from precache.sources.options import help_of
+from precache.sources.options import option_help
 from precache.sources.splits import is_list_file
 from precache.storage.urls import Location, Url
 
@@ -67,7 +67,7 @@ _SOURCE_FLAGS = {
         type=int if name == "class_depth" else str,
         multiple=name in _LIST_OPTIONS,
     )
-    for name, help_text in help_of().items()
+    for name, help_text in option_help().items()
 }
 
 

@@ -91,7 +91,7 @@ def _examine_pillow() -> Finding:
     from precache.pictures import kinds
 
     text = f"{kinds.pillow_name()} {PIL.__version__}, {kinds.pillow_jpeg()}"
-    unreadable = kinds.kinds_lost()
+    unreadable = kinds.kinds_not_built_in()
     if unreadable:
         text += f"; scripts cannot read {', '.join(unreadable)} with it, as they can with stock Pillow"
         with_plugin = [kind for kind in unreadable if kind not in kinds.kinds_without_decoder()]

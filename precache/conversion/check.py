@@ -11,11 +11,11 @@ from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
+from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.turns import Turn
 from precache.reporting import Progress, no_progress, warn
-from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
-from precache.sources.rejected_list import check_writable, default_list, write_list
+from precache.sources.base import SampleRef, Scan, Source, picture_readers, warn_of_undecodable
+from precache.sources.rejected_list import check_writable, default_list_path, write_list
 from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Url, locate
 
@@ -84,7 +84,7 @@ def check(
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
-    target = default_list(scan.root) if list_file is None else Path(list_file)
+    target = default_list_path(scan.root) if list_file is None else Path(list_file)
     check_writable(target, scan.root)
     report = engines.progress_counter(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
@@ -121,7 +121,7 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
     """Return the pictures of `task` that cannot be decoded."""
     rendering = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full; the size is not used
     rejected = []
-    reads = reads_of(task.source, task.samples, task.max_pixels)
+    reads = picture_readers(task.source, task.samples, task.max_pixels)
     for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
         path = task.source.where(ref)
         try:
@@ -129,8 +129,8 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
                 raise ImageError(path, engines.KILLED)
             tick.begin(unit)
             data = read()
-            with Turn() as turn:
-                images.decode_for(data, path, rendering, turn)
+            with LargePictureLock() as lock:
+                images.decode_for(data, path, rendering, lock)
         except ImageError as error:
             rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id, ref.bytes, ref.modified_ns))
         tick()

@@ -95,14 +95,14 @@ from precache.errors import (
 )
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import kind_without_decoder, made_by
+from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
 from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart, prepared, warn_of_undecodable
-from precache.sources.masks import reader_of
-from precache.sources.splits import apply_list, gaps
+from precache.sources.base import Samples, Scan, check_no_overlap, prepare_scan, warn_of_undecodable
+from precache.sources.masks import mask_reader
+from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import Location, Url, check_writable, locate
 
@@ -201,7 +201,7 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         job = _Job(
             scan=scan,
             plan=plan_conversion(scan.samples, recipe),
-            target=Target(recipe, scan.digest, made_by()),
+            target=Target(recipe, scan.digest, decoder_versions()),
             engine=engine,
             workers=workers,
             max_rejected=math.ceil(max_rejects * len(scan.samples)),
@@ -212,18 +212,18 @@ def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
         with _explain_faults(destination):
             if isinstance(destination, Url):
                 check_writable(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 conversion = _convert_into_url(job, destination, overwrite, update)
             else:
                 destination = resolve(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 if not lock_path(destination).exists():
                     # before the lock, so that no lock file is put beside somebody else's folder
                     check_empty(destination)
                 with hold_lock(destination):
                     conversion = _convert_into_folder(job, destination, overwrite, update)
     if conversion.published:
-        for gap in gaps(scan, conversion.manifest):
+        for gap in split_warnings(scan, conversion.manifest):
             warn(f"{destination}: {gap}")
     if conversion.duplicates is not None and conversion.duplicates.in_splits:
         command = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
@@ -242,9 +242,9 @@ def _open_and_scan(
 ) -> tuple[Source, Scan, Recipe, SourceOptions]:
     """Open and scan the source, and complete the recipe and the options by what it holds."""
     opened = open_source(source, options)
-    scan, options = prepared(opened.scan(), recipe, options)
+    scan, options = prepare_scan(opened.scan(), recipe, options)
     if options.boxes or scan.samples.fields:
-        boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+        boxes.check(options.boxes, scan.samples.fields, masks=mask_reader(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
@@ -259,7 +259,7 @@ def _open_and_scan(
 
 @contextmanager
 def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """Turn an OSError into a DatasetError, and add what is kept to it, and to an interruption.
+    """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
 
     Args:
         place: the destination, which the error names unless the OSError names a file.
@@ -536,7 +536,7 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
         samples.file_bytes[by_id], samples.modified_ns[by_id], contents.source_checksums[by_id]
     )
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    table = ShardTable.of(contents.shards, FORMATS[recipe.format])
+    table = ShardTable.from_entries(contents.shards, FORMATS[recipe.format])
     table = replace(table, largest=_largest_sizes(index, table))
     other_arrays = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
     split_of = np.repeat(table.splits, table.samples)
@@ -555,7 +555,7 @@ def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
-        source_options=job.options.given(),
+        source_options=job.options.to_json(),
         target=scan.target,
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=contents.statistics,
@@ -603,7 +603,7 @@ def _merge_statistics(
     for split in dict.fromkeys(changed_splits):  # each once, in their order
         old, new = merged.pop(split, None), added.get(split)
         if new is not None and old is not None:
-            new = old.joined(new)
+            new = old.combine(new)
         elif split in before.samples_per_class:
             new = None
         if new is not None:
@@ -647,7 +647,7 @@ def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[s
     """Return split -> number of samples of each class; `index` holds all samples of `shards`."""
     counts = {}
     for split in shards.split_names:
-        rows = np.repeat(shards.of_split(split), shards.samples) & index.served
+        rows = np.repeat(shards.split_mask(split), shards.samples) & index.served
         labels = index.labels[rows]
         if scan.target == "classes" and index.targets is not None:
             labels = index.targets.select(rows).values

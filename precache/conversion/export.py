@@ -30,7 +30,7 @@ from PIL import Image
 
 from precache import engines
 from precache.dataset import columns
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.converted import ConvertedDataset, open_dataset
 from precache.dataset.index import VALUE, SampleIndex
 from precache.dataset.manifest import Manifest
@@ -40,7 +40,7 @@ from precache.formats import FORMATS, StoredSample
 from precache.pictures import masks
 from precache.pictures.images import CHANNELS
 from precache.reporting import Progress, no_progress, warn
-from precache.sources.base import lie_apart
+from precache.sources.base import paths_overlap
 from precache.sources.tree import SPLIT_FOLDERS, SYSTEM_FOLDERS
 from precache.storage import atomic_folder, check_new_folder, fsync_folder
 from precache.storage.urls import Url, local_path
@@ -150,14 +150,14 @@ def _with_stored_boxes(manifest: Manifest, index: SampleIndex) -> SampleIndex:
     name = manifest.source_options.get("boxes")
     if name is None:
         return index
-    boxes = moved(index.fields[name], index.source_sizes, manifest.recipe.rendering)
+    boxes = fit_boxes(index.fields[name], index.source_sizes, manifest.recipe.rendering)
     return index.with_columns({f"{VALUE}{name}": boxes})
 
 
 def _check_place(source: Path, tree: Path) -> None:
     """Raise SettingError unless a tree may be made at this path."""
     check_new_folder(tree)
-    if not lie_apart(source, tree):
+    if paths_overlap(source, tree):
         raise SettingError(f"overlaps with {source}", path=tree, remedy="choose a TREE beside it")
     if tree.exists() and (tree.is_mount() or tree.samefile(".")):
         raise SettingError(
@@ -183,7 +183,7 @@ class _ExportTask:
 def _tasks(dataset: ConvertedDataset, files: Sequence[str], folder: Path) -> Iterator[_ExportTask]:
     """Yield a task for each shard; `files` holds a path for each sample that is served."""
     remaining = iter(files)
-    for shard, index in dataset.by_shard():
+    for shard, index in dataset.iter_shards():
         yield _ExportTask(shard, index, folder, tuple(islice(remaining, int(index.served.sum()))))
 
 
@@ -286,7 +286,7 @@ def _write_table(manifest: Manifest, index: SampleIndex, layout: _ExportedFiles,
             cells = {"image": layout.files[row], "split": layout.splits[row]}
             if manifest.target != "none":
                 cells["label"] = _cell(_label_value(manifest, index, row, classes))
-            for name, value in columns.values_of(index.fields, row).items():
+            for name, value in columns.row_values(index.fields, row).items():
                 cells[_column_name(name)] = _cell(value)
             table.writerow(cells)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.dataset.files import FileEntry, check_file, first_problem
+from precache.dataset.files import FileEntry, file_problem, first_problem
 from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
@@ -34,7 +34,7 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
-from precache.storage.locks import others_in
+from precache.storage.locks import foreign_names
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
@@ -268,7 +268,7 @@ class Journal:
 
     def _start_over(self) -> None:
         """Begin anew where the journal's first line is damaged; only in a folder without other files."""
-        if others := others_in(self.files.folder, self._names | self.files.dataset_names):
+        if others := foreign_names(self.files.folder, self._names | self.files.dataset_names):
             raise DatasetError(
                 f"is damaged, and the folder holds other files ({abridge(others)})",
                 path=self._path,
@@ -355,7 +355,7 @@ class FilesInFolder:
     def find_problem(self, shard: WrittenShard) -> str | None:
         """Return how the files of a shard differ from what was written, in a phrase; None if they do not."""
         for file in shard.entry.files:
-            problem = check_file(self.folder, file)
+            problem = file_problem(self.folder, file)
             if problem is not None:
                 return problem
         return None
@@ -377,7 +377,7 @@ def check_empty(folder: Path) -> None:
     is_ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
     if is_ours or not folder.is_dir():
         return
-    if others := others_in(folder, frozenset({JOURNAL_NAME})):
+    if others := foreign_names(folder, frozenset({JOURNAL_NAME})):
         raise DatasetError(
             f"is not empty, and not a folder that precache made ({abridge(others)})",
             path=folder,

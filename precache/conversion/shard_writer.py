@@ -34,8 +34,8 @@ from precache.pictures.reading import MAX_PIXELS
 from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
-from precache.sources.base import SampleRef, Scan, Source, picture_checksum, reads_of
-from precache.sources.masks import reader_of, render_mask
+from precache.sources.base import SampleRef, Scan, Source, picture_checksum, picture_readers
+from precache.sources.masks import mask_reader, render_mask
 from precache.storage.output import OutputFile, publish
 from precache.storage.shard_cache import CACHE_DIR
 from precache.storage.urls import Url
@@ -81,7 +81,7 @@ class _UnfinishedShard:
 
 def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShard:
     """Decode, resize and write the pictures of `task` from `source`: the part that needs the CPU."""
-    recipe, rendering, has_masks = task.recipe, task.recipe.rendering, reader_of(source) is not None
+    recipe, rendering, has_masks = task.recipe, task.recipe.rendering, mask_reader(source) is not None
     folder = task.destination
     if isinstance(folder, Url):
         folder = working_folder(folder)
@@ -89,7 +89,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
     shard = _UnfinishedShard(task)
     writer = FORMATS[recipe.format].writer(folder / task.name, len(task.samples), recipe.stored_size)
     try:
-        reads = reads_of(source, task.samples, recipe.max_pixels)
+        reads = picture_readers(source, task.samples, recipe.max_pixels)
         for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
             path = source.where(ref)
             tick.begin(unit)
@@ -107,7 +107,7 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShar
                 size = ref.original_size or size
                 shard.sizes.append(size)
                 shard.checksums.append(checksum_of(stored))
-                shard.sums += PixelSums.of(pixels)
+                shard.sums += PixelSums.from_picture(pixels)
                 if mask is not None:
                     shard.mask_checksums.append(checksum_of(mask))
                 writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields, mask))
@@ -196,11 +196,11 @@ def predict_bytes(scan: Scan, recipe: Recipe) -> int:
         picture_bytes: float = recipe.picture_bytes
     else:
         refs, sizes = sample_evenly(scan, _PROBED_PICTURES), []
-        for ref, read in zip(refs, reads_of(scan.source, refs, recipe.max_pixels), strict=True):
+        for ref, read in zip(refs, picture_readers(scan.source, refs, recipe.max_pixels), strict=True):
             with suppress(ImageError):  # the conversion reports it
                 sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
         picture_bytes = sum(sizes) / len(sizes) if sizes else 0
-    if reader_of(scan.source) is not None:
+    if mask_reader(scan.source) is not None:
         pixels = picture_bytes / _bytes_per_pixel(recipe)
         picture_bytes += pixels * (1 if holds_pixels else _MASK_BYTES_PER_PIXEL)
     return dataset_bytes(scan, recipe, picture_bytes)

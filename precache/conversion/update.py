@@ -23,17 +23,25 @@ import numpy.typing as npt
 from precache.conversion.journal import Target, recipe_differences
 from precache.dataset.columns import Column
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.index import Ints, Rejected, SampleIndex, Sizes, SourceState, checksum_of, damaged
+from precache.dataset.index import (
+    Ints,
+    Rejected,
+    SampleIndex,
+    Sizes,
+    SourceState,
+    checksum_of,
+    damaged_index_error,
+)
 from precache.engines import KILLED
 from precache.errors import DatasetError, ImageError
 from precache.pictures import images
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.plan import ConvertPlan, ExistingSamples, keeps_splits, plan_update
 from precache.recipe import Recipe
 from precache.reporting import warn
 from precache.sources import SourceOptions
 from precache.sources.base import Samples, Scan, changed_rows
-from precache.sources.masks import reader_of, render_mask
+from precache.sources.masks import mask_reader, render_mask
 
 _AGAIN = "convert it again with --overwrite"
 _FOLDER_OPTIONS = ("root", "mask")  # their content is compared, and not their paths
@@ -73,7 +81,7 @@ class KnownPictures:
         ids = np.concatenate((index.ids[served], np.array(rejected, np.int64)))
         order = np.argsort(ids, kind="stable")
         if (np.diff(ids[order]) == 0).any():
-            raise damaged(
+            raise damaged_index_error(
                 dataset.path / manifest.index.name, "a picture is both rejected and served, or twice"
             )
         rows = np.concatenate((served, np.full(len(rejected), -1)))[order]
@@ -174,7 +182,7 @@ def _check_kinds(dataset: ConvertedDataset, index: SampleIndex, scan: Scan) -> N
             path=dataset.path,
             remedy=f"leave them as they were, or {_AGAIN}",
         )
-    if (index.mask_checksums is None) != (reader_of(scan.source) is None):
+    if (index.mask_checksums is None) != (mask_reader(scan.source) is None):
         before, now = ("no masks", "some") if index.mask_checksums is None else ("masks", "none")
         raise DatasetError(f"has {before}, but {scan.root} now has {now}", path=dataset.path, remedy=_AGAIN)
     pairs = {name: (column, samples.fields[name]) for name, column in index.fields.items()}
@@ -252,7 +260,7 @@ def _have_same_labels(
     if known.index.targets is not None and samples.targets is not None:
         columns.append((known.index.targets, samples.targets))
     for stored, scanned in columns:
-        same &= stored.select(before).same(scanned.select(now))
+        same &= stored.select(before).equal_rows(scanned.select(now))
     alike[converted] = same
     return alike
 
@@ -274,7 +282,7 @@ def _changed_rows(
     rendering, rejected = dataset.manifest.recipe.rendering, dataset.manifest.rejected
     was_unreadable = (checksums == 0) & (scan.samples.modified_ns[rows] != times)
     may_have_masks = np.zeros(len(rows), np.bool_)
-    if reader_of(scan.source) is not None:
+    if mask_reader(scan.source) is not None:
         fatal_ids = [picture.id for picture in rejected if picture.reason == KILLED]
         may_have_masks = (known.rows[numbers] < 0) & ~np.isin(known.ids[numbers], fatal_ids)
     for index in np.flatnonzero(was_unreadable | may_have_masks).tolist():  # one by one: some may be large
@@ -345,7 +353,7 @@ def prepare_update(
     if not difference:
         return None
     manifest, known, scan = dataset.manifest, difference.known, difference.scan
-    software = made_by()
+    software = decoder_versions()
     if software != manifest.made_by:
         changed = [name for name in software if software[name] != manifest.made_by.get(name)]
         warn(
@@ -359,7 +367,7 @@ def prepare_update(
     existing = ExistingSamples(
         update=len(manifest.updates) + 1,
         next_shards={
-            split: int(shards.numbers[shards.of_split(split)].max()) + 1 for split in shards.split_names
+            split: int(shards.numbers[shards.split_mask(split)].max()) + 1 for split in shards.split_names
         },
         labels={
             split: known.index.labels[stay & (known.split_of == number)]
@@ -387,7 +395,7 @@ def _check_same_settings(dataset: ConvertedDataset, recipe: Recipe, options: Sou
     if manifest.recipe.has_split_list and recipe.has_split_list:  # a list grows with the source
         recipe = replace(recipe, splits=manifest.recipe.splits)
     phrases = recipe_differences(manifest.recipe.to_json(), recipe)
-    old_options, new_options = manifest.source_options, options.given()
+    old_options, new_options = manifest.source_options, options.to_json()
     for name in sorted({*old_options, *new_options}):
         before, now = old_options.get(name), new_options.get(name)
         if before != now and (name not in _FOLDER_OPTIONS or before is None or now is None):

@@ -38,7 +38,7 @@ from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError, SettingError, WorkerError
 from precache.reporting import abridge, quantity, warn
-from precache.sharing.publisher import Publisher, difference, files_of
+from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import is_leftover, read_regular
 from precache.storage.locks import hold_lock
 from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
@@ -86,7 +86,7 @@ class FilesAtUrl:
         """
         names -= {JOURNAL_NAME, MANIFEST_NAME}
         store = self._publisher.store
-        objects = store.first(_PROBED_OBJECTS)  # not all, because a bucket may hold millions
+        objects = store.list_first(_PROBED_OBJECTS)  # not all, because a bucket may hold millions
         others = [info.name for info in objects if info.name not in names]
         if objects and not others:
             objects = store.list()
@@ -122,7 +122,7 @@ class FilesAtUrl:
         Raises:
             DatasetError: a shard was changed after it was pushed, or another process has finished a dataset.
         """
-        files = files_of(manifest, self.folder)
+        files = dataset_files(manifest, self.folder)
         for file in files:
             path = self.folder / file.name
             if path.exists():  # index and list of rejects; the shards were pushed before

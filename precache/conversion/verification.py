@@ -18,7 +18,7 @@ from precache import engines
 from precache.conversion.update import compare
 from precache.dataset import columns
 from precache.dataset.converted import ConvertedDataset, open_dataset
-from precache.dataset.files import check_file, check_objects
+from precache.dataset.files import file_problem, object_problems
 from precache.dataset.index import VALUE, Checksums, IndexFileError, SampleIndex
 from precache.dataset.manifest import Manifest, ManifestError
 from precache.dataset.shard_table import ShardEntry
@@ -27,11 +27,11 @@ from precache.formats import FORMATS, Sample, StoredSample
 from precache.pictures import images, jpeg, masks
 from precache.pictures.images import Decoded
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import written
+from precache.pictures.sizes import size_text
 from precache.recipe import Recipe, flag_name
 from precache.reporting import Progress, no_progress, quantity
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
+from precache.sources.base import SampleRef, Scan, picture_checksum, prepare_scan
 from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
@@ -59,9 +59,9 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
         return [str(error).rpartition("; ")[0]]
     files, place = dataset.manifest.files, dataset.place
     if isinstance(place, Url):
-        problems = check_objects(ObjectStore(place), files)
+        problems = object_problems(ObjectStore(place), files)
     else:
-        problems = (check_file(place, file) for file in files)
+        problems = (file_problem(place, file) for file in files)
     return [problem for problem in problems if problem is not None]
 
 
@@ -113,7 +113,7 @@ def _count_differences(index: SampleIndex, other: SampleIndex) -> int:
         if column is None or other_column is None or column.differs_in_kind(other_column):
             alike[:] = False
         else:
-            alike &= column.select(rows).same(other_column.select(other_rows))
+            alike &= column.select(rows).equal_rows(other_column.select(other_rows))
     return len(index) + len(other) - 2 * len(ids) + int((~alike).sum())
 
 
@@ -203,7 +203,7 @@ def verify_deep(
             path=path,
             remedy="name the source that it was made from",
         ) from error
-    scan, _ = prepared(opened.scan(), manifest.recipe, options)
+    scan, _ = prepare_scan(opened.scan(), manifest.recipe, options)
     scan, checksums = _match_scan(dataset, scan)
     report = engines.progress_counter(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)
@@ -274,7 +274,7 @@ class _DeepTask:
 
 def _deep_tasks(dataset: ConvertedDataset, scan: Scan, checksums: Checksums) -> Iterator[_DeepTask]:
     """Yield a task for each shard, made when a worker is free."""
-    for shard, index in dataset.by_shard():
+    for shard, index in dataset.iter_shards():
         rows = np.searchsorted(scan.samples.ids, index.ids[index.served]).tolist()
         pairs = ((scan.samples[row], int(checksums[row])) for row in rows)
         pictures = {ref.id: (ref, checksum) for ref, checksum in pairs}
@@ -326,7 +326,7 @@ class _Comparison:
             problem = f"{where} {difference}"
         elif stored.shape != expected.shape:
             stored_size, expected_size = (
-                written((picture.shape[0], picture.shape[1])) for picture in (stored, expected)
+                size_text((picture.shape[0], picture.shape[1])) for picture in (stored, expected)
             )
             return _Compared(ref.path, 0.0, f"{where} is {stored_size} pixels, expected {expected_size}")
         elif FORMATS[recipe.format].holds_pixels:
@@ -353,7 +353,7 @@ class _Comparison:
         """
         width, height = task.index.source_sizes[row].tolist()
         target = None if task.index.targets is None else task.index.targets.value(row)
-        fields = columns.values_of(task.index.fields, row)
+        fields = columns.row_values(task.index.fields, row)
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):
             return "has a path, target or fields that differ from its source's"
@@ -381,4 +381,4 @@ def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: De
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
     image = decoded.image.convert(images.MODES[recipe.channels])
-    return images.reference(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)
+    return images.reference_pixels(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)

@@ -158,9 +158,11 @@ def _node_name(address: str, node_id: str) -> str:
 def versions() -> dict[str, str]:
     """Return the versions that bytes and pixels depend on, which must be the same on every node."""
     import precache  # here, because it imports this module
-    from precache.pictures.kinds import made_by  # here, because it needs PIL, and `precache doctor` does not
+    from precache.pictures.kinds import (
+        decoder_versions,  # here, because it needs PIL, and `precache doctor` does not
+    )
 
-    return {"precache": precache.__version__, **made_by()}
+    return {"precache": precache.__version__, **decoder_versions()}
 
 
 def check_versions(node: str, installed: Mapping[str, str], expected: Mapping[str, str]) -> None:

@@ -50,7 +50,7 @@ from precache.engines.processes import (
 )
 from precache.engines.processes import run as run_here
 from precache.errors import DatasetError, SettingError, WorkerError, os_reason
-from precache.pictures import turns
+from precache.pictures import large_pictures
 from precache.reporting import warn
 from precache.storage import open_new, read_regular, temporary_path
 from precache.storage.urls import Location, Url
@@ -379,7 +379,7 @@ class _PickledFunction:
         self._run_number, self._pickled = _run_number(), ray.cloudpickle.dumps(function)
 
     def __call__(self, task: Any, tick: Ticks) -> Any:
-        turns.take_part_in(self._run_number)
+        large_pictures.join_run(self._run_number)
         return pickle.loads(self._pickled)(task, tick)
 
 
@@ -392,7 +392,7 @@ def _load_work(reference: Any) -> Work:
 
     key = reference.hex()
     if key not in _work:
-        turns.take_part_in(_run_number())
+        large_pictures.join_run(_run_number())
         work: Work = ray.get(reference)
         with _working_folder(work.folder):
             work.check(this_node())

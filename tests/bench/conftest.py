@@ -17,7 +17,7 @@ Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials run in this process: a process of its own imports torch for a second or two."""
     for module in ("measure.comparison", "measure.watched", "lab.epochs", "lab.object_storage"):
-        monkeypatch.setattr(f"bench.{module}.run_fresh", lambda function, *given: function(*given))
+        monkeypatch.setattr(f"bench.{module}.run_in_process", lambda function, *given: function(*given))
 
 
 @pytest.fixture(scope="session")

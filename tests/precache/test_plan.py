@@ -13,7 +13,7 @@ from precache.plan import ExistingSamples, plan_conversion, plan_update, split_s
 from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
 from precache.sources.base import SampleRef, Samples
 
-SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
+SAMPLES = Samples.from_refs([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
 PICTURE_BYTES = 8 * 8 * 3
 SHARES = st.sampled_from([{"train": 0.8, "val": 0.2}, {"a": 0.5, "b": 0.3, "c": 0.2}, {"x": 1.0}])
 
@@ -143,7 +143,7 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
 @pytest.mark.parametrize("source", [("",), ("train",), ("train", "val")])
 def test_shares_divide_only_samples_of_a_single_split(source: tuple[str, ...]) -> None:
     refs = [SampleRef(i, f"{i}.jpg", 0, 1, source[i % len(source)]) for i in range(20)]
-    samples = Samples.of(refs)
+    samples = Samples.from_refs(refs)
     if len(source) > 1:
         with pytest.raises(SettingError, match="train, val"):
             plan_conversion(samples, recipe(splits="a=0.5,b=0.5"))
@@ -161,7 +161,9 @@ def test_updates_keep_the_shares_of_splits_and_name_no_shard_twice() -> None:
     names: list[str] = []
     for update in range(1, 121):
         labels = np.array([update % 3, 2, 2][: 1 + update % 3])
-        samples = Samples.of([SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())])
+        samples = Samples.from_refs(
+            [SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())]
+        )
         existing = ExistingSamples(update=update, next_shards=next_shards, labels=labels_of)
         plan = plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), existing)
         for shard in plan.shards:
@@ -177,7 +179,7 @@ def test_updates_keep_the_shares_of_splits_and_name_no_shard_twice() -> None:
 
 def test_an_update_fills_first_the_splits_that_lost_samples() -> None:
     existing = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
-    samples = Samples.of([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
+    samples = Samples.from_refs([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
     plan = plan_update(samples, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), existing)
     assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"b": 12, "c": 8}
 

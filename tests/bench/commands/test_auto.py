@@ -61,7 +61,7 @@ class Machine:
         return (1.1, trees.small_images), (2.0, trees.large_images), 9000.0
 
     def run(self, function: Any, *given: Any) -> Trial:
-        """Instead of `bench.measure.fresh.run_fresh`."""
+        """Instead of `bench.measure.fresh.run_in_process`."""
         self.trials += 1
         if self.trials > self.stops_after:
             raise KeyboardInterrupt
@@ -92,7 +92,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(measuring, "convert_twice", machine.convert_twice)
     monkeypatch.setattr(measuring, "_measure_disk", lambda folder: disk)
     for module in (measuring, comparison):
-        monkeypatch.setattr(module, "run_fresh", machine.run)
+        monkeypatch.setattr(module, "run_in_process", machine.run)
         monkeypatch.setattr(module, "OtherProcesses", lambda: machine)
     return machine
 
@@ -361,7 +361,7 @@ def test_pictures_without_a_decoder_are_not_left_out_unasked(
     machine: Machine, auto: Run, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage_tree(raw_tree, tmp_path / "tree")
-    monkeypatch.setattr(sample.kinds, "missing_decoder", lambda data: "WEBP")
+    monkeypatch.setattr(sample.kinds, "undecodable_kind", lambda data: "WEBP")
     ended = auto("out", "--yes", tree=Path("tree"))
     assert ended.returncode == 2
     assert "3 of 70 pictures that were tried may be intact" in ended.stderr  # the empty one is not

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.measure.fresh import DoesNotFit, in_one_line, run_fresh
+from bench.measure.fresh import DoesNotFit, in_one_line, run_in_process
 from precache.errors import WorkerError
 from tests.command import ROOT
 
@@ -34,27 +34,27 @@ class FromMissingModule:
 
 
 def test_each_trial_is_a_process_of_its_own() -> None:
-    found = [run_fresh(process) for _ in range(2)]
+    found = [run_in_process(process) for _ in range(2)]
     assert len({pid for pid, _ in found} | {os.getpid()}) == 3
     assert {method for _, method in found} == {multiprocessing.get_start_method()}, "as a training has it"
 
 
 def test_a_trial_that_dies_is_an_error_that_says_how() -> None:
     with pytest.raises(WorkerError, match="exit code 7"):
-        run_fresh(os._exit, 7)
+        run_in_process(os._exit, 7)
     with pytest.raises(WorkerError, match="SIGSEGV"):
-        run_fresh(signal.raise_signal, signal.SIGSEGV)
+        run_in_process(signal.raise_signal, signal.SIGSEGV)
     with pytest.raises(WorkerError, match="use fewer workers or a smaller batch size"):
-        run_fresh(signal.raise_signal, signal.SIGKILL)
+        run_in_process(signal.raise_signal, signal.SIGKILL)
 
 
 def test_what_a_trial_raises_is_raised_here() -> None:
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):  # before the function is called
-        run_fresh(len, FromMissingModule())
+        run_in_process(len, FromMissingModule())
     with pytest.raises(WorkerError, match=r"SystemExit: the user's script ended here"):
-        run_fresh(leave)
+        run_in_process(leave)
     with pytest.raises(ZeroDivisionError) as raised:
-        run_fresh(divmod, 1, 0)
+        run_in_process(divmod, 1, 0)
     assert "Traceback" in str(raised.value.__cause__)
 
 
@@ -72,12 +72,12 @@ def test_a_trial_ends_with_the_command_that_started_it(tmp_path: Path) -> None:
 
 _COMMAND = """
 import os, pathlib, sys, time
-from bench.measure.fresh import run_fresh
+from bench.measure.processes import run_in_process
 def trial(file):
     pathlib.Path(file).write_text(str(os.getpid()))
     time.sleep(60)
 if __name__ == "__main__":
-    run_fresh(trial, sys.argv[1])
+    run_in_process(trial, sys.argv[1])
 """
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from precache import check, convert, open_dataset, verify
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError
-from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.tree import list_tree, scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
@@ -96,7 +96,7 @@ def test_check_lists_the_pictures_that_convert_rejects(
     tree, damaged = damaged_tree
     report = check(tree, workers=2)
     assert (report.pictures, [picture.path for picture in report.rejected]) == (IMAGES, damaged)
-    assert report.list_file == default_list(tree) == tmp_path / "tree.rejected.csv"
+    assert report.list_file == default_list_path(tree) == tmp_path / "tree.rejected.csv"
     assert read_list(report.list_file) == report.rejected
     converted = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=1).manifest
     assert [(r.path, r.reason) for r in converted.rejected] == [(r.path, r.reason) for r in report.rejected]

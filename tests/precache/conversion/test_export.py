@@ -16,10 +16,10 @@ from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
+from tests.precache.sources.archives import read_shards
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.tables import spotted
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.tables import write_spot_table
 from tests.stopping import KilledError, Stop, stopping
 
 
@@ -35,13 +35,13 @@ def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Pat
     header, first, *_ = (tmp_path / "tree/labels.csv").read_text().splitlines()
     assert (header, first) == ("image,label,split", f"{stems[0]}.png,{os.path.dirname(stems[0])},train")
     convert(tmp_path / "tree", tmp_path / "again", small_recipe("shards"), workers=0)
-    assert shards(tmp_path / "again") == shards(converted["shards"])
+    assert read_shards(tmp_path / "again") == read_shards(converted["shards"])
 
 
 def test_export_keeps_the_bytes_of_jpegs(converted: dict[str, Path], tmp_path: Path) -> None:
     for name in ("webdataset", "dali"):
         export(converted[name], tmp_path / name, workers=0)
-        jpegs = {sample.data for _, sample in stored(open_dataset(converted[name]))}
+        jpegs = {sample.data for _, sample in stored_samples(open_dataset(converted[name]))}
         assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == jpegs
 
 
@@ -53,7 +53,7 @@ def test_export_keeps_splits_and_channels(raw_tree: Path, tmp_path: Path) -> Non
         recipe = small_recipe("shards", channels=first.recipe.channels)
         second = convert(tree, tmp_path / f"{name}-again", recipe, workers=0).manifest
         assert second.samples_per_class == first.samples_per_class
-    assert shards(tmp_path / "rgba-again") == shards(tmp_path / "rgba")
+    assert read_shards(tmp_path / "rgba-again") == read_shards(tmp_path / "rgba")
 
 
 def labelled_items(labels: list[Any], **fields: list[Any]) -> Items:
@@ -90,7 +90,7 @@ def test_the_exported_table_holds_what_a_tree_cannot(name: str, tmp_path: Path) 
     before, after = open_dataset(tmp_path / "before"), open_dataset(tmp_path / "after")
     for attribute in ("classes", "target", "samples_per_class"):
         assert getattr(before.manifest, attribute) == getattr(after.manifest, attribute)
-    assert shards(tmp_path / "before") == shards(tmp_path / "after")
+    assert read_shards(tmp_path / "before") == read_shards(tmp_path / "after")
     index, new_index = before.read_index(), after.read_index()
     assert index.ids.tolist() == new_index.ids.tolist()
     assert (index.targets is None) == (new_index.targets is None)
@@ -112,7 +112,7 @@ def export_and_convert(folder: Path, size: int) -> None:
 def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> None:
     """The boxes are in pixels of the pictures that are written, not of the originals."""
     options = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
-    table, mask = spotted(tmp_path), str(tmp_path / "masks")
+    table, mask = write_spot_table(tmp_path), str(tmp_path / "masks")
     convert(table, tmp_path / "before", Recipe(format="dali", size=40), workers=0, mask=mask, **options)
     export_and_convert(tmp_path, 40)
     # ImageFolder, which reads tree/train, would take a folder of masks in it for a class
@@ -122,7 +122,7 @@ def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> Non
     assert np.array_equal(before.read_index().mask_checksums, after.read_index().mask_checksums)
     assert after.manifest.source_options["boxes"] == "box"
     (left, top, right, bottom), *_ = after.read_index().fields["box"].array(0).tolist()
-    (_, sample), *_ = stored(after)
+    (_, sample), *_ = stored_samples(after)
     bright = sample.pixels("")[..., 0] > 127
     assert bright[round(top) : round(bottom), round(left) : round(right)].all()
     assert bright.sum() == round((right - left) * (bottom - top))

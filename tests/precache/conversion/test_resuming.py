@@ -17,7 +17,7 @@ import pytest
 from precache import convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.errors import DatasetError
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
@@ -95,7 +95,9 @@ def test_convert_refuses_to_resume_with_another_pillow(
 ) -> None:
     interrupt(raw_tree, tmp_path / "out")
     before = contents(tmp_path / "out")
-    monkeypatch.setattr("precache.conversion.convert.made_by", lambda: {**made_by(), "pillow": "99"})
+    monkeypatch.setattr(
+        "precache.conversion.convert.decoder_versions", lambda: {**decoder_versions(), "pillow": "99"}
+    )
     with pytest.raises(DatasetError, match=r"pillow .*99") as raised:
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
     assert raised.value.path == tmp_path / "out"
@@ -117,7 +119,7 @@ def test_staging_folders_of_dead_processes_are_removed(
         folder.mkdir()
         for name in names:
             (folder / name).write_bytes(THESIS)
-    assert staging.sweep() == [abandoned]
+    assert staging.remove_abandoned() == [abandoned]
     assert own_folder.exists()
     assert (foreign / "thesis.txt").read_bytes() == THESIS
     assert not abandoned.exists()

@@ -35,7 +35,7 @@ from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_zip, put
-from tests.precache.sources.listed import FIELDS, TARGETS
+from tests.precache.sources.examples import FIELDS, TARGETS
 from tests.precache.sources.objects import Items
 from tests.precache.sources.objects import picture as grey
 from tests.precache.sources.tables import write_csv, write_jsonl

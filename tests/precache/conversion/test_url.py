@@ -11,7 +11,7 @@ from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.url import leftovers, working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import PATIENCE
+from precache.storage.retries import PATIENCE_VARIABLE
 from precache.storage.urls import Url
 from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
@@ -165,11 +165,11 @@ def test_a_storage_that_fails_at_random_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A quarter of the requests fail, in every way but a stall, which would take too long."""
-    monkeypatch.setenv(PATIENCE, "1")
+    monkeypatch.setenv(PATIENCE_VARIABLE, "1")
     storage.plan = lambda seen: "503" if seen.method == "PUT" and "train-" in seen.path else None
     with pytest.raises(StorageError, match=r"s3://bucket.*train-0000.*SlowDown"):
         convert(raw_tree, bucket / "none", small_recipe("shards"), workers=0)
-    monkeypatch.setenv(PATIENCE, "2")
+    monkeypatch.setenv(PATIENCE_VARIABLE, "2")
     kinds = [fault for fault in FAULTS if fault not in ("flip", "stall")]
     for seed in seeds:
         url, draw = bucket / str(seed), random.Random(seed)

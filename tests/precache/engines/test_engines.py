@@ -167,8 +167,8 @@ def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Pa
     """The check of a node runs here on folders in which a file disappears."""
     (tmp_path / "out").mkdir()
     picture = put(tmp_path / "source", {"1.jpg": b"a picture"}) / "1.jpg"
-    as_scanned = (picture.stat().st_size, picture.stat().st_mtime_ns)
-    read = partial(read_picture, str(picture), as_scanned=as_scanned)
+    scanned_status = (picture.stat().st_size, picture.stat().st_mtime_ns)
+    read = partial(read_picture, str(picture), scanned_status=scanned_status)
     for folder in (tmp_path / "out", tmp_path / "source"):
         with prepare_nodes("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
             nodes.check("node a")

@@ -17,10 +17,10 @@ from bench.measure.accuracy import (
     open_source,
     write_splits,
 )
-from loaders.deliver import find_device
+from loaders.device import find_device
 from loaders.examples.models import MODELS
 from precache.cli import commandline
-from precache.cli.commandline import check_output, gathered
+from precache.cli.commandline import check_output, combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError, check_choice
 
@@ -67,7 +67,7 @@ _RECIPE_OPTIONS = {
 @click.option(
     "--baseline", default="imagefolder", show_default=True, help="Source that the others are compared with."
 )
-@gathered("recipe", _make_recipe, _RECIPE_OPTIONS)
+@combine_options("recipe", _make_recipe, _RECIPE_OPTIONS)
 @click.option(
     "--seeds", default="5", show_default=True, help="Trainings of each source: how many, or which, as in 3-4."
 )

@@ -27,7 +27,7 @@ from bench.measure.storing import check_free, choose_recipe, find_begun_recipe, 
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.measure.trials import read_document
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
-from bench.report.gain import TODAY_BACKEND, way
+from bench.report.gain import TODAY_BACKEND, source_name
 from bench.report.loaders import other_cpu_share
 from bench.report.recommendation import (
     USUAL_REJECTS,
@@ -41,7 +41,7 @@ from bench.report.stats import is_disturbed
 from bench.report.verdict import RAW_TREE, training_rate
 from loaders.dataset import open_split
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, gathered, note, parse_bytes, parse_share
+from precache.cli.commandline import STDOUT, combine_options, note, parse_bytes, parse_share
 from precache.cli.main import DATA, convert
 from precache.conversion.convert import Conversion
 from precache.conversion.destination import AUTO_NAME
@@ -177,8 +177,8 @@ def parse_what_if(
 @click.option(
     "--convert", "dst", type=PLACE, metavar="DST", help="Convert as recommended, into DST, and measure that."
 )
-@gathered("changes", parse_what_if, WHAT_IF_OPTIONS)
-@gathered("trial_options", dict, {**TRIAL_OPTIONS, "stored_size": STORED_SIZE})
+@combine_options("changes", parse_what_if, WHAT_IF_OPTIONS)
+@combine_options("trial_options", dict, {**TRIAL_OPTIONS, "stored_size": STORED_SIZE})
 @output_options
 def command(
     src: Location,
@@ -447,7 +447,7 @@ def _report_gain(
     if after.high < before.low:
         note(
             f"Converting lost: from {manifest.recipe.format} the trainer gets {after.median:,.0f} images/s, "
-            f"by {way(tree_row)} from the tree {before.median:,.0f}."
+            f"by {source_name(tree_row)} from the tree {before.median:,.0f}."
         )
         raise click.exceptions.Exit(1)
 

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,12 +15,12 @@ from bench.measure.replacements import measure_replacements
 from bench.report import waiting
 from bench.report.result import Result, format_document, make_document, parse_document
 from bench.report.stats import is_disturbed
-from bench.report.waiting import Change, Replaced, Stream
-from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
+from bench.report.waiting import Change, MeasuredReplacement, Stream
+from bench.report.watch import make_result, paste_to_trial, replacement_to_trial, stream_to_trial
 from bench.watch import advice
 from bench.watch.advice import Advice
 from bench.watch.replacements import Replacements, find_replacements
-from bench.watch.run import Observed, command_line, watch
+from bench.watch.run import WatchedRun, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, note
 from precache.errors import PrecacheError, SettingError
@@ -104,7 +103,7 @@ def command(
     raise click.exceptions.Exit(130 if observed.interrupted else observed.code)
 
 
-def _make_result(observed: Observed, script: list[str], gpu_price: float | None) -> Result:
+def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | None) -> Result:
     """Measure what other data sets would change, and make the result of the watched script.
 
     Args:
@@ -112,27 +111,29 @@ def _make_result(observed: Observed, script: list[str], gpu_price: float | None)
         gpu_price: dollars per hour of an accelerator; None: waiting has no cost.
     """
     streams = waiting.find_streams(observed.processes)
-    faults = observed.all("fault")
+    faults = observed.events("fault")
     settings: dict[str, Any] = {
         "script": script,
         "exit_code": observed.code,
         "ended": observed.ended,
         "interrupted": observed.interrupted,
-        "batches": len(observed.all("batch")),
+        "batches": len(observed.events("batch")),
         "fault": faults[0]["text"] if faults else "",
         "left_out": [],
-        **asdict(observed.machine),
+        "cpus": observed.machine.cpus,
+        "ours": observed.machine.script_share,
+        "others": observed.machine.other_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     skipped: dict[str, str] = {}
     first = streams[0] if streams else None
     if first is not None and not observed.failed and waiting.can_change(first):
         replacements = Replacements()
-        measured: list[Replaced] = []
-        if first.source and not observed.interrupted:
+        measured: list[MeasuredReplacement] = []
+        if first.record and not observed.interrupted:
             remade = bool(first.info.get("remade"))
-            replacements = find_replacements(first.source, _SHARDS, remade=remade)
-        if replacements.advices and not is_disturbed(observed.machine.others):
+            replacements = find_replacements(first.record, _SHARDS, remade=remade)
+        if replacements.advices and not is_disturbed(observed.machine.other_share):
             note("measuring what would help, on a sample of the pictures ...")
             try:
                 measured = measure_replacements(
@@ -141,7 +142,7 @@ def _make_result(observed: Observed, script: list[str], gpu_price: float | None)
             except PrecacheError as error:
                 skipped["another data set"] = str(error)
         settings["left_out"] = replacements.left_out
-        trials += [replaced_to_trial(replaced) for replaced in measured]
+        trials += [replacement_to_trial(replaced) for replaced in measured]
         advice_by_name = {item.name: item for item in replacements.advices}
         for change in waiting.find_changes(first, streams, observed.machine, measured):
             trials.append(paste_to_trial(change, _lines_to_paste(first, change, advice_by_name)))
@@ -156,10 +157,10 @@ def _make_result(observed: Observed, script: list[str], gpu_price: float | None)
 def _lines_to_paste(first: Stream, change: Change, advice_by_name: Mapping[str, Advice]) -> list[str]:
     """Return the lines to write into the script, or to run; empty where the script cannot have the change."""
     if change.name == "pillow-simd":
-        return advice.put_simd(first.source).lines(os.getcwd())
+        return advice.put_simd(first.record).lines(os.getcwd())
     if change.name in advice_by_name:
         return advice_by_name[change.name].lines(os.getcwd())
-    edit = advice.set_arguments(first.source, change.arguments, remade=bool(first.info.get("remade")))
+    edit = advice.set_arguments(first.record, change.arguments, remade=bool(first.info.get("remade")))
     return [] if edit is None else edit.lines(os.getcwd())
 
 

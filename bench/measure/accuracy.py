@@ -161,7 +161,7 @@ class Source:
         backend: Any = self.backend  # a Literal of `loaders.build`, which a str is not
         augment: Any = "train"
         if self.augment == "device":
-            if self.data.varies:  # `augment_batch` would be given the middle of each picture alone
+            if self.data.has_varying_sizes:  # `augment_batch` would be given the middle of each picture alone
                 raise SettingError(
                     f"augment: {self.path} holds pictures of varying size, and a device crops those of one "
                     f"size",

@@ -103,7 +103,7 @@ def local_folder(place: Location) -> Path:
         return place
     dataset = open_dataset(place)
     for file in dataset.manifest.files:
-        with dataset.held(file):
+        with dataset.local_files(file):
             pass
     return dataset.path
 

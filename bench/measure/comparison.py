@@ -41,7 +41,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage.urls import Location
 
 AnyCandidate: TypeAlias = Candidate | PeerCandidate
@@ -80,7 +80,7 @@ class Comparison:
 def compare(
     comparison: Comparison,
     path: Path | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
     gpu_price: float | None = None,
 ) -> Result:
     """Measure each loader alone and with each trainer, and each peer, taking turns, `repeats` times.

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from bench.measure.child import Outcome, run_and_send
-from precache.engines.processes import environment_with
+from precache.engines.processes import set_environment
 from precache.errors import SettingError, WorkerError
 from precache.imports import child_environment
 
@@ -47,7 +47,7 @@ def run_in_process(function: Callable[..., T], *arguments: object) -> T:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=run_and_send, args=(sender, pickle.dumps((function, arguments))))
     try:
-        with environment_with(**child_environment()):
+        with set_environment(**child_environment()):
             process.start()
     except (EOFError, OSError) as error:
         raise WorkerError(

@@ -13,7 +13,7 @@ from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.forecast import fit_conversion, stored_size
 from bench.report.stats import Estimate, estimate
-from bench.report.waiting import Replaced
+from bench.report.waiting import MeasuredReplacement
 from bench.report.watch import convert_cost
 from bench.watch.advice import Advice
 from loaders import ImageDataset
@@ -31,7 +31,7 @@ _TIMED_PICTURES = 48  # in each turn
 
 def measure_replacements(
     advices: Sequence[Advice], batch_size: int | None, parts: Mapping[str, float]
-) -> list[Replaced]:
+) -> list[MeasuredReplacement]:
     """Measure data sets and loaders that may replace an ImageFolder, on its tree and on converted folders.
 
     Args:
@@ -66,11 +66,11 @@ def measure_replacements(
             if advice.keeps_loader:
                 if parts:
                     factor = _measure_factor(parts, trees.large, data)
-                    measured.append(Replaced(advice.name, factor, None, cost))
+                    measured.append(MeasuredReplacement(advice.name, factor, None, cost))
             else:
                 backend = "pytorch" if advice.recipe is None else "shards"
                 rate = _measure_rate(settings, backend, data, len(scan.classes))
-                measured.append(Replaced(advice.name, None, rate, cost))
+                measured.append(MeasuredReplacement(advice.name, None, rate, cost))
     return measured
 
 

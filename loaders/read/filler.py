@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment import Crops, place_all
+from loaders.augment import Crops, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver import Pool, check_exit
+from loaders.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
@@ -225,7 +225,7 @@ class BatchFiller:
             shapes = [(height, width) for height, width in varying.tolist()]
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
-        boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.places)
+        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, varying, request.places)
         images, places = self._space(shapes * self._crops.views)
         slots, most = range(len(ids)), _COPIED if pictures.in_memory else 1
         size = max(1, min(most, len(ids) // self._threads))
@@ -291,7 +291,7 @@ class BatchFiller:
             try:
                 pictures[slot] = filling.pictures.picture_of(slot)
             except ImageError as error:  # without what its traceback holds
-                filling.errors[slot] = type(error)(error.path, error.reason)
+                filling.errors[slot] = type(error)(error.path, error.reason, remedy=error.remedy)
         if pictures and filling.pictures.compare is not None:
             for slot, wrong in filling.pictures.compare(pictures).items():
                 del pictures[slot]
@@ -302,7 +302,7 @@ class BatchFiller:
             if len(rows) < len(part):
                 places = [filling.places[row] for row in rows]
             boxes, mirrored = [filling.boxes[row] for row in rows], [filling.mirrored[row] for row in rows]
-            place_all([*pictures.values()], boxes, mirrored, places, self._data.dtype)
+            crop_into([*pictures.values()], boxes, mirrored, places, self._data.dtype)
 
 
 def _stop_filling(filling: _Filling) -> None:

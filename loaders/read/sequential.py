@@ -10,7 +10,7 @@ import numpy as np
 
 from loaders.batch import Request
 from loaders.dataset import RemoteShards, SplitData
-from loaders.deliver import Pool, stop_check
+from loaders.threads import Pool, stop_check
 
 T = TypeVar("T")
 _AT_A_TIME = 4  # shards that are fetched, each in several parts
@@ -44,7 +44,7 @@ def look_ahead(
     horizon = 0 if kept else int(np.sort(data.shard_samples)[-window_shards:].sum())
     most_shards = kept
     if remote is not None and not kept:
-        most_shards = remote.ahead(window_shards, int(data.shard_bytes.max()))
+        most_shards = remote.max_shards_ahead(window_shards, int(data.shard_bytes.max()))
     fetching = FetchAhead(data, most_shards, horizon or most_samples)
     requests = fetching.requests(requests)
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
@@ -150,7 +150,7 @@ class FetchAhead:
             with coming.result():
                 yield
         elif self._data.remote is not None:
-            with self._data.held(number):
+            with self._data.local_shard(number):
                 yield
         else:
             yield

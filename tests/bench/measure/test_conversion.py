@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.conversion import time_stages
-from bench.report.conversion import OURS, STAGE_NAMES, STAGES, WHOLE, make_result
+from bench.report.conversion import PRECACHE, STAGE_NAMES, STAGES, WHOLE, make_result
 from bench.report.result import Trial
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
@@ -36,7 +36,7 @@ def whole(repeat: int, writer: str, rate: float) -> Trial:
 
 
 def test_the_answer_names_the_stage_with_most_of_the_time() -> None:
-    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, OURS, 1.5)]
+    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, PRECACHE, 1.5)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     decode = next(row for row in result.rows if row.name == "decode")
     assert decode.values["time_share"].median == pytest.approx(0.6)
@@ -53,7 +53,11 @@ def test_the_answer_names_the_stage_with_most_of_the_time() -> None:
 def test_the_answer_compares_another_writer_or_says_within_noise(
     rates: tuple[float, float], words: str
 ) -> None:
-    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, OURS, 2.0), whole(1, OURS, 2.0)]
+    trials = [
+        stages(0, read=1, decode=6, resize=2, write=1),
+        whole(0, PRECACHE, 2.0),
+        whole(1, PRECACHE, 2.0),
+    ]
     trials += [whole(repeat, "ffcv", rate) for repeat, rate in enumerate(rates)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     assert words in result.answer[2][0]

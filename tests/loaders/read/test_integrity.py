@@ -20,7 +20,7 @@ from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
-from tests.loaders.arms import OF_SHARDS, with_marks
+from tests.loaders.cases import CONVERTED_CASES, backend_params
 
 HOW: list[dict[str, Any]] = [
     {"shuffle": "window"},
@@ -30,7 +30,7 @@ HOW: list[dict[str, Any]] = [
 ]
 
 
-EACH = [*OF_SHARDS, *with_marks(("shards", "keep-shards"), ("dali", "keep-dali"))]
+EACH = [*CONVERTED_CASES, *backend_params(("shards", "keep-shards"), ("dali", "keep-dali"))]
 
 
 @pytest.fixture(params=[pytest.param(arm.values, id=arm.id, marks=arm.marks) for arm in EACH])

@@ -192,7 +192,7 @@ class EncodedPictures:
         return self._data.read(index, partial(self._read_shard, index))
 
     def _read_shard(self, index: int, path: Path) -> Mapping[int, StoredSample]:
-        self._check.open_file(index)
+        self._check.compare_size(index)
         if self._data.remote is not None and index in self._data.remote.parts:
             return self._data.remote.parts[index].read(path)
         samples = list(FORMATS[self._data.kind].read_shard(path))
@@ -231,7 +231,7 @@ class EncodedPictures:
         while len(self._places) >= _KEPT_PLACES:
             del self._places[next(iter(self._places))]
         with self._data.local_shard(index, with_index=True) as path:
-            self._check.open_file(index)
+            self._check.compare_size(index)
             # of a part of a shard, too: its index is that of the shard
             whole = path.with_name(Path(self._data.whole.files[index]).name)
             places = FORMATS[self._data.kind].find_samples(whole)

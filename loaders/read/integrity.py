@@ -76,7 +76,7 @@ class SampleCheck:
             damage = self._data.remote.remove_damaged(int(self._data.locate(np.array([position]))[0][0]))
         return self._data.index.error(position, self._data.file_at(position), damage)
 
-    def open_file(self, number: int) -> None:
+    def compare_size(self, number: int) -> None:
         """To be called before shard `number` of the split is read: compares its size.
 
         Raises:

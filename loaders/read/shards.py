@@ -193,7 +193,7 @@ class ShardsReader:
         shard.close(drop_cached=self._bounded)
 
     def _map_file(self, index: int, path: Path) -> MappedShard:
-        self._check.open_file(index)
+        self._check.compare_size(index)
         with ExitStack() as opened:
             file = opened.enter_context(ShardFile(path))
             check_index(self._data, index, file.ids, file.labels)

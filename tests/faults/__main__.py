@@ -21,7 +21,7 @@ import click
 
 from tests.command import ROOT
 from tests.faults import nursery, shim
-from tests.faults.nursery import ATTACKS, FAILURES, NEED_THE_SHIM, Outcome
+from tests.faults.runner import ATTACKS, FAILURES, NEED_THE_SHIM, Outcome
 
 
 def long_count(name: str, folder: Path) -> int:

@@ -18,9 +18,9 @@ import psutil  # noqa: F401 (commands load it; now, so that this costs no run)
 import precache.cli.main
 from precache.cli import commandline
 from tests.faults import shim
-from tests.faults.nursery import HANG_S, Bad, end_children, forked, say
+from tests.faults.runner import HANG_S, Bad, end_children, forked, say
 from tests.faults.shim import Shim, Strike
-from tests.faults.worlds import FORMATS, SIZE, make_tree
+from tests.faults.trees import FORMATS, SIZE, make_tree
 
 OTHER_SIZE = 8
 _ERROR = re.compile(r"precache( convert)?: error: ")

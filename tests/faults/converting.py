@@ -20,7 +20,7 @@ from precache.errors import DatasetError
 from precache.storage.locks import hold_lock, lock_path
 from tests.faults import conversions, mutations, shim
 from tests.faults.conversions import SCENARIOS, Attempt, Siege, World, attempt, warm_host
-from tests.faults.nursery import CLEAN, RIGHT, Attack, Bad, Outcome, forked, outcome_of
+from tests.faults.runner import CLEAN, RIGHT, Attack, Bad, Outcome, forked, outcome_of
 from tests.faults.shim import DST, SRC, Strike
 
 # SIGKILL at every system call that changes something at DST, and at random times, up to four times in a

@@ -21,7 +21,7 @@ from PIL import ExifTags, Image, PngImagePlugin
 from precache import ImageError, Recipe
 from precache.pictures import images
 from tests.faults import mutations
-from tests.faults.nursery import CLEAN, RIGHT, Attack, Bad, Outcome, say
+from tests.faults.runner import CLEAN, RIGHT, Attack, Bad, Outcome, say
 
 _MOST_BYTES = 3 << 29  # 100 million pixels of four bytes, and a copy
 _ADDRESS_BYTES = 5 << 30

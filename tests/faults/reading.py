@@ -26,8 +26,8 @@ from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from tests.building import build_loader
 from tests.faults import mutations
-from tests.faults.nursery import CLEAN, HANG_S, RIGHT, Attack, Bad, Outcome, describe, forked, outcome_of, say
-from tests.faults.worlds import FORMATS, SIZE, make_tree
+from tests.faults.runner import CLEAN, HANG_S, RIGHT, Attack, Bad, Outcome, describe, forked, outcome_of, say
+from tests.faults.trees import FORMATS, SIZE, make_tree
 
 with suppress(ImportError):
     import nvidia.dali  # noqa: F401 (here, so that it is not loaded in each child)

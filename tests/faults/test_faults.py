@@ -7,7 +7,7 @@ import pytest
 
 from tests.faults import nursery, shim
 from tests.faults.__main__ import long_count
-from tests.faults.nursery import ATTACKS, NEED_THE_SHIM
+from tests.faults.runner import ATTACKS, NEED_THE_SHIM
 
 QUICK = {
     "kills": 16, "errnos": 40, "journals": 24, "locks": 8, "pictures": 300, "folders": 40, "loaders": 20,

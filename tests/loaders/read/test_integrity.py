@@ -44,7 +44,7 @@ def build(
 
 
 @pytest.mark.parametrize("how", HOW, ids=str)
-def test_a_damaged_sample_is_named_in_every_epoch_and_nothing_of_it_is_served(
+def test_damaged_sample_raises_sample_error_in_every_epoch(
     build: partial[Loader], how: dict[str, Any]
 ) -> None:
     """Or left out alone, if that is asked for."""
@@ -70,7 +70,7 @@ def test_a_damaged_sample_is_named_in_every_epoch_and_nothing_of_it_is_served(
             assert epoch or all(torch.equal(picture, expected[i]) for i, picture in found.items())
 
 
-def test_damage_after_the_first_epoch_is_found_where_every_read_is_checked(
+def test_checking_always_finds_damage_after_the_first_epoch(
     build: partial[Loader],
 ) -> None:
     with build(check="always") as always, build(check="first-read") as first:
@@ -93,7 +93,7 @@ def read_all(path: Path) -> None:
 
 
 @pytest.mark.parametrize("file", [MANIFEST_NAME, index_name()])
-def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
+def test_one_changed_bit_of_manifest_or_index_raises_dataset_error(
     file: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
@@ -110,7 +110,7 @@ def test_one_changed_byte_of_manifest_or_index_serves_nothing_else(
 
 @pytest.mark.parametrize("file", [MANIFEST_NAME, index_name(), "shard"])
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_what_is_no_file_is_an_error_not_a_wait(
+def test_pipe_folder_or_link_in_place_of_a_file_raises_dataset_error(
     name: str, file: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted[name], tmp_path / "copy"))

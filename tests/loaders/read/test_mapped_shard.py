@@ -14,7 +14,7 @@ from precache.storage import atomic_write
 
 @pytest.mark.parametrize("in_blocks", [False, True])
 @pytest.mark.parametrize("kind", ["shards", "keep-shards"])
-def test_what_is_shown_of_a_shard_stays_when_another_takes_its_name(
+def test_pictures_stay_when_another_file_takes_the_shards_name(
     kind: str, in_blocks: bool, converted: dict[str, Path], shaped: dict[str, Path], tmp_path: Path
 ) -> None:
     """It begins on a page and is shown where it lies; what is written there by mistake is in no file."""

@@ -27,7 +27,7 @@ def run(module: str, *arguments: object, cwd: Path) -> "subprocess.CompletedProc
     )
 
 
-def interrupted(
+def run_and_interrupt(
     when: Callable[[], bool], *arguments: object, cwd: Path, number: int = signal.SIGINT
 ) -> "tuple[subprocess.CompletedProcess[str], float]":
     """`precache arguments`, which gets a signal when `when` holds; and for how long it lives on, in s."""

@@ -12,7 +12,7 @@ from precache.pictures import images
 from precache.sources.tree import scan_tree
 
 
-def stored(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
+def stored_samples(dataset: ConvertedDataset) -> Iterator[tuple[str, StoredSample]]:
     """(shard path, sample) of all samples, in written order, by our own reader."""
     read_shard = FORMATS[dataset.manifest.recipe.format].read_shard
     for shard in dataset.manifest.shards:
@@ -27,7 +27,7 @@ def check_holds_its_tree(dataset: ConvertedDataset, raw_tree: Path, worst_psnr: 
     rejected = {sample.id for sample in dataset.manifest.rejected}
     expected = [(sample.id, sample.label) for sample in samples if sample.id not in rejected]
     held = []
-    for path, sample in stored(dataset):
+    for path, sample in stored_samples(dataset):
         held.append((sample.id, sample.label))
         file = f"{raw_tree}/{samples[sample.id].path}"
         rendered, _ = images.render(images.read_bytes(file), file, how)
@@ -47,7 +47,7 @@ def check_another_reader_sees_the_same(
 
     `known` has the values of all samples, by name; lists may come without their shape.
     """
-    for (_, ours), (sample_id, values, data) in zip(stored(dataset), read, strict=True):
+    for (_, ours), (sample_id, values, data) in zip(stored_samples(dataset), read, strict=True):
         assert sample_id == ours.id
         assert data == ours.data if isinstance(ours.data, bytes) else np.array_equal(data, ours.data)
         for name, value in values.items():

@@ -61,7 +61,7 @@ def save_mask(labels: Pixels, number: int, stem: Path) -> None:
     mask.save(stem.with_suffix(".tif" if number % 4 == 3 else ".png"))
 
 
-def draw_boxed(number: int) -> Image.Image:
+def draw_box_picture(number: int) -> Image.Image:
     """Black with a white square where its box is."""
     width, height = SIZES[number % len(SIZES)]
     pixels = np.zeros((height, width, 3), np.uint8)

@@ -235,15 +235,15 @@ def check_a_cache_changes_nothing_but_the_reading(build: Build, cache: str) -> N
                     break
 
 
-def running() -> set[threading.Thread | psutil.Process]:
+def threads_and_processes() -> set[threading.Thread | psutil.Process]:
     """Threads of this process started by Python, and child processes."""
     children = {child for child in psutil.Process().children() if "resource_tracker" not in _command(child)}
     return {*threading.enumerate(), *children}
 
 
-def left(before: set[threading.Thread | psutil.Process]) -> set[threading.Thread | psutil.Process]:
+def new_threads_and_processes(before: set[threading.Thread | psutil.Process]) -> set[threading.Thread | psutil.Process]:
     """What runs now and did not `before`; what another test had left may have ended meanwhile."""
-    return running() - before
+    return threads_and_processes() - before
 
 
 def _command(process: psutil.Process) -> str:

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from loaders.examples.models import build_optimizer, loss_of
+from loaders.examples.models import build_optimizer, smoothed_cross_entropy
 from loaders.examples.train import Learner
 
 BATCH, SIDE = 8, 32
@@ -129,7 +129,7 @@ def lightning(net: Net, data: Slow, workers: int) -> None:
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
             """The loss of a batch."""
             images, labels = batch
-            return loss_of(self.net(images), labels)
+            return smoothed_cross_entropy(self.net(images), labels)
 
         def configure_optimizers(self) -> Any:
             """Plain SGD."""
@@ -162,7 +162,7 @@ def transformers(net: Net, data: Slow, workers: int) -> None:
 
         def forward(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
             """Loss and logits."""
-            return {"loss": loss_of(self.net(images), labels)}
+            return {"loss": smoothed_cross_entropy(self.net(images), labels)}
 
     def collate(samples: Any) -> Any:
         return {

@@ -146,6 +146,6 @@ def rate(done: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP)))
 
 
-def loss_of(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+def smoothed_cross_entropy(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Cross-entropy with label smoothing."""
     return cross_entropy(scores, labels, label_smoothing=0.1)

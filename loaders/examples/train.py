@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.settings import read_launcher
 
 Scored: TypeAlias = tuple[torch.Tensor, torch.Tensor]
@@ -76,7 +76,7 @@ class Learner:
         images, labels = batch
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             scores = self.model(images)
-            return loss_of(scores, labels), scores
+            return smoothed_cross_entropy(scores, labels), scores
 
     def train(self, batches: Iterable[Batch], ends: Callable[[], bool] = lambda: False) -> dict[str, float]:
         """Learn from batches until `ends` says so after one of them; loss, accuracy and images/s."""

@@ -18,7 +18,7 @@ import torch
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.settings import count_local_ranks, read_launcher
 
 
@@ -49,7 +49,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         """The loss; Lightning averages what is logged."""
         images, labels = batch
         logits = self.net(images)
-        loss = loss_of(logits, labels)
+        loss = smoothed_cross_entropy(logits, labels)
         figures = {"loss": loss, "accuracy": (logits.argmax(1) == labels).float().mean()}
         named = {prefix + name: value for name, value in figures.items()}
         self.log_dict(named, on_step=False, on_epoch=True, sync_dist=True, batch_size=len(labels))

@@ -19,7 +19,7 @@ import transformers
 
 from loaders.batch import Batch
 from loaders.examples import common
-from loaders.examples.models import build_model, build_optimizer, loss_of
+from loaders.examples.models import build_model, build_optimizer, smoothed_cross_entropy
 from loaders.examples.train import Learner
 
 _FOLDER = "hugging-face"
@@ -35,7 +35,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def compute_loss(self, model: torch.nn.Module, batch: Batch, **_: Any) -> torch.Tensor:
         """Of a batch as our loaders serve it, which needs no names."""
-        return loss_of(model(batch.images), batch.labels)
+        return smoothed_cross_entropy(model(batch.images), batch.labels)
 
     def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
         """Over all samples, on all ranks; the Trainer's own loss is the mean of batches, of any size."""

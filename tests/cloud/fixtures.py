@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from precache.storage.urls import Url
-from tests.cloud.storages import Storage, storing
+from tests.cloud.storages import Storage, run_storage
 
 _numbers = itertools.count()
 
@@ -18,7 +18,7 @@ def storage(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     pytest.importorskip("obstore")
     if "PRECACHE_CACHE_DIR" not in os.environ:  # a test may have one of its own
         monkeypatch.setenv("PRECACHE_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
-    with storing("s3") as storage:
+    with run_storage("s3") as storage:
         local = filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1"))
         for name, value in {**storage.environment(), "NO_PROXY": ",".join(local)}.items():
             monkeypatch.setenv(name, value)

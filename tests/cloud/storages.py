@@ -46,7 +46,7 @@ _METADATA = {"s3": "x-amz-meta-", "gs": "x-goog-meta-", "az": "x-ms-meta-"}
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class StorageRequest:
     """A request that came.
 
     Attributes:
@@ -99,8 +99,8 @@ class Storage:
         self.begun: dict[str, dict[str, str]] = {}
         self.page_objects = 1000
         self.latency_s = 0.0
-        self.plan: Callable[[Seen], str | None] = lambda seen: None
-        self.seen: list[Seen] = []
+        self.plan: Callable[[StorageRequest], str | None] = lambda seen: None
+        self.seen: list[StorageRequest] = []
         self.faults: Counter[str] = Counter()
         self.numbers = itertools.count(1)
         self.lock = threading.Lock()
@@ -132,15 +132,15 @@ class Storage:
 
 
 @contextmanager
-def storing(scheme: str) -> Iterator[Storage]:
+def run_storage(scheme: str) -> Iterator[Storage]:
     """A storage of the kind of s3://, gs:// or az:// that runs until the end of the block."""
     storage = Storage(scheme)
-    with listening(_Handler, storage=storage) as storage.endpoint:
+    with serve_http(_Handler, storage=storage) as storage.endpoint:
         yield storage
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
+def serve_http(handler: type[BaseHTTPRequestHandler], **attributes: object) -> Iterator[str]:
     """A server on loopback, until the end of the block: `http://127.0.0.1:PORT`."""
     server = _Server(("127.0.0.1", 0), type("Handler", (handler,), attributes))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -193,7 +193,7 @@ class _Handler(Handler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         how = unquote(container), unquote(key), asked, headers, headers.get("range", "")
         with storage.lock:
-            request = Seen(len(storage.seen), self.command, path, *how)
+            request = StorageRequest(len(storage.seen), self.command, path, *how)
             storage.seen.append(request)
             fault = storage.plan(request)
             if fault:
@@ -214,7 +214,7 @@ class _Handler(Handler):
 
     do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = _do
 
-    def _get(self, request: Seen, body: bytes) -> "Answer":
+    def _get(self, request: StorageRequest, body: bytes) -> "Answer":
         if not request.key:
             return self._list(request)
         stored = self.storage.objects.get((request.container, request.key))
@@ -233,7 +233,7 @@ class _Handler(Handler):
 
     _head = _get
 
-    def _put(self, request: Seen, body: bytes) -> "Answer":
+    def _put(self, request: StorageRequest, body: bytes) -> "Answer":
         part = request.query.get("blockid") or request.query.get("partNumber")
         if not request.key:  # something of the bucket's own
             return 200, b"", {}
@@ -245,7 +245,7 @@ class _Handler(Handler):
             body = b"".join(self.storage.parts.pop(f" {name}") for name in names)
         return self._store(request, body, request.headers)
 
-    def _post(self, request: Seen, body: bytes) -> "Answer":
+    def _post(self, request: StorageRequest, body: bytes) -> "Answer":
         upload = request.query.get("uploadId", "")
         if "uploads" in request.query:
             upload = f"upload-{next(self.storage.numbers)}"
@@ -264,7 +264,7 @@ class _Handler(Handler):
             return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
         return self._batch(body)
 
-    def _delete(self, request: Seen, body: bytes) -> "Answer":
+    def _delete(self, request: StorageRequest, body: bytes) -> "Answer":
         found = self.storage.objects.pop((request.container, request.key), None)
         return _refused(404, "NoSuchKey") if found is None else (204, b"", {})
 
@@ -280,7 +280,7 @@ class _Handler(Handler):
         content = "".join(parts) + "--batch--\r\n"
         return 202, content.encode(), {"Content-Type": "multipart/mixed; boundary=batch"}
 
-    def _store(self, request: Seen, content: bytes, headers: dict[str, str]) -> "Answer":
+    def _store(self, request: StorageRequest, content: bytes, headers: dict[str, str]) -> "Answer":
         place = request.container, request.key
         there = self.storage.objects.get(place)
         conditions = (
@@ -302,7 +302,7 @@ class _Handler(Handler):
             return 200, said, {**named, **self._headers_of(stored)}
         return 201 if self.storage.scheme == "az" else 200, b"", self._headers_of(stored)
 
-    def _list(self, request: Seen) -> "Answer":
+    def _list(self, request: StorageRequest) -> "Answer":
         prefix, query, page = request.query.get("prefix", ""), request.query, self.storage.page_objects
         keys = sorted(k for c, k in self.storage.objects if c == request.container and k.startswith(prefix))
         start = int(query.get("continuation-token") or query.get("marker") or 0)

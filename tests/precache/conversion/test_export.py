@@ -16,7 +16,7 @@ from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import spotted
 from tests.precache.sources.test_dataset import shards
@@ -43,7 +43,7 @@ def test_what_comes_back_has_the_names_and_the_pixels(
 def test_jpegs_keep_their_bytes(converted: dict[str, Path], tmp_path: Path) -> None:
     for name in ("webdataset", "dali"):
         export(converted[name], tmp_path / name, workers=0)
-        held = {sample.data for _, sample in stored(open_dataset(converted[name]))}
+        held = {sample.data for _, sample in stored_samples(open_dataset(converted[name]))}
         assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == held
 
 
@@ -122,7 +122,7 @@ def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
     assert np.array_equal(one.read_index().mask_checksums, two.read_index().mask_checksums)
     assert two.manifest.source_options["boxes"] == "box"
     (left, top, right, bottom), *_ = two.read_index().fields["box"].array(0).tolist()
-    (_, sample), *_ = stored(two)
+    (_, sample), *_ = stored_samples(two)
     bright = sample.pixels("")[..., 0] > 127
     assert bright[round(top) : round(bottom), round(left) : round(right)].all()
     assert bright.sum() == round((right - left) * (bottom - top))

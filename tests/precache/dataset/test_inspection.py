@@ -16,7 +16,7 @@ from precache.formats import FORMATS
 from precache.pictures import jpeg
 from tests.command import run_here
 from tests.conftest import CLASSES, small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 
 
 def test_the_page_shows_each_class_as_stored_and_what_was_left_out(tree: Path, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_the_page_shows_each_class_as_stored_and_what_was_left_out(tree: Path, t
         assert name in text
     pictures = re.findall(r'<img alt="[^"]* (\d+)" [^>]*src="data:image/jpeg;base64,([^"]+)">', text)
     assert len(pictures) == text.count("<img") == 24 + 5 * CLASSES
-    held = {sample.id: sample.pixels(name) for name, sample in stored(dataset)}
+    held = {sample.id: sample.pixels(name) for name, sample in stored_samples(dataset)}
     for number, data in pictures:
         shown = jpeg.decode_jpeg(base64.b64decode(data), "page").astype(int)
         expected = Image.fromarray(held[int(number)]).resize(shown.shape[1::-1], Image.Resampling.BILINEAR)

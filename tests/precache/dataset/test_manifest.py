@@ -15,7 +15,7 @@ from precache.sharing.push_pull import pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.conftest import small_recipe
-from tests.damage import edit_manifest, lead_away
+from tests.damage import edit_manifest, rename_split
 from tests.precache.destinations import THESIS, contents
 
 NAMES = (
@@ -33,7 +33,7 @@ def test_no_name_leads_out_of_the_folder(name: Any, converted: dict[str, Path], 
     with pytest.raises(DatasetError, match=MANIFEST_NAME):
         open_dataset(path)
     (path / MANIFEST_NAME).write_bytes(before)
-    lead_away(path, name)
+    rename_split(path, name)
     with pytest.raises(DatasetError, match=MANIFEST_NAME):
         open_dataset(path)
 
@@ -57,7 +57,7 @@ def test_nothing_outside_is_touched(
     (tmp_path / "user").mkdir()
     for shard in open_dataset(path).manifest.shards:
         (tmp_path / "user" / shard.file_name).write_bytes(THESIS)
-    lead_away(path, "../user/train")
+    rename_split(path, "../user/train")
     ObjectStore(bucket).upload(path / MANIFEST_NAME, MANIFEST_NAME)
     before = contents(tmp_path)
     with pytest.raises(DatasetError, match="splits"):

@@ -8,7 +8,7 @@ import pytest
 from precache import convert, open_dataset
 from precache.dataset.statistics import NO_PIXELS, PixelSums
 from tests.conftest import small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -25,7 +25,7 @@ def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Pat
     recipe = small_recipe("shards", splits="train=0.7,val=0.3")
     manifest = convert(raw_tree, tmp_path / "out", recipe, workers=0).manifest
     for split in ("train", "val"):
-        pictures = [s.pixels("") for path, s in stored(open_dataset(tmp_path / "out")) if split in path]
+        pictures = [s.pixels("") for path, s in stored_samples(open_dataset(tmp_path / "out")) if split in path]
         pixels, found = np.concatenate([*map(np.vstack, pictures)]) / 255, manifest.statistics[split]
         assert found.pixels == len(pixels)
         assert found.mean == pytest.approx(pixels.mean(axis=0), abs=1e-12)

@@ -50,7 +50,7 @@ def test_every_format_stores_the_labels_of_the_stored_pixels(fit: str, trees: Tr
     """As stock readers see them, too."""
     for name in FORMATS:
         dataset = make(trees, tmp_path / name, name, fit=fit)
-        held = list(format_contract.stored(dataset))
+        held = list(format_contract.stored_samples(dataset))
         assert len(held) == PICTURES
         for path, sample in held:
             mask = mask_of(sample, path)

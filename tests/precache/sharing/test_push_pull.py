@@ -15,9 +15,9 @@ from precache.sharing.push_pull import pull, push
 from precache.storage import temporary_path
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
-from tests.cloud.storages import Seen, Storage
+from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import objects, upload
-from tests.command import check_bad_input, interrupted, run_here
+from tests.command import check_bad_input, run_and_interrupt, run_here
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 from tests.precache.destinations import contents
@@ -249,7 +249,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_storage(
     if command in ("pull", "verify"):
         push(converted["shards"], bucket)
 
-    def silent(seen: Seen) -> str | None:
+    def silent(seen: StorageRequest) -> str | None:
         begun = bool(storage.faults) or (seen.method == method and "train-" in seen.path)
         return "silent" if begun else None
 
@@ -260,7 +260,7 @@ def test_ctrl_c_does_not_wait_for_a_silent_storage(
         "verify": (bucket,),
         "convert": (raw_tree, bucket, "--format", "shards", "--workers", "1"),
     }
-    stopped, took_s = interrupted(
+    stopped, took_s = run_and_interrupt(
         lambda: storage.faults["silent"] > 0, command, *words[command], cwd=tmp_path
     )
     (line,) = stopped.stderr.splitlines()
@@ -283,7 +283,7 @@ def test_wrong_bytes_are_fetched_again_and_then_named(
     push(converted["shards"], bucket / "set")
     name = next(converted["shards"].glob("train-*.safetensors")).name
 
-    def flip(seen: Seen) -> str | None:
+    def flip(seen: StorageRequest) -> str | None:
         hit = seen.method == "GET" and seen.path.endswith(name) and storage.faults["flip"] < most
         return "flip" if hit else None
 

@@ -11,7 +11,7 @@ from precache import Recipe, SourceOptions, convert, export, open_dataset, verif
 from precache.dataset.boxes import placement
 from precache.errors import SettingError
 from tests.conftest import IMAGES, small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 from tests.precache.sources.archives import scan_of
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import spotted
@@ -135,7 +135,7 @@ def test_boxes_and_masks_stay_on_what_they_mark(tmp_path: Path, second: dict[str
     dataset = open_dataset(tmp_path / "two")
     index, how = dataset.read_index(), dataset.manifest.recipe.rendering
     assert dataset.manifest.source_options["boxes"] == "box"
-    ((_, sample),) = stored(dataset)
+    ((_, sample),) = stored_samples(dataset)
     x_scale, y_scale, x, y = placement(*index.source_sizes[0].tolist(), how)
     box = index.fields["box"].array(0)[0] * (x_scale, y_scale, x_scale, y_scale) + (x, y, x, y)
     bright = sample.pixels("")[..., 0] > 127

@@ -57,7 +57,7 @@ def test_blocks_are_those_of_the_pictures_once_and_in_order(
         for number in range(start // BLOCK_BYTES, (start + count - 1) // BLOCK_BYTES + 1):
             expected[data.files[shard], number] = None
     with closing(BlockReader(data)) as reader:
-        served = [*reader.ahead_of(requests_for(*batches, batches[0]))]
+        served = [*reader.read_ahead(requests_for(*batches, batches[0]))]
         reader._pool.submit(int).result()  # it does what it was asked for one after the other
     assert [request.positions.tolist() for request in served] == [*batches, batches[0]]
     assert asked == [*expected]
@@ -69,7 +69,7 @@ def test_nothing_is_asked_for_where_the_cache_has_it(
     monkeypatch.setattr(blocks, "is_cached", lambda descriptor, start: True)
     data = open_split(converted["shards"], "train")
     with closing(BlockReader(data)) as reader:
-        assert len([*reader.ahead_of(requests_for([3, 1], [2]))]) == 2
+        assert len([*reader.read_ahead(requests_for([3, 1], [2]))]) == 2
         with ShardFile(Path(data.files[0])) as shard:
             reader.read_shard(shard)
     assert asked == []
@@ -85,7 +85,7 @@ def test_no_request_behind_an_empty_one_is_taken_before_it_is_served(converted: 
             yield Request(0, np.array(positions, np.int64))
 
     with closing(BlockReader(open_split(converted["shards"], "train"))) as reader:
-        ahead = reader.ahead_of(requests())
+        ahead = reader.read_ahead(requests())
         counts = [(len(request.positions), taken) for request in ahead]
     assert counts == [(1, 2), (0, 2), (1, 3)]
 

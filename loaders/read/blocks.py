@@ -87,7 +87,7 @@ class BlockReader:
         self._pool.close()
 
     def _request_blocks(self, request: Request) -> None:
-        """Queue the blocks of a request for the threads; if the first ones are cached, stop queueing at all."""
+        """Queue the blocks of a request; if the first ones of all are cached, none is queued any more."""
         needed: dict[tuple[int, int], None] = {}
         shards, rows = self._data.locate(request.positions)
         for shard, row in zip(shards.tolist(), rows.tolist(), strict=True):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from loaders.batch import Batch
-from loaders.examples.models import MODELS, build_model, build_optimizer, rate
+from loaders.examples.models import MODELS, build_model, build_optimizer, learning_rate_factor
 from loaders.examples.train import Learner
 from precache.errors import SettingError
 
@@ -24,13 +24,13 @@ def make_batches(count: int, samples: int = 8, side: int = SIDE) -> list[Batch]:
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine() -> None:
-    assert [rate(done) for done in (0, 0.1, 0.55, 1)] == pytest.approx([0.01, 1, 0.5, 0], abs=1e-3)
+    assert [learning_rate_factor(progress) for progress in (0, 0.1, 0.55, 1)] == pytest.approx([0.01, 1, 0.5, 0], abs=1e-3)
     learner = make_learner()
     highest, rates = MODELS["resnet10"].lr, []
     for batch in make_batches(10):
         rates += [group["lr"] for group in learner.optimizer.param_groups][:1]
         learner.step(batch)
-    assert rates == [highest * rate(step / 10) for step in range(10)]
+    assert rates == [highest * learning_rate_factor(step / 10) for step in range(10)]
 
 
 def test_a_seed_gives_the_weights() -> None:

@@ -24,7 +24,9 @@ def make_batches(count: int, samples: int = 8, side: int = SIDE) -> list[Batch]:
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine() -> None:
-    assert [learning_rate_factor(progress) for progress in (0, 0.1, 0.55, 1)] == pytest.approx([0.01, 1, 0.5, 0], abs=1e-3)
+    assert [learning_rate_factor(progress) for progress in (0, 0.1, 0.55, 1)] == pytest.approx(
+        [0.01, 1, 0.5, 0], abs=1e-3
+    )
     learner = make_learner()
     highest, rates = MODELS["resnet10"].lr, []
     for batch in make_batches(10):

@@ -1,4 +1,4 @@
-"""What the documents tell people to type works as it stands there."""
+"""The commands and the Python in the documents work as they are."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ GUIDES = (
 )
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {"precache": precache, "bench": bench}
-# In the shell they print what they were given, so that its variables, loops and quotes are the shell's work.
+# Shell functions in place of the commands: they print their arguments, after the shell has expanded them.
 RECORD = 'precache() { record precache "$@"; }; bench() { record bench "$@"; }; pip() { :; }; make() { :; }\n'
 RECORD += "python() { :; }; mktemp() { :; }\n"
 RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; tar() { :; }\n"
@@ -41,10 +41,10 @@ SMALL = {
     "--pictures": "16", "--seconds": "0.1", "--workers": "1", "--trainer": "emulated:2000",
     "--seeds": "2", "--epochs": "2",
 }  # fmt: skip
-"""Options of `bench` that make a command quick, where the guide does not give them."""
+"""Options of `bench` that make a command quick, added where the guide does not give them."""
 QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 64', "resnet50": "resnet18"}
 QUICKER |= {"range(90)": "range(2)", 'if torch.cuda.is_available() else "cpu"': 'if False else "cpu"'}
-"""What is changed in the README's training loop, for a CPU and a minute."""
+"""Changes to the README's training loop, so that it takes a minute on a CPU."""
 
 TRAIN = """
 from torch.utils.data import DataLoader
@@ -56,29 +56,30 @@ for _ in range(3):
 """
 
 
-def blocks(guide: str, kind: str) -> list[str]:
-    return [text for found, text in BLOCK.findall((ROOT / guide).read_text()) if found == kind]
+def blocks(guide: str, language: str) -> list[str]:
+    """Code blocks of a guide in `sh` or `python`."""
+    return [text for name, text in BLOCK.findall((ROOT / guide).read_text()) if name == language]
 
 
 def commands(guide: str) -> Iterator[list[str]]:
-    """Each call of ours in the shell's blocks, in their order."""
+    """Yield the words of each call of our commands in a guide's shell blocks, in order."""
     for block in blocks(guide, "sh"):
-        ended = subprocess.run(["bash", "-c", RECORD + block], capture_output=True, text=True, check=False)
-        for line in ended.stdout.splitlines():
+        result = subprocess.run(["bash", "-c", RECORD + block], capture_output=True, text=True, check=False)
+        for line in result.stdout.splitlines():
             if line.startswith(("precache\x1f", "bench\x1f")):
                 yield line.split("\x1f")[:-1]
 
 
 def in_bucket(words: list[str], bucket: Url) -> list[str]:
-    """The same command in a bucket that there is."""
+    """Replace the bucket of a guide's command by one that exists."""
     return [word.replace("s3://bucket", str(bucket)) for word in words]
 
 
 def command_of(program: str, name: str) -> click.Command:
     group = PROGRAMS[program]
-    found = group.get_command(click.Context(group), name)
-    assert found is not None, f"{program} {name}"
-    return found
+    command = group.get_command(click.Context(group), name)
+    assert command is not None, f"{program} {name}"
+    return command
 
 
 @pytest.fixture
@@ -102,7 +103,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def draw_masks(root: Path, paths: list[str]) -> None:
-    """A mask for each of the photos, and a line with a box for each."""
+    """Write a mask for each of the photos, and boxes.jsonl with a box for each."""
     with open(root / "boxes.jsonl", "w") as file:
         for path in paths:
             with Image.open(root / "photos" / path) as opened:
@@ -115,36 +116,36 @@ def draw_masks(root: Path, paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_every_command_of_a_guide_is_one_that_its_program_takes(guide: str) -> None:
-    found = list(commands(guide))
-    assert found
-    for program, name, *words in found:
+def test_programs_take_every_command_of_a_guide(guide: str) -> None:
+    guide_commands = list(commands(guide))
+    assert guide_commands
+    for program, name, *words in guide_commands:
         if name != "--version":
             command_of(program, name).make_context(name, words)
 
 
 @pytest.mark.parametrize("guide", ["precache/README.md", "loaders/README.md"])
-def test_the_commands_of_a_guide_run_and_so_does_its_python(guide: str, photos: Path, bucket: Url) -> None:
+def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Url) -> None:
     store = ObjectStore(bucket / "photos")
     for sample in scan_tree(photos / "photos").samples:
         store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
         if program == "precache" and words[0] not in ("doctor", "sample", "auto"):
             assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
-    found = blocks(guide, "python")
-    assert found
-    for text in found:
+    programs = blocks(guide, "python")
+    assert programs
+    for text in programs:
         exec(compile(text, guide, "exec"), {"__name__": "__main__"})
 
 
-def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> None:
+def test_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> None:
     (loop,) = (text for text in blocks("README.md", "python") if "optimizer" in text)
     quick = loop
-    for asked, instead in QUICKER.items():
-        assert asked in quick
-        quick = quick.replace(asked, instead)
+    for original, replacement in QUICKER.items():
+        assert original in quick
+        quick = quick.replace(original, replacement)
     for program, *words in commands("README.md"):
-        # conversion on a cluster, in a folder that every node sees: tests/precache/engines
+        # Conversion on a cluster is tested in tests/precache/engines.
         if words[0] in ("convert", "push", "pull") and "--engine" not in words:
             assert commandline.run(PROGRAMS[program], program, in_bucket(words, bucket)) == 0, words
     exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})
@@ -153,7 +154,7 @@ def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     for script in ("train.py", "mytrainer.py"):
         (photos / script).write_text(TRAIN)
@@ -161,8 +162,8 @@ def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch
         if program == "precache":
             assert commandline.run(precache, "precache", [name, *words]) == 0
             continue
-        takes = {option for parameter in command_of(program, name).params for option in parameter.opts}
-        added = takes & SMALL.keys() - {word.split("=")[0] for word in words}
+        options = {option for parameter in command_of(program, name).params for option in parameter.opts}
+        added = options & SMALL.keys() - {word.split("=")[0] for word in words}
         small = [part for option in sorted(added) for part in (option, SMALL[option])]
-        ended = run("bench", name, *small, *words, cwd=photos)
-        assert ended.returncode == 0, (name, words, ended.stderr)
+        result = run("bench", name, *small, *words, cwd=photos)
+        assert result.returncode == 0, (name, words, result.stderr)

@@ -1,7 +1,7 @@
-"""What is done to pictures on their way: what is drawn, how it is done on the CPU, and on a device.
+"""Crop, resize, flip and jitter pictures: drawing the random numbers, the work on the CPU and on a device.
 
-What `augment="train"` draws for a sample depends on `(seed, epoch, sample id)` alone, not on its batch, rank
-or backend, so that a resumed run augments as the uninterrupted one would have.
+The random numbers that `augment="train"` draws for a sample depend on `(seed, epoch, sample id)` alone, not
+on its batch, rank or backend, so that a resumed run augments as the uninterrupted one would have.
 """
 
 import inspect
@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from loaders.deliver import upload
+from loaders.device import upload
 from loaders.settings import AugmentName
 from precache.errors import SettingError, check_choice, is_number
 from precache.pictures import depth
@@ -30,46 +30,50 @@ Mirrored: TypeAlias = npt.NDArray[np.bool_]
 Boxes: TypeAlias = npt.NDArray[Any]
 """int64 or float64 [n, 4]: left, top, width and height in pixels of the stored picture.
 
-Of integers, a crop, which is resized for itself where it is not of the served size; it may reach out of the
-picture, which is black there. Of floats, a part of the picture, which is resized with what lies around it."""
+A box of integers is a crop: its pixels alone are resized, unless it has the served size already; it may reach
+out of the picture, and is black there. A box of floats is a part of the picture, resized together with the
+pixels around it."""
 BatchFunction: TypeAlias = Callable[..., Any]
-"""(images uint8 [n, height, width, channels], see `augment` of `loaders.build`, on the device, ids int64 [n]
-on the CPU, epoch) -> images uint8 [n, height, width, channels] on the same device: as many, of the `size`
-that `build` was given, or else all of one.
+"""Function given as `augment`: (images, ids, epoch) -> images.
 
-It works on pixels as they are stored, 0-255, or uint16 where these are; what it returns is normalised then,
-if `build` was not asked for integers.
+`images` are uint8 [n, height, width, channels], or uint16 if stored so, on the loader's device, see `augment`
+of `loaders.build`; `ids` int64 [n] on the CPU. It works on pixels as they are stored, and returns as many
+images of the same dtype and channels on the same device, of the `size` that `build` was given, or else all of
+one size. They are normalised afterwards, unless `build` was asked for integers.
 
-With a parameter called `labels` (as of `Batch`, on the device) it returns images and labels: [n], or soft
-ones, float [n, classes], as CutMix and MixUp make them. With one called `view` it is told which it makes."""
-_TRIES = 10  # of torchvision
+If it has a parameter called `labels`, it gets those of `Batch`, on the device, and returns images and labels:
+[n], or soft ones, float [n, classes], as CutMix and MixUp make them. If it has one called `view`, it gets the
+number of the view that it makes."""
+_TRIES = 10  # draws for each crop, as in torchvision
 _BOX_DRAWS = 4 * _TRIES
 _DRAWS = _BOX_DRAWS + 1 + 4
-_MOST_VIEWS = 1 << 16
+_MAX_VIEWS = 1 << 16
 _BYTE: np.dtype[Any] = np.dtype(np.uint8)
-_MOST_SURPLUS = 4  # how many times what is kept may be resized; of longer pictures Pillow resizes the part
-_COLORS = (3, 4)  # channels for which torch's kernel works on pixels as they lie
+_MAX_SURPLUS = 4  # resized pixels per pixel kept; above that Pillow, which resizes the part alone, is faster
+_COLORS = (3, 4)  # numbers of channels for which torch's kernel works on interleaved pixels
 _CHUNK = 32  # pictures at a time: bounds the memory of their float copies
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RandomAugmentation:
-    """Random crop, flip and colour jitter; the defaults are what `augment="train"` stands for.
+    """Random crop, flip and colour jitter; the defaults are those of `augment="train"`.
 
     Distributions are those of torchvision's `RandomResizedCrop`, `RandomHorizontalFlip` and `ColorJitter`
-    with arguments of the same names; jitter is applied in the order brightness, contrast, saturation,
-    hue, which torchvision draws.
+    with arguments of the same names. Jitter is applied in the order brightness, contrast, saturation, hue;
+    torchvision draws the order.
 
     Attributes:
-        scale: least and largest share of the stored picture's area that a crop has; None: a crop has the
+        scale: smallest and largest share of the stored picture's area that a crop has; None: a crop has the
             size that is served, and is not resized.
-        ratio: least and largest width over height of a crop, where there is a scale.
-        flip: how likely a picture is mirrored.
-        brightness, contrast, saturation: factors are drawn from 1 - value to 1 + value, at least 0.
+        ratio: smallest and largest width over height of a crop; unused if `scale` is None.
+        flip: probability that a picture is mirrored.
+        brightness: factors are drawn from 1 - value to 1 + value, at least 0.
+        contrast: as brightness.
+        saturation: as brightness.
         hue: shifts are drawn from -hue to hue, as a share of the circle; at most 0.5.
     """
 
-    # with these ImageNet is trained: https://arxiv.org/abs/1409.4842, section 6
+    # the usual values for ImageNet: https://arxiv.org/abs/1409.4842, section 6
     scale: tuple[float, float] | None = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.5
@@ -79,14 +83,14 @@ class RandomAugmentation:
     hue: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, pair, most in (("scale", self.scale or (1.0, 1.0), 1.0), ("ratio", self.ratio, math.inf)):
+        for name, pair, high in (("scale", self.scale or (1.0, 1.0), 1.0), ("ratio", self.ratio, math.inf)):
             are_two = isinstance(pair, (tuple, list)) and len(pair) == 2 and all(map(is_number, pair))
-            if not (are_two and 0 < pair[0] <= pair[1] <= most):
-                raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {most}, got {pair!r}")
+            if not (are_two and 0 < pair[0] <= pair[1] <= high):
+                raise SettingError(f"{name} must be two numbers, 0 < low <= high <= {high}, got {pair!r}")
         for name in ("flip", "brightness", "contrast", "saturation", "hue"):
-            value, most = getattr(self, name), {"flip": 1.0, "hue": 0.5}.get(name, math.inf)
-            if not (is_number(value) and 0 <= value <= most):
-                raise SettingError(f"{name} must be from 0 to {most}, got {value!r}")
+            value, high = getattr(self, name), {"flip": 1.0, "hue": 0.5}.get(name, math.inf)
+            if not (is_number(value) and 0 <= value <= high):
+                raise SettingError(f"{name} must be from 0 to {high}, got {value!r}")
 
     @property
     def jitters(self) -> bool:
@@ -94,10 +98,14 @@ class RandomAugmentation:
         return max(self.brightness, self.contrast, self.saturation, self.hue) > 0
 
 
-def draw(
+def draw_augmentation(
     settings: RandomAugmentation, stored: Size | Integers, size: Size, seed: int, epoch: int, ids: Integers
 ) -> tuple[Integers, Mirrored, Floats]:
-    """What the samples `ids` get in `epoch`, served as `size`; `stored` as of `crop_boxes`.
+    """Draw crop, flip and jitter of the samples `ids` in `epoch`.
+
+    Args:
+        stored: size of all pictures, or int64 [n, 2], height and width of each.
+        size: size that is served.
 
     Returns:
         int64 [n, 4], left, top, width and height of the crop, in pixels of the stored picture; bool [n],
@@ -108,62 +116,76 @@ def draw(
     neutral = np.array([1.0, 1.0, 1.0, 0.0])
     low, high = np.maximum(neutral - ranges, (0, 0, 0, -1)), neutral + ranges
     if settings.scale is None:
-        boxes = window_boxes(stored, uniform[:, 2 * _TRIES : _BOX_DRAWS : _TRIES], size)
+        boxes = fixed_size_boxes(stored, uniform[:, 2 * _TRIES : _BOX_DRAWS : _TRIES], size)
     else:
-        boxes = crop_boxes(stored, uniform[:, :_BOX_DRAWS], settings.scale, settings.ratio)
+        boxes = random_boxes(stored, uniform[:, :_BOX_DRAWS], settings.scale, settings.ratio)
     colors = low + (high - low) * uniform[:, _BOX_DRAWS + 1 :]
     return boxes, uniform[:, _BOX_DRAWS] < settings.flip, colors
 
 
-def crop_boxes(
+def random_boxes(
     stored: Size | Integers, draws: Floats, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Integers:
-    """[n, 4], left, top, width, height of random crops, as of torchvision's `RandomResizedCrop.get_params`.
+    """Return random crops as torchvision's `RandomResizedCrop.get_params` draws them.
 
     Args:
         stored: size of all pictures, or int64 [n, 2], height and width of each.
         draws: [n, 4 * tries], uniform in [0, 1).
+        scale: smallest and largest share of the picture's area.
+        ratio: smallest and largest width over height.
+
+    Returns:
+        int64 [n, 4]: left, top, width and height in pixels of the stored picture.
     """
-    area_draw, ratio_draw, left_draw, top_draw = np.split(draws, 4, axis=1)
-    high_side, wide_side = _columns(stored)
-    area = high_side * wide_side * (scale[0] + (scale[1] - scale[0]) * area_draw)
+    area_draws, ratio_draws, left_draws, top_draws = np.split(draws, 4, axis=1)
+    picture_height, picture_width = _columns(stored)
+    area = picture_height * picture_width * (scale[0] + (scale[1] - scale[0]) * area_draws)
     low, high = np.log(ratio)
-    aspect = np.exp(low + (high - low) * ratio_draw)
+    aspect = np.exp(low + (high - low) * ratio_draws)
     width, height = np.round(np.sqrt(area * aspect)), np.round(np.sqrt(area / aspect))
-    fits = (width > 0) & (width <= wide_side) & (height > 0) & (height <= high_side)
+    fits = (width > 0) & (width <= picture_width) & (height > 0) & (height <= picture_height)
     first = fits.argmax(axis=1)  # the first try that fits
     rows = np.arange(len(draws))
-    found = fits[rows, first]
-    high_side, wide_side = high_side[:, 0], wide_side[:, 0]
-    # none fits: the largest centred box of the nearest ratio
-    widest = np.clip(np.round(high_side * ratio[1]), 1, wide_side)
-    highest = np.clip(np.round(wide_side / ratio[0]), 1, high_side)
-    width = np.where(found, width[rows, first], widest)
-    height = np.where(found, height[rows, first], highest)
-    left_room, top_room = wide_side - width, high_side - height
-    left = np.where(found, np.floor(left_draw[rows, first] * (left_room + 1)), left_room // 2)
-    top = np.where(found, np.floor(top_draw[rows, first] * (top_room + 1)), top_room // 2)
+    any_fits = fits[rows, first]
+    picture_height, picture_width = picture_height[:, 0], picture_width[:, 0]
+    # if none fits: the largest centred box of the nearest ratio
+    max_width = np.clip(np.round(picture_height * ratio[1]), 1, picture_width)
+    max_height = np.clip(np.round(picture_width / ratio[0]), 1, picture_height)
+    width = np.where(any_fits, width[rows, first], max_width)
+    height = np.where(any_fits, height[rows, first], max_height)
+    left_room, top_room = picture_width - width, picture_height - height
+    left = np.where(any_fits, np.floor(left_draws[rows, first] * (left_room + 1)), left_room // 2)
+    top = np.where(any_fits, np.floor(top_draws[rows, first] * (top_room + 1)), top_room // 2)
     return np.stack((left, top, width, height), axis=1).astype(np.int64)
 
 
 def draw_keys(ids: Integers, view: int = 0, places: Integers | None = None) -> Integers:
-    """What to draw by instead of `ids`, so that each view, and each of the `places`, draws for itself.
+    """Return keys to draw by in the place of `ids`, int64 [n], so that views and repeats differ.
 
-    The first view draws by the id, where there are no places: int64 [n], else a hash.
+    The keys of the first view are the ids if there are no `places`; all others are hashes.
+
+    Args:
+        places: see `loaders.batch.Request`.
     """
-    numbers = np.full(len(ids), view) if places is None else places * _MOST_VIEWS + view
+    numbers = np.full(len(ids), view) if places is None else places * _MAX_VIEWS + view
     if not numbers.any():
         return ids
     with np.errstate(over="ignore"):
-        hashed = _mix(_mix(ids.astype(np.uint64)) ^ numbers.astype(np.uint64))
-    return np.where(numbers == 0, ids, hashed.view(np.int64))
+        hashes = _mix(_mix(ids.astype(np.uint64)) ^ numbers.astype(np.uint64))
+    return np.where(numbers == 0, ids, hashes.view(np.int64))
 
 
-def window_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Integers:
-    """[n, 4], left, top, width, height of boxes of `size`, as torchvision's `RandomCrop` takes them.
+def fixed_size_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Integers:
+    """Return random crops of `size` as torchvision's `RandomCrop` draws them.
 
-    Where a picture is smaller it lies in the midst, and the box reaches out of it. `draws`: [n, 2], uniform
-    in [0, 1), of left and top; `stored` as of `crop_boxes`.
+    A picture that is smaller lies in the middle of its box, which reaches out of it.
+
+    Args:
+        stored: size of all pictures, or int64 [n, 2], height and width of each.
+        draws: [n, 2], uniform in [0, 1), for left and top.
+
+    Returns:
+        int64 [n, 4]: left, top, width and height in pixels of the stored picture.
     """
     height, width = sides(size)
     room = np.concatenate(_columns(stored)[::-1], axis=1) - (width, height)
@@ -171,37 +193,42 @@ def window_boxes(stored: Size | Integers, draws: Floats, size: Size) -> Integers
     return np.concatenate((corners, np.broadcast_to((width, height), corners.shape)), axis=1)
 
 
-def shown_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
-    """What torchvision's `Resize(size / crop_ratio)` and `CenterCrop(size)` show, in pixels of the picture.
+def centre_boxes(stored: Size | Integers, size: Size, crop_ratio: float) -> Floats:
+    """Return the part that torchvision's `Resize(size / crop_ratio)` and `CenterCrop(size)` show.
 
-    [n, 4], or [1, 4] of one size: left, top, width, height; `stored` as of `crop_boxes`. Sizes and offsets
-    round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`); where nothing is resized,
-    they are integers.
+    Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`); they are
+    whole numbers if nothing is resized.
+
+    Args:
+        stored: size of all pictures, or int64 [n, 2], height and width of each.
+
+    Returns:
+        float64 [n, 4], or [1, 4] for one size: left, top, width and height in pixels of the stored picture.
     """
     rows, columns = sides(resized_side(size, crop_ratio))
     height, width = _columns(stored)
     fills_width = columns * height >= rows * width
-    wide = np.where(fills_width, columns, np.floor(rows * width / height))
-    high = np.where(fills_width, np.floor(columns * height / width), rows)
-    resized, window = np.hstack((wide, high)), sides(size)[::-1]
+    resized_width = np.where(fills_width, columns, np.floor(rows * width / height))
+    resized_height = np.where(fills_width, np.floor(columns * height / width), rows)
+    resized, window = np.hstack((resized_width, resized_height)), sides(size)[::-1]
     scale = np.hstack((width, height)) / resized
     return np.hstack((np.round((resized - window) / 2) * scale, window * scale))
 
 
 def resized_side(size: Size, crop_ratio: float) -> Size:
-    """What a picture is resized to, so that it just covers this, before `size` is cut out of its middle."""
+    """Return the size that a picture is resized to cover before `size` is cut out of its middle."""
     height, width = sides(size)
     return as_size(round(height / crop_ratio), round(width / crop_ratio))
 
 
 def _columns(stored: Size | Integers) -> tuple[Integers, Integers]:
-    """Height and width, each [n, 1], or [1, 1] of one size."""
+    """Return height and width of pictures, each int64 [n, 1], or [1, 1] for one size."""
     shapes = stored if isinstance(stored, np.ndarray) else np.array([sides(stored)], np.int64)
     return shapes[:, :1], shapes[:, 1:]
 
 
 def uniforms(seed: int, epoch: int, ids: Integers, count: int) -> Floats:
-    """[n, count] uniform in [0, 1): a hash of seed, epoch, sample id and number of the draw.
+    """Return float64 [n, count], uniform in [0, 1): hashes of seed, epoch, sample id and number of the draw.
 
     SplitMix64, whose output for counters is the random sequence: https://doi.org/10.1145/2660193.2660195
     """
@@ -227,15 +254,15 @@ def _mix(state: npt.NDArray[np.uint64] | np.uint64) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, slots=True)
 class Crops:
-    """What is served of stored pictures.
+    """Rule for the part of each stored picture that is served.
 
     Attributes:
-        stored: their size; None: each has its own.
-        size: of what is served; None: all of each picture, as it is.
-        random: draws crops and flips; None: the middle.
-        seed: of the draws.
+        stored: size of the stored pictures; None: each has its own.
+        size: size that is served; None: all of each picture, as it is.
+        random: settings of random crops and flips; None: the middle of each picture.
+        seed: seed of the random draws.
         views: how many times each picture is drawn.
-        crop_ratio: of the middle: how much of the shorter side is served.
+        crop_ratio: share of the shorter side that is served of the middle.
     """
 
     stored: Size | None
@@ -245,16 +272,16 @@ class Crops:
     views: int = 1
     crop_ratio: float = 1.0
 
-    def of(
+    def boxes_and_flips(
         self, epoch: int, ids: Integers, shapes: Integers | None = None, places: Integers | None = None
     ) -> tuple[Boxes, Mirrored]:
-        """Boxes [n, 4] and whether mirrored, bool [n].
+        """Return the boxes to serve, [n, 4], and which pictures to mirror, bool [n].
+
+        Those of several views are one view behind the other: [views * n].
 
         Args:
-            shapes: int64 [n, 2], height and width of each, where each has its own.
-            places: as of `loaders.batch.Request`.
-
-        Of several views, one behind the other: [views * n].
+            shapes: int64 [n, 2], height and width of each picture; needed if each has its own size.
+            places: see `loaders.batch.Request`.
         """
         stored = shapes if self.stored is None else self.stored
         assert stored is not None
@@ -262,59 +289,65 @@ class Crops:
             keys = np.concatenate([draw_keys(ids, view, places) for view in range(self.views)])
             if isinstance(stored, np.ndarray):
                 stored = np.tile(stored, (self.views, 1))
-            return draw(self.random, stored, self.size, self.seed, epoch, keys)[:2]
+            return draw_augmentation(self.random, stored, self.size, self.seed, epoch, keys)[:2]
         boxes: Boxes
         if self.size is None:
             assert shapes is not None
             boxes = np.concatenate((np.zeros_like(shapes), shapes[:, ::-1]), axis=1)
         else:
-            boxes = shown_boxes(stored, self.size, self.crop_ratio)
+            boxes = centre_boxes(stored, self.size, self.crop_ratio)
             if (boxes[:, :1:-1] == sides(self.size)).all():
                 boxes = boxes.astype(np.int64)
         return np.broadcast_to(boxes, (len(ids), 4)), np.zeros(len(ids), bool)
 
 
-def place_all(
+def crop_into(
     pictures: list[Pixels],
     boxes: list[Any],
     mirrored: list[bool],
     out: Pixels | list[Pixels],
     dtype: np.dtype[Any] = _BYTE,
 ) -> None:
-    """Put a box, as of `Boxes`, of each picture into its place in `out`.
+    """Crop each picture to its box, resize and mirror it, and put it into its row of `out`.
 
-    What is copied into one array goes there by one call: threads that ask for the interpreter's lock again
-    for each picture wait for each other longer than copying takes.
+    Crops that are not resized are copied into an array by one call: threads that took the interpreter's lock
+    again for each picture would wait for each other longer than the copies take.
 
     Args:
-        pictures: uint8 [height, width, bytes] each, of values of `dtype`; as `out`.
+        pictures: uint8 [height, width, bytes] each, the bytes of values of `dtype`.
+        boxes: one box for each picture, see `Boxes`.
+        mirrored: whether to mirror each picture.
+        out: uint8 [n, height, width, bytes], or one array for each picture.
     """
-    shapes = [out.shape[1:]] * len(out) if isinstance(out, np.ndarray) else [space.shape for space in out]
-    parts = [_as_stored(*each) for each in zip(pictures, boxes, shapes, strict=True)]
-    if isinstance(out, np.ndarray) and parts and all(part is not None for part in parts):
-        cv2.vconcat(parts, dst=out.reshape(-1, *out.shape[2:]))
+    shapes = [space.shape for space in out]
+    copies = [
+        _unresized_crop(picture, box, shape)
+        for picture, box, shape in zip(pictures, boxes, shapes, strict=True)
+    ]
+    if isinstance(out, np.ndarray) and copies and all(crop is not None for crop in copies):
+        cv2.vconcat(copies, dst=out.reshape(-1, *out.shape[2:]))
     else:
-        for picture, box, part, space in zip(pictures, boxes, parts, out, strict=True):
+        for picture, box, crop, space in zip(pictures, boxes, copies, out, strict=True):
             left, top, width, height = box
-            if part is not None:
-                space[:] = part
+            if crop is not None:
+                space[:] = crop
             elif not isinstance(left, int):
                 space[:] = _resized_part(picture.view(dtype), box, space.shape[:2]).view(np.uint8)
             else:
                 inside = picture[max(top, 0) : top + height, max(left, 0) : left + width]
                 if inside.shape[:2] == (height, width):
                     resize(inside.view(dtype), space.view(dtype))
-                else:  # it reaches out of a small picture
+                else:  # the box reaches out of a small picture
                     space[:] = 0
                     around = space[max(-top, 0) :, max(-left, 0) :]
                     around[: len(inside), : inside.shape[1]] = inside
-    for number, turned in enumerate(mirrored):
-        if turned:
-            cv2.flip(out[number], 1, dst=out[number])
+    for row, is_mirrored in enumerate(mirrored):
+        if is_mirrored:
+            cv2.flip(out[row], 1, dst=out[row])
 
 
-def _as_stored(picture: Pixels, box: list[int] | list[float], shape: tuple[int, ...]) -> Pixels | None:
-    """What `box` shows, if it is served as it is stored, as `shape`, all of it inside of the picture."""
+def _unresized_crop(picture: Pixels, box: list[int] | list[float], shape: tuple[int, ...]) -> Pixels | None:
+    """Return the crop `box` if it has `shape` as it is stored and lies inside of the picture, else None."""
     left, top, width, height = box
     if (height, width) != shape[:2] or left < 0 or top < 0:
         return None
@@ -324,15 +357,15 @@ def _as_stored(picture: Pixels, box: list[int] | list[float], shape: tuple[int, 
 
 
 def resize(part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-    """Put all of `part` into `out`, uint8 or uint16 [height, width, channels], antialiased where it shrinks.
+    """Resize `part` into `out`, both uint8 or uint16 [height, width, channels], antialiased where it shrinks.
 
-    Each value is that of Pillow's `resize(..., BILINEAR)` give or take one or two.
+    Values differ from those of Pillow's `resize(..., BILINEAR)` by at most one or two.
     """
     if part.shape[0] <= out.shape[0] and part.shape[1] <= out.shape[1]:
-        # where nothing shrinks, two pixels are all that an antialiased kernel looks at, too
+        # where nothing shrinks, an antialiased kernel reads two pixels only, as this one does
         cv2.resize(part, out.shape[1::-1], dst=out, interpolation=cv2.INTER_LINEAR)
     elif out.dtype == np.uint8 and out.shape[2] in _COLORS and torch_is_fast():
-        # what `interpolate` calls, but it writes where it is told: fresh memory costs a fifth of the time
+        # the operator behind `interpolate`, with `out`: fresh memory would cost a fifth of the time
         torch.ops.aten._upsample_bilinear2d_aa.out(
             _planes(part), [*out.shape[:2]], False, None, None, out=_planes(out)
         )
@@ -341,7 +374,7 @@ def resize(part: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
 
 
 def torch_is_fast() -> bool:
-    """Whether torch's antialiased kernel for bytes is the fastest: it is with the AVX2 of x86 processors.
+    """Return whether torch's antialiased kernel for bytes is the fastest: it is on x86 processors with AVX2.
 
     https://pytorch.org/vision/stable/transforms.html#performance-considerations
     """
@@ -351,16 +384,16 @@ def torch_is_fast() -> bool:
 def _resized_part(
     picture: npt.NDArray[Any], box: list[int] | list[float], shape: tuple[int, int]
 ) -> npt.NDArray[Any]:
-    """The part `box` of `picture`, resized to `shape` with what lies around it; antialiased."""
+    """Return the part `box` of `picture` as `shape`, resized with the pixels around it, antialiased."""
     left, top, width, height = box
-    rows, columns = (
-        round(side * n / of) for side, n, of in zip(picture.shape[:2], shape, (height, width), strict=True)
-    )
+    # the size of the whole picture, resized as its part is
+    rows = round(picture.shape[0] * shape[0] / height)
+    columns = round(picture.shape[1] * shape[1] / width)
     if (
         picture.dtype == np.uint8
         and picture.shape[2] in _COLORS
         and torch_is_fast()
-        and rows * columns <= _MOST_SURPLUS * shape[0] * shape[1]
+        and rows * columns <= _MAX_SURPLUS * shape[0] * shape[1]
     ):
         resized = interpolate(_planes(picture), (rows, columns), mode="bilinear", antialias=True)
         x, y = round(left * shape[1] / width), round(top * shape[0] / height)
@@ -369,8 +402,8 @@ def _resized_part(
 
 
 def _planes(picture: npt.NDArray[Any]) -> torch.Tensor:
-    """[1, channels, height, width] of the same memory."""
-    # with this stride of a batch of one torch takes it for channels-last, in which it is twice as fast
+    """Return `picture` as a tensor [1, channels, height, width] of the same memory."""
+    # the stride of this batch of one makes torch treat it as channels-last, which is twice as fast
     return torch.from_numpy(picture)[None].permute(0, 3, 1, 2)
 
 
@@ -383,58 +416,70 @@ def _by_pillow(
     return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR, box)).reshape(*shape, -1)
 
 
-NAMED: dict[AugmentName, RandomAugmentation | None] = {
+AUGMENTATIONS: dict[AugmentName, RandomAugmentation | None] = {
     "crop": RandomAugmentation(scale=None),
     "eval": None,
     "train": RandomAugmentation(),
 }
+"""Settings of each named augmentation; None: the middle of each picture."""
 Augment: TypeAlias = AugmentName | RandomAugmentation | BatchFunction | None
-"""What `augment` of `loaders.build` may be."""
+"""Type of `augment` of `loaders.build`."""
 
 
-def choose(augment: Augment) -> RandomAugmentation | BatchFunction | None:
-    """What `loaders.build` was asked for; None: the centre, unchanged. SettingError for an unknown name."""
+def find_augmentation(augment: Augment) -> RandomAugmentation | BatchFunction | None:
+    """Return the settings or the function that `augment` names or is; None: the middle of each picture.
+
+    Raises:
+        SettingError: it is an unknown name, or something else.
+    """
     if augment is None or isinstance(augment, RandomAugmentation):
         return augment
     if isinstance(augment, str):
-        check_choice("augment", augment, NAMED)
-        return NAMED[augment]
+        check_choice("augment", augment, AUGMENTATIONS)
+        return AUGMENTATIONS[augment]
     if callable(augment):
         return augment
     raise SettingError(
         f"augment must be a name, a RandomAugmentation, a function or None, got {augment!r}; "
-        f"names: {', '.join(NAMED)}"
+        f"names: {', '.join(AUGMENTATIONS)}"
     )
 
 
 class CheckedFunction:
-    """A function of the caller's, of which what it returns is looked at: not the pixels, nothing waits.
+    """Augment function of the caller, whose return values are checked, without a wait for their pixels.
 
     Args:
-        size: that it must return; None: that of the first batch.
+        size: size that the function must return; None: the size of the first batch.
+
+    Attributes:
+        takes_labels: whether the function takes and returns labels.
     """
 
     def __init__(self, function: BatchFunction, size: Size | None) -> None:
         self._function, self._size = function, size
         self._name = getattr(function, "__qualname__", type(function).__name__)
         try:
-            self._takes = {"labels", "view"}.intersection(inspect.signature(function).parameters)
-        except ValueError:  # of a function written in C
-            self._takes = set()
-        self.takes_labels = "labels" in self._takes
+            self._keywords = {"labels", "view"}.intersection(inspect.signature(function).parameters)
+        except ValueError:  # a function written in C has no signature
+            self._keywords = set()
+        self.takes_labels = "labels" in self._keywords
 
     def apply(
         self, images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor, view: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Images and labels that the function returns.
+        """Call the function, and return the images and labels that it made.
 
         Raises:
-            SettingError: they are not what `BatchFunction` says.
+            SettingError: they are not as `BatchFunction` says.
         """
-        given = {"labels": labels, "view": view}
-        returned = self._function(images, ids, epoch, **{name: given[name] for name in self._takes})
+        keywords: dict[str, Any] = {}
+        if "labels" in self._keywords:
+            keywords["labels"] = labels
+        if "view" in self._keywords:
+            keywords["view"] = view
+        returned = self._function(images, ids, epoch, **keywords)
         if not self.takes_labels:
-            return self._checked(returned, images), labels
+            return self._check_images(returned, images), labels
         if not (isinstance(returned, (tuple, list)) and len(returned) == 2):
             raise SettingError(
                 f"augment function {self._name} takes labels, so it must return images and labels, got "
@@ -447,39 +492,54 @@ class CheckedFunction:
                 f"augment function {self._name} must return labels [{len(labels)}] or "
                 f"[{len(labels)}, classes], got {got}"
             )
-        return self._checked(returned[0], images), mixed
+        return self._check_images(returned[0], images), mixed
 
-    def _checked(self, returned: object, images: torch.Tensor) -> torch.Tensor:
-        found = returned if isinstance(returned, torch.Tensor) else None
-        shape = [0] * 4 if found is None or found.ndim != 4 else [*found.shape]
-        channels, size = images.shape[3], None if self._size is None else sides(self._size)
-        flaws = {
-            "return a torch tensor": found is None,
-            "this is NCHW: return images.permute(0, 2, 3, 1), NHWC": shape[1] == channels != shape[3],
-            "return NHWC, with as many channels as it was given": shape[3] != channels,
-            "return as many pictures as it was given, in their order": shape[0] != len(images),
-            f"return {_name(images.dtype)}, 0-{torch.iinfo(images.dtype).max:,}, as it was given": (
-                getattr(found, "dtype", None) != images.dtype
-            ),
-            "leave them on the device that they came on": getattr(found, "device", None) != images.device,
-            "return the size that the loader was built with, or that of the first batch": (
-                size is not None and size != (shape[1], shape[2])
-            ),
-        }
-        if found is not None and not any(flaws.values()):
-            self._size = as_size(shape[1], shape[2])
-            return found
+    def _check_images(self, returned: object, images: torch.Tensor) -> torch.Tensor:
+        """Return `returned` if it is as `BatchFunction` says for `images`, else raise SettingError."""
+        size = None if self._size is None else sides(self._size)
+        remedy = _image_fault(returned, images, size)
+        if isinstance(returned, torch.Tensor) and not remedy:
+            self._size = as_size(returned.shape[1], returned.shape[2])
+            return returned
         got = type(returned).__name__
-        if found is not None:
-            got = f"{_name(found.dtype)} {[*found.shape]} on {found.device}"
+        if isinstance(returned, torch.Tensor):
+            got = f"{_dtype_name(returned.dtype)} {[*returned.shape]} on {returned.device}"
         height, width = size or ("height", "width")
         raise SettingError(
-            f"augment function {self._name} must return {_name(images.dtype)} [{len(images)}, {height}, "
-            f"{width}, {channels}] on {images.device}, got {got}; {next(filter(flaws.get, flaws))}"
+            f"augment function {self._name} must return {_dtype_name(images.dtype)} "
+            f"[{len(images)}, {height}, {width}, {images.shape[3]}] on {images.device}, got {got}",
+            remedy=remedy,
         )
 
 
-def _name(dtype: torch.dtype) -> str:
+def _image_fault(returned: object, images: torch.Tensor, size: tuple[int, int] | None) -> str:
+    """Return what an augment function should do instead of `returned` for `images`; empty if it is right.
+
+    Args:
+        size: height and width to return; None: any.
+    """
+    if not isinstance(returned, torch.Tensor):
+        return "return a torch tensor"
+    channels = images.shape[3]
+    shape = [*returned.shape] if returned.ndim == 4 else [0] * 4
+    fault = ""
+    if shape[1] == channels and shape[3] != channels:
+        fault = "this is NCHW: return images.permute(0, 2, 3, 1), NHWC"
+    elif shape[3] != channels:
+        fault = "return NHWC, with as many channels as it was given"
+    elif shape[0] != len(images):
+        fault = "return as many pictures as it was given, in their order"
+    elif returned.dtype != images.dtype:
+        high = torch.iinfo(images.dtype).max
+        fault = f"return {_dtype_name(images.dtype)}, 0-{high:,}, as it was given"
+    elif returned.device != images.device:
+        fault = "leave them on the device that they came on"
+    elif size is not None and size != (shape[1], shape[2]):
+        fault = "return the size that the loader was built with, or that of the first batch"
+    return fault
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -491,14 +551,17 @@ def augment_batch(
     ids: torch.Tensor,
     epoch: int,
 ) -> torch.Tensor:
-    """[n, height, width, channels] to the same dtype of `size`, as drawn.
+    """Augment a batch on its device as drawn for its ids, and return it in the same dtype.
 
-    Without a size crops are taken already, and only colours are left to do.
+    Args:
+        size: size to crop and resize to; None: the images are cropped already, only colours are changed.
+        images: uint8 or uint16 [n, height, width, channels].
+        ids: int64 [n], on the CPU; ids of the samples, or keys of `draw_keys`.
     """
     served = as_size(*images.shape[1:3]) if size is None else size
-    drawn = draw(settings, as_size(*images.shape[1:3]), served, seed, epoch, ids.numpy())
-    columns = np.column_stack(drawn).astype(np.float32)
-    on_device = upload(torch.from_numpy(columns), images.device)  # in one copy
+    draws = draw_augmentation(settings, as_size(*images.shape[1:3]), served, seed, epoch, ids.numpy())
+    columns = np.column_stack(draws).astype(np.float32)
+    on_device = upload(torch.from_numpy(columns), images.device)  # all in one copy
     boxes, mirrored, colors = on_device[:, :4], on_device[:, 4] > 0, on_device[:, 5:]
     shape = (len(images), *sides(served), images.shape[3])
     out = torch.empty(shape, dtype=images.dtype, device=images.device)
@@ -516,41 +579,55 @@ def augment_batch(
 def crop_and_resize(
     images: torch.Tensor, boxes: torch.Tensor, mirrored: torch.Tensor, size: Size
 ) -> torch.Tensor:
-    """float [n, channels, *size] of boxes (left, top, width, height) of float [n, channels, height, width].
+    """Crop each picture to its box, resize it to `size`, antialiased and bilinear, and mirror it.
 
-    Each is the crop's own antialiased bilinear resize, as `resize`: two products with
-    matrices of weights, of shapes that depend on no value, so that nothing waits for the device.
+    Two products with matrices of weights, whose shapes depend on no value, so that no thread waits for the
+    device. Values are those of `resize`.
+
+    Args:
+        images: float [n, channels, height, width].
+        boxes: float [n, 4], left, top, width and height.
+        mirrored: bool [n].
+
+    Returns:
+        float [n, channels, *size].
     """
     rows, columns = sides(size)
     left, top, width, height = boxes.T
-    down = _weights(top, height, images.shape[2], rows)
-    across = _weights(left, width, images.shape[3], columns)
-    across = torch.where(mirrored[:, None, None], across.flip(1), across)
-    return down[:, None] @ images @ across[:, None].transpose(2, 3)
+    row_weights = _resize_weights(top, height, images.shape[2], rows)
+    column_weights = _resize_weights(left, width, images.shape[3], columns)
+    column_weights = torch.where(mirrored[:, None, None], column_weights.flip(1), column_weights)
+    return row_weights[:, None] @ images @ column_weights[:, None].transpose(2, 3)
 
 
-def _weights(start: torch.Tensor, length: torch.Tensor, side: int, count: int) -> torch.Tensor:
-    """float [n, count, side]: how much of each of `side` pixels goes into each of `count`.
+def _resize_weights(start: torch.Tensor, length: torch.Tensor, side: int, count: int) -> torch.Tensor:
+    """Return float [n, count, side]: the weight of each of `side` pixels in each of `count` resized ones.
 
     A triangle as wide as two pixels of the coarser side, over `length` pixels from `start` on, floats [n],
-    without those around them: Pillow's bilinear filter, see
+    without the pixels around them: Pillow's bilinear filter, see
     https://github.com/python-pillow/Pillow/blob/main/src/libImaging/Resample.c
     """
     scale = (length / count)[:, None, None]
+    # float32 also if torch's default dtype is another
     pixels = torch.arange(side, device=start.device, dtype=torch.float32)
-    places = torch.arange(count, device=start.device, dtype=torch.float32)  # whatever torch's default is
+    places = torch.arange(count, device=start.device, dtype=torch.float32)
     centres = start[:, None, None] + (places[:, None] + 0.5) * scale
-    found = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp_(min=0)
+    weights = (1 - (pixels + 0.5 - centres).abs() / scale.clamp(min=1)).clamp_(min=0)
     first, last = start[:, None, None], (start + length)[:, None, None]
-    found = found * ((pixels >= first) & (pixels < last))
-    # what lies outside of the picture is made of nothing: black
-    return found / found.sum(dim=2, keepdim=True).clamp_(min=torch.finfo(found.dtype).tiny)
+    weights = weights * ((pixels >= first) & (pixels < last))
+    # a pixel outside of the picture has no weights at all, and gets black
+    return weights / weights.sum(dim=2, keepdim=True).clamp_(min=torch.finfo(weights.dtype).tiny)
 
 
 def color_jitter(images: torch.Tensor, colors: torch.Tensor, *, shifts_hue: bool = True) -> torch.Tensor:
-    """float [n, 3, height, width], 0-255, with factors of brightness, contrast, saturation and shift of hue.
+    """Return the images with each picture's own brightness, contrast, saturation and hue.
 
-    Each picture with its own, as torchvision's `adjust_*` functions do it with one for all.
+    Values are those of torchvision's `adjust_*` functions, which take one factor for all pictures.
+
+    Args:
+        images: float [n, 3, height, width], 0-255.
+        colors: float [n, 4], factors of brightness, contrast and saturation, and the shift of hue.
+        shifts_hue: whether to apply the shifts of hue.
     """
     brightness, contrast, saturation, hue = colors.T[:, :, None, None, None]
     images = (images * brightness).clamp_(0, 255)
@@ -565,27 +642,27 @@ def _blend(images: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> t
 
 
 def _grey(images: torch.Tensor) -> torch.Tensor:
-    """ITU-R BT.601, as torchvision's `rgb_to_grayscale` has it; importing that costs a second."""
+    """Return the luma, ITU-R BT.601, as torchvision's `rgb_to_grayscale`, whose import takes a second."""
     red, green, blue = images[:, :1], images[:, 1:2], images[:, 2:]
     return 0.2989 * red + 0.587 * green + 0.114 * blue
 
 
 def _shift_hue(images: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
-    """Through HSV and back; `shift` [n, 1, 1] is a share of the circle."""
-    most, least = images.max(dim=1).values, images.min(dim=1).values
-    span = most - least
+    """Shift the hue, through HSV and back, by `shift` [n, 1, 1], a share of the circle."""
+    high, low = images.max(dim=1).values, images.min(dim=1).values
+    span = high - low
     red, green, blue = images.unbind(1)
-    safe = torch.where(span == 0, torch.ones_like(span), span)
+    divisor = torch.where(span == 0, torch.ones_like(span), span)
     sector = torch.where(
-        most == red,
-        (green - blue) / safe,
-        torch.where(most == green, 2 + (blue - red) / safe, 4 + (red - green) / safe),
+        high == red,
+        (green - blue) / divisor,
+        torch.where(high == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor),
     )
     sector = (sector + 6 * shift) % 6
-    # each channel falls from `most` to `least` and back, a third of the circle after the other
+    # each channel falls from `high` to `low` and rises back, a third of the circle apart
     # https://en.wikipedia.org/wiki/HSL_and_HSV#HSV_to_RGB_alternative
     channels = []
     for number in (5, 3, 1):
         k = (number + sector) % 6
-        channels.append(most - span * torch.minimum(k, 4 - k).clamp(0, 1))
+        channels.append(high - span * torch.minimum(k, 4 - k).clamp(0, 1))
     return torch.stack(channels, dim=1)

@@ -1,4 +1,4 @@
-"""The types that pass between a loader, its backend and the training loop."""
+"""Types that pass between a loader, its backend and the training loop."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -13,39 +13,42 @@ from precache.errors import ImageError
 
 Positions: TypeAlias = npt.NDArray[np.int64]
 """int64 [n]: ranks of samples in the stored order of a split."""
-
-
+BatchPlace: TypeAlias = tuple[int, int]
+"""Epoch of a batch, and the batch's number in it."""
 MASK = "mask"
-"""The field that is on the device of the images, and goes where they go."""
+"""Name of the field that holds masks, the one field that is on the device of the images."""
 
 
-def masks_in(fields: Mapping[str, Any]) -> torch.Tensor | None:
-    """The masks among the fields of a batch, uint8; a field of the user's may have their name."""
+def find_masks(fields: Mapping[str, Any]) -> torch.Tensor | None:
+    """Return the masks among a batch's fields, uint8; None if there are none.
+
+    A field of the user's may be called "mask", too; it is no uint8 tensor.
+    """
     masks = fields.get(MASK)
     return masks if isinstance(masks, torch.Tensor) and masks.dtype == torch.uint8 else None
 
 
 class Batch(list[torch.Tensor]):
-    """What a training step takes: `images, labels = batch`.
+    """Batch for one training step: `images, labels = batch`.
 
-    A list of these two, as torch's DataLoader yields it, so that frameworks unpack it, slice it, move it,
-    pin it and make it anew as they do with a DataLoader's, and what copies it keeps the rest. Compared
-    and hashed as the object that it is.
+    A list of these two, as torch's DataLoader yields it, so that frameworks unpack, slice, move, pin and
+    rebuild it as they do a DataLoader's batch. Copies keep the other attributes. Two batches are equal if
+    they are the same object.
 
     Attributes:
         images: [n, channels, height, width] in channels-last memory, RGB unless converted to other channels;
             normalised floats, or integers, as `dtype` of `loaders.build` says.
-        labels: int64 [n] of samples of one class each; else float32 [n, ...], see `loaders.transfer`.
+        labels: int64 [n] if each sample has one class; else float32 [n, ...], see `loaders.transfer`.
         ids: int64 [n], on the CPU: each picture's rank in the sorted scan of the source tree.
         padding: bool [n], on the CPU: which samples are repeats, so that every rank has as many batches;
             see `last` of `loaders.Sampling`.
-        fields: what else is known of the samples, by name, on the CPU; see `loaders.transfer`.
-        views: tuple of as many batches of images as `loaders.Serving` says, each drawn anew of the
+        fields: other values of the samples, by name, on the CPU; see `loaders.transfer`.
+        views: tuple of as many batches of images as `loaders.Serving` says, each drawn anew from the
             same pictures; the first is `images`. Masks and boxes follow the first.
     """
 
-    # the last two are the loader's own, until it serves the batch: an event behind the work on it, where that
-    # may still be going on, and as of `DecodedBatch`
+    # The loader uses the last two until it serves the batch: `ready` is an event behind the work on it, if
+    # that may still be going on, and `refused` is that of `DecodedBatch`.
     __slots__ = ("_ids", "_other_views", "_padding", "fields", "ready", "refused")
 
     def __init__(
@@ -57,7 +60,7 @@ class Batch(list[torch.Tensor]):
         fields: Mapping[str, Any] | None = None,
         other_views: Iterable[torch.Tensor] = (),
     ) -> None:
-        """Of images and labels, or, as frameworks make a list anew, of one iterable of both."""
+        """Make a batch of images and labels, or of one iterable of both, as frameworks rebuild a list."""
         parts: list[Any] = list(images) if labels is None else [images, labels]
         if len(parts) != 2 or (labels is None and isinstance(images, torch.Tensor)):
             raise TypeError(f"a batch is images and labels, got {[type(part).__name__ for part in parts]}")
@@ -69,22 +72,22 @@ class Batch(list[torch.Tensor]):
 
     @property
     def images(self) -> torch.Tensor:
-        """See the class; it is `batch[0]`."""
+        """Images, `batch[0]`; see the class."""
         return self[0]
 
     @property
     def labels(self) -> torch.Tensor:
-        """See the class; it is `batch[1]`."""
+        """Labels, `batch[1]`; see the class."""
         return self[1]
 
     @property
     def views(self) -> tuple[torch.Tensor, ...]:
-        """See the class."""
+        """Batches of images, one per view; see the class."""
         return (self[0], *self._other_views)
 
     @property
     def ids(self) -> torch.Tensor:
-        """See the class.
+        """Sample ids; see the class.
 
         Raises:
             AttributeError: a framework made this batch of images and labels alone.
@@ -98,34 +101,40 @@ class Batch(list[torch.Tensor]):
 
     @property
     def padding(self) -> torch.Tensor:
-        """See the class; AttributeError as of `ids`."""
+        """Marks of repeated samples; see the class.
+
+        Raises:
+            AttributeError: a framework made this batch of images and labels alone.
+        """
         if self._padding is None:
             self._padding = torch.zeros(len(self.ids), dtype=torch.bool, device="cpu")
         return self._padding
 
     def to(self, device: torch.device | str | int, non_blocking: bool = False) -> "Batch":
-        """The batch with images, labels and masks on `device`; Lightning and Accelerate call this on each."""
-        return self._with(lambda part: part.to(device, non_blocking=non_blocking))
+        """Return the batch with images, labels and masks on `device`; Lightning and Accelerate call this."""
+        return self._map_tensors(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
     def pin_memory(self, device: torch.device | str | None = None) -> "Batch":
-        """The batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
-        return self._with(torch.Tensor.pin_memory)
+        """Return the batch with images, labels and masks in pinned memory; torch's DataLoader calls this."""
+        return self._map_tensors(torch.Tensor.pin_memory)
 
-    def _with(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
-        images, labels = map(moved, self)
-        masks = masks_in(self.fields)
-        fields = self.fields if masks is None else {**self.fields, MASK: moved(masks)}
-        return Batch(images, labels, self._ids, self._padding, fields, map(moved, self._other_views))
+    def _map_tensors(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        """Return the batch with `function` applied to its images, labels and masks."""
+        images, labels = function(self[0]), function(self[1])
+        fields = self.fields
+        if (masks := find_masks(fields)) is not None:
+            fields = {**fields, MASK: function(masks)}
+        return Batch(images, labels, self._ids, self._padding, fields, map(function, self._other_views))
 
     def __setitem__(self, place: Any, part: Any) -> None:
-        # torch's default_collate stacks several batches into a copy of the first: its ids are not theirs
+        # torch's default_collate stacks several batches into a copy of the first, whose ids do not hold then
         if place == 0 and (part.shape[:1] != self[0].shape[:1] or part.ndim != self[0].ndim):
             self._ids = self._padding = None
             self.fields, self._other_views = {}, ()
         super().__setitem__(place, part)
 
     def __contains__(self, part: object) -> bool:
-        return any(part is ours for ours in self)  # == of tensors is not a truth value
+        return any(part is tensor for tensor in self)  # == of tensors is not a truth value
 
     def __eq__(self, other: object) -> bool:
         return self is other
@@ -148,25 +157,26 @@ def _flatten(batch: Batch) -> tuple[list[torch.Tensor], tuple[Any, ...]]:
     return list(batch), (batch._ids, batch._padding, batch.fields, batch._other_views)
 
 
-def _unflatten(parts: Iterable[Any], rest: tuple[Any, ...]) -> Batch:
+def _unflatten(parts: Iterable[Any], context: tuple[Any, ...]) -> Batch:
     batch = Batch(parts)
-    batch._ids, batch._padding, batch.fields, batch._other_views = rest
+    batch._ids, batch._padding, batch.fields, batch._other_views = context
     return batch
 
 
-# torchvision's transforms take a whole batch by this: `CutMix(...)(batch)`
+# with this torchvision's transforms take a whole batch: `CutMix(...)(batch)`
 register_pytree_node(Batch, _flatten, _unflatten, serialized_type_name="loaders.Batch")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The samples that a backend is asked for as one batch.
+    """Samples that a backend is asked for as one batch.
 
     Attributes:
-        epoch: that they are served in.
+        epoch: the epoch that they are served in.
         positions: int64 [n].
-        padding: how many at the end of `positions` are repeats, which fill up.
-        places: int64 [n], of the samples in their epoch, where one may come again, which is drawn anew then.
+        padding: how many at the end of `positions` are repeats, which fill the batch up.
+        places: int64 [n], the samples' places in their epoch; given where a sample may come several times in
+            an epoch, so that it is augmented anew each time.
     """
 
     epoch: int
@@ -174,29 +184,29 @@ class Request:
     padding: int = 0
     places: Positions | None = None
 
-    def select(self, slots: Positions) -> "Request":
-        """Of these samples alone."""
-        padding = int((slots >= len(self.positions) - self.padding).sum())
-        places = None if self.places is None else self.places[slots]
-        return Request(self.epoch, self.positions[slots], padding, places)
+    def select(self, rows: Positions) -> "Request":
+        """Return a request for the samples at `rows` of this one, int64 [m], alone."""
+        padding = int((rows >= len(self.positions) - self.padding).sum())
+        places = None if self.places is None else self.places[rows]
+        return Request(self.epoch, self.positions[rows], padding, places)
 
-    def without(self, refused: Collection[int]) -> "Request":
-        """Of the samples that do not have these numbers."""
-        if not refused:
+    def drop(self, rows: Collection[int]) -> "Request":
+        """Return a request for all samples but those at `rows` of this one."""
+        if not rows:
             return self
-        return self.select(np.delete(np.arange(len(self.positions)), [*refused]))
+        return self.select(np.delete(np.arange(len(self.positions)), [*rows]))
 
 
 @dataclass(frozen=True, slots=True)
 class DecodedBatch:
-    """What a backend hands over.
+    """Pictures that a backend read for one request.
 
     Attributes:
-        images: uint8 [n, height, width, channels], on the CPU or the loader's device; of pictures that are
-            served whole, each of its own size, uint8 [bytes], one behind the other. Of several views, if the
-            backend crops them, one behind the other: [views * n, ...].
-        refused: why pictures could not be decoded, by their numbers in the request; the others are there,
-            in the order asked.
+        images: uint8 [n, height, width, channels], on the CPU or the loader's device. Pictures that are
+            served whole, each in its own size, are uint8 [bytes], one behind the other. If the backend crops
+            several views, one view is behind the other: [views * n, ...].
+        refused: errors of the pictures that could not be decoded, by their rows in the request; `images` has
+            the others, in the order of the request.
     """
 
     images: torch.Tensor
@@ -204,10 +214,10 @@ class DecodedBatch:
 
 
 class Reader(Protocol):
-    """A backend: decodes the samples that it is asked for, in the order asked.
+    """Backend: decodes the samples of each request, in the order of the requests.
 
     Attributes:
-        random_access: whether any order is as good as the stored one.
+        random_access: whether it reads samples in any order as fast as in the stored one.
     """
 
     random_access: bool
@@ -215,8 +225,8 @@ class Reader(Protocol):
     def read(self, requests: Iterator[Request]) -> Iterator[DecodedBatch]:
         """Yield one decoded batch per request; runs in a thread, ahead of the training, on the loader's lane.
 
-        `requests` go on from epoch to epoch without end. A reader may look ahead in them. It is left
-        midway, by closing the generator, where the caller wants another epoch than the next.
+        `requests` go on from epoch to epoch without end, and a reader may look ahead in them. The generator
+        is closed midway when the caller wants another epoch than the next.
         """
 
     def close(self) -> None:

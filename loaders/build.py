@@ -1,10 +1,10 @@
-"""`loaders.build`: from what the caller asks for to a loader."""
+"""`loaders.build`: check the settings, open the data and put the loader together."""
 
 import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -18,22 +18,22 @@ from loaders.augment import (
     Crops,
     RandomAugmentation,
     augment_batch,
-    choose,
+    find_augmentation,
     resized_side,
 )
-from loaders.converting import Conversion, Converting, reconcile
-from loaders.dataset import RAW, SplitData, open_split, served_size, with_parts
-from loaders.deliver import Lane, find_device
-from loaders.loader import Loader
-from loaders.mixture import Mixture, samples_of, unite_classes
-from loaders.order import MixedEpochs, Order
+from loaders.converting import Conversion, ConvertingPipeline, reconcile
+from loaders.dataset import RAW, SplitData, fetch_in_parts, open_split, served_size
+from loaders.device import Lane, find_device
+from loaders.loader import Loader, Source
+from loaders.mixture import Mixture, epoch_samples, unite_classes
+from loaders.order import Epochs, MixedEpochs, Order
 from loaders.read import BACKENDS, choose_backend, ray_reader
 from loaders.read.cache import open_cached
 from loaders.read.host_memory import free_memory
 from loaders.sampling import choose_samples, find_epochs, find_weights
 from loaders.settings import (
+    BUILD_HINTS,
     GROUPS,
-    OF_BUILD,
     Backend,
     DType,
     LoaderSpec,
@@ -43,25 +43,25 @@ from loaders.settings import (
     Sampling,
     Serving,
     Shuffle,
-    check_given,
+    check_combination,
+    explain_unknown_settings,
     find_dtype,
     find_group,
     find_nodes,
     find_ranks,
-    refuse_others,
 )
-from loaders.transfer import STORED, Pipeline, find_scales
+from loaders.transfer import STORED_DTYPES, Pipeline, find_mean_and_std
 from precache.errors import SettingError
 from precache.pictures.sizes import Size, sides
 from precache.recipe import Recipe
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Url, is_url
 
-_BATCHES = 4  # served, two read ahead, and the one that is being filled
+_BATCHES = 4  # in memory at a time: one served, two read ahead, one being filled
 Path: TypeAlias = str | os.PathLike[str] | Url
 
 
-@refuse_others(OF_BUILD, GROUPS)
+@explain_unknown_settings(BUILD_HINTS, GROUPS)
 def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     path: Path | Sequence[Path],
     *,
@@ -84,73 +84,74 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     splits: str | os.PathLike[str] | None = None,
     class_depth: int | None = None,
 ) -> Loader:
-    """Build the loader for the raw tree or the converted folder at `path`, or what was converted at a URL.
+    """Build a loader for a raw tree, a converted folder, or a converted dataset at a URL.
 
     Args:
-        path: a tree of class folders with pictures, or what `precache convert` made of one; or the URL of
-            such, `s3://BUCKET/PREFIX`, whose shards are fetched before they are needed, and kept on this
-            machine: see `Reading.cache_dir`. A list of such paths is served as one dataset, see
-            `Sampling.shares`; `batch.fields["dataset"]`, int64 [n] on the CPU, is then each sample's number
-            in the list. Classes of the same name are one; the first path's keep their labels.
+        path: a tree of class folders with pictures, or a folder that `precache convert` made of one; or the
+            URL of a converted dataset, `s3://BUCKET/PREFIX`, whose shards are fetched ahead and cached on
+            this machine, see `Reading.cache_dir`. Several paths in a list are served as one dataset, see
+            `Sampling.shares`: classes of the same name are one, those of the first path keep their labels,
+            and `batch.fields["dataset"]`, int64 [n] on the CPU, says which path each sample is from.
         batch_size: samples per batch.
-        split: of the dataset: `train`, `val`, `test`; a raw tree without folders called so, and without
+        split: split to serve: `train`, `val`, `test`. A raw tree without folders of these names, and without
             `splits`, is one split, `train`.
-        shuffle: `"full"`, a permutation of all samples, for backends with random access;
-            `"window"`, shards in random order and samples shuffled within a window of shards;
-            True, the better of the two that the backend can do; at a URL `"window"`, since random access
-            fetches nearly all shards for the first few batches; False, the stored order.
-        seed: with the epoch it gives the order.
-        size: of what is served, in pixels: the side of a square, or (height, width); by default 224, or all
-            that is stored where that is less or no square.
-        device: where `images` and `labels` are put: `"cpu"`, `"cuda"`, the GPU that is the current one when
-            this is called, `"cuda:1"`; `"auto"`, a GPU where there is one.
-        augment: `"train"`, random crops of the whole picture (a raw tree's: of the original), each resized
-            once to `size`, antialiased, and mirrored every other time; `"crop"`, crops of `size` alone, with
-            black around what is smaller; a `loaders.RandomAugmentation` with other settings, colour
-            jitter among them; `"eval"` or None, the middle, see `Serving.crop_ratio`; or a function of
-            yours, see `loaders.augment.BatchFunction`, which is called in the thread that reads ahead with
-            all that is stored; the default `size` is then what it returns. Pictures that have each a size of
-            their own, as with fit keep and of a raw tree, it gets as squares of `size / crop_ratio`.
-        dtype: of the images: `"float32"`, `"float16"` or `"bfloat16"`, normalised on the device; or, for code
-            that normalises itself, `"uint8"`, or `"uint16"` where that is stored.
-        normalize: what floating point is normalised with; integers are not. `"imagenet"`, the mean and
-            standard deviation that torchvision's models expect, of grey pictures the mean of the three
-            channels', with alpha left from 0 to 1; `"dataset"`, those of split `train` of the converted
-            folder, or of this split if there is none; (mean, std), a number each or one for each channel, of
-            pixels from 0 to 1; None serves pixels from 0 to 1.
-        backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto`
-            picks the one that the folder is made for.
-        serving: how pictures are shown: crop ratio, views; see `loaders.Serving`.
-        sampling: which samples are served, and how often: classes, a subset, weights, shares of several
-            datasets, what fills no batch; see `loaders.Sampling`. Default: each once.
-        ranks: which processes share each epoch; see `loaders.Ranks`. `batch_size` is that of one of them.
-        reading: how pictures are read: workers, checksums, cache, memory, errors; see `loaders.Reading`.
-        precache: a folder: while the raw tree at `path` is trained on, a process of the lowest priority
-            converts it into shards there, as `precache convert` would; from the start of the epoch after
-            they are finished they are read in its place, in the order that the tree would have.
-        recipe: of `precache`; default that of `precache convert --format shards`. Its seed draws `splits`.
-        splits: of a raw tree that has none: shares such as `"train=0.9,val=0.1"`, or a file with lines
-            `path,split`; the same pictures as `precache convert --splits` puts there. The loader's `seed`
-            does not change them.
-        class_depth: how deep the class folders of a raw tree lie; 2 for birds/heron/1.jpg of the class
-            `birds/heron`, 0 for pictures without classes. By default 1: what lies deeper belongs to the
-            outermost folder, as torchvision's ImageFolder has it.
+        shuffle: order of the samples. `"full"`: a permutation of all samples, for backends with random
+            access. `"window"`: shards in random order, samples shuffled within a window of shards. True: the
+            better of the two that the backend can do; at a URL `"window"`, since random access fetches nearly
+            all shards for the first few batches. False: the stored order.
+        seed: seed of the order, together with the epoch.
+        size: size of the served pictures in pixels, the side of a square or (height, width). Default: 224, or
+            the stored size if that is smaller or no square.
+        device: device of `images` and `labels`: `"cpu"`; `"cuda"`, the GPU that is current when this is
+            called; `"cuda:1"`; `"auto"`, a GPU if there is one.
+        augment: augmentation. `"train"`: random crops of the whole picture (in a raw tree, of the original),
+            each resized once to `size`, antialiased, and mirrored every other time. `"crop"`: crops of `size`
+            that are not resized, with black around smaller pictures. A `loaders.RandomAugmentation`: other
+            settings, colour jitter among them. `"eval"` or None: the middle, see `Serving.crop_ratio`. A
+            function, see `loaders.augment.BatchFunction`: it is called in the thread that reads ahead, with
+            stored pictures whole, and the default `size` is what it returns. If each picture has its own size
+            (fit keep, or a raw tree), it gets squares of `size / crop_ratio`.
+        dtype: dtype of the images. `"float32"`, `"float16"` or `"bfloat16"`: normalised on the device.
+            `"uint8"`, or `"uint16"` if that is stored: for code that normalises itself.
+        normalize: mean and standard deviation for floating-point images; integers are not normalised.
+            `"imagenet"`: those that torchvision's models expect; for grey pictures the mean of the three
+            channels; alpha stays from 0 to 1. `"dataset"`: those of split `train` of the converted folder, or
+            of this split if there is no such one. (mean, std): of pixels from 0 to 1, one number each or one
+            per channel. None: serve pixels from 0 to 1.
+        backend: `pytorch`, `shards`, `webdataset`, `dali` or `synthetic`; `auto`: the one that the folder is
+            made for.
+        serving: crop ratio and views, see `loaders.Serving`.
+        sampling: classes, a subset, weights, shares of several datasets, and what to do with samples that
+            fill no batch, see `loaders.Sampling`. Default: each sample once.
+        ranks: processes that share each epoch, see `loaders.Ranks`; `batch_size` is that of one of them.
+        reading: workers, checksums, caches, memory and errors, see `loaders.Reading`.
+        precache: folder for shards of the raw tree at `path`. A process of the lowest priority converts the
+            tree into it during the training, as `precache convert` would; from the epoch after that is
+            finished, the shards are read instead of the tree, in the order that the tree would have.
+        recipe: recipe for `precache`; default that of `precache convert --format shards`. Its seed draws
+            `splits`.
+        splits: splits of a raw tree that has none: shares such as `"train=0.9,val=0.1"`, or a file with lines
+            `path,split`. They hold the same pictures as those of `precache convert --splits`, whatever the
+            loader's `seed`.
+        class_depth: depth of the class folders of a raw tree: 2 if birds/heron/1.jpg is of the class
+            `birds/heron`, 0 for pictures without classes. Default 1: pictures in deeper folders belong to the
+            outermost one, as in torchvision's ImageFolder.
 
     Returns:
-        An iterable of `Batch`; one iteration is one epoch, a new one the next, see `Loader`. It raises
-        DatasetError for a damaged shard, ImageError for a picture that cannot be decoded (see
-        `Reading.on_error`).
+        An iterable of `Batch`. Each iteration serves one epoch, the next iteration the next epoch, see
+        `Loader`. Iterating raises DatasetError for a damaged shard and ImageError for a picture that cannot
+        be decoded, see `Reading.on_error`.
 
     Raises:
-        SettingError: a value is out of range or unknown, or the cache does not fit; or a setting is one of
-            torch's DataLoader, with the name of the one here.
-        TypeError: a setting that is known nowhere.
+        SettingError: a value is out of range or unknown, or the cache does not fit; or a setting belongs to
+            torch's DataLoader, and the message names the one to give here.
+        TypeError: a setting is unknown.
         DatasetError, SourceError: `path` does not hold what the backend reads.
-        StorageError: the storage of a URL refuses, or does not answer for 120 s; later ones at their batch.
+        StorageError: the storage of a URL refuses, or does not answer for 120 s; also raised while iterating.
         MissingDependencyError: the backend's package is not installed.
-        OpenFilesError: too many files are open; later ones at their batch.
+        OpenFilesError: too many files are open; also raised while iterating.
     """
-    check_given(path, precache, recipe, splits)
+    check_combination(path, precache, recipe, splits)
     recipe, splits = reconcile(recipe, splits)
     serving, sampling = find_group("serving", serving, Serving), find_group("sampling", sampling, Sampling)
     ranks, reading = find_group("ranks", ranks, Ranks), find_group("reading", reading, Reading)
@@ -172,149 +173,209 @@ def build(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
         serving=serving,
         reading=reading,
     )
-    lane = Lane(spec.device)
-    mixed = isinstance(path, (list, tuple))
+    is_mixture = isinstance(path, (list, tuple))
     paths: list[Any] = list(path) if isinstance(path, (list, tuple)) else [path]
     if not paths:
-        raise SettingError("path is an empty list; give the paths of datasets")
-    if mixed and not (sampling.classes is sampling.subset is sampling.weights is None):
-        raise SettingError("classes, subset and weights are of one dataset; give one path, or shares alone")
-    if not mixed and sampling.shares is not None:
-        raise SettingError(f"shares {sampling.shares!r} of one dataset; give a list of paths: build([A, B])")
-    of_tree = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
-    parts = [choose_samples(sampling, _open_split(spec, one, of_tree)) for one in paths]
+        raise SettingError("path is an empty list", remedy="give the paths of datasets")
+    if is_mixture and any(
+        setting is not None for setting in (sampling.classes, sampling.subset, sampling.weights)
+    ):
+        raise SettingError(
+            "classes, subset and weights are of one dataset", remedy="give one path, or shares alone"
+        )
+    if not is_mixture and sampling.shares is not None:
+        raise SettingError(
+            f"shares {sampling.shares!r} of one dataset", remedy="give a list of paths: build([A, B])"
+        )
+    tree_options = {"splits": splits, "split_seed": recipe.seed, "class_depth": class_depth}
+    parts = [choose_samples(sampling, _open_split(spec, part_path, tree_options)) for part_path in paths]
     weights = find_weights(sampling, parts[0])
-    if mixed:
+    counts: tuple[int, ...] = ()
+    if is_mixture:
         parts = unite_classes(parts)
-        counts = samples_of(sampling.shares, [len(part) for part in parts])
+        counts = epoch_samples(sampling.shares, [len(part) for part in parts])
     else:
-        parts = [with_parts(parts[0], None if weights is None else weights > 0)]
-
-    def open_source(spec: LoaderSpec) -> Pipeline | Converting | Mixture:
-        served, ratio = served_size(parts, spec.size), spec.serving.crop_ratio
-        if spec.size is None:
-            ratio = max(part.crop_ratio(ratio, served) for part in parts)
-        spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
-        if mixed:
-            with ExitStack() as opened:
-                pipelines = [
-                    opened.enter_context(closing(_open_pipeline(augment, spec, part, lane))) for part in parts
-                ]
-                opened.pop_all()
-            return Mixture(pipelines)
-        if spec.last != "pad":  # more than there are samples are in no batch
-            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(parts[0]))))
-        if precache is None:
-            return _open_pipeline(augment, spec, parts[0], lane)
-        conversion = Conversion(parts[0], spec.split, precache, recipe, spec.rank)
-        return _open_converting(augment, spec, parts[0], lane, conversion)
-
-    source = open_source(spec)
+        parts = [fetch_in_parts(parts[0], None if weights is None else weights > 0)]
+    opener = _SourceOpener(
+        parts=parts,
+        is_mixture=is_mixture,
+        augment=augment,
+        lane=Lane(spec.device),
+        precache=precache,
+        recipe=recipe,
+    )
+    source = opener.open(spec)
+    readers = source.parts if isinstance(source, Mixture) else [source]
     try:
-        access = [part.random_access for part in (source.parts if isinstance(source, Mixture) else [source])]
-        epochs = [find_epochs(spec, *each, weights) for each in zip(parts, access, strict=True)]
+        part_epochs = [
+            find_epochs(spec, part, reader.random_access, weights)
+            for part, reader in zip(parts, readers, strict=True)
+        ]
     except SettingError:
         source.close()
         raise
-    by_shard = not mixed and parts[0].kind != RAW and epochs[0].kind != "full" and weights is None
-    together = MixedEpochs(parts=tuple(epochs), counts=counts) if mixed else epochs[0]
-    order = Order(together, spec.batch_size, sampling.last, rank, world_size, nodes if by_shard else 1)
-    return Loader(spec, parts, order, source, open_source)
+    epochs: Epochs | MixedEpochs = part_epochs[0]
+    if is_mixture:
+        epochs, nodes = MixedEpochs(parts=tuple(part_epochs), counts=counts), 1
+    elif parts[0].kind == RAW or part_epochs[0].kind == "full" or weights is not None:
+        nodes = 1  # samples are not read shard by shard, so no node needs shards of its own
+    order = Order(epochs, spec.batch_size, sampling.last, rank, world_size, nodes)
+    return Loader(spec, parts, order, source, opener.open)
 
 
-def _open_split(spec: LoaderSpec, path: Path, of_tree: dict[str, Any]) -> SplitData:
+def _open_split(spec: LoaderSpec, path: Path, tree_options: dict[str, Any]) -> SplitData:
     reading, cache = spec.reading, None
     if is_url(path):
         folder = {} if reading.cache_dir is None else {"folder": reading.cache_dir}
         cache = Cache(bytes=reading.cache_bytes, **folder)
-    return open_split(path, spec.split, **of_tree, skip_rejected=reading.on_error == "skip", cache=cache)
+    return open_split(path, spec.split, **tree_options, skip_rejected=reading.on_error == "skip", cache=cache)
 
 
-def _open_pipeline(augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane) -> Pipeline:
-    backend = choose_backend(spec.backend, data.kind, data.path)
-    _check_fits(spec, data)
-    scales = find_scales(spec.normalize, data) if spec.dtype.is_floating_point else None
-    crops, late, followed = _augmentation(augment, spec, data)
-    on_ray = spec.reading.engine == "ray"
-    open_reader = partial(ray_reader.RayReader, backend) if on_ray else BACKENDS[backend]
-    with lane.active():
-        reader = open_cached(partial(open_reader, spec, data), backend, spec, data, crops)
-    return Pipeline(spec, data, lane, reader, late, scales, followed)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _SourceOpener:
+    """Opens the source of a loader's batches, at first and each time that `Loader.set_size` changes the size.
 
+    Attributes:
+        parts: splits to serve; one unless it is a mixture.
+        is_mixture: whether the splits are served as a mixture, even if it is a single one.
+        augment: augmentation, see `build`.
+        lane: lane of the loader.
+        precache: folder into which the raw tree is converted meanwhile; None: it is not.
+        recipe: recipe of that conversion.
+    """
 
-def _open_converting(
-    augment: Augment, spec: LoaderSpec, data: SplitData, lane: Lane, conversion: Conversion
-) -> Converting:
-    """The raw tree, and its shards in the same order, size and part."""
-    of_shards = replace(spec, backend="auto", shuffle="full")
+    parts: Sequence[SplitData]
+    is_mixture: bool
+    augment: Augment
+    lane: Lane
+    precache: str | os.PathLike[str] | None
+    recipe: Recipe
 
-    def open_pipeline(part: SplitData) -> Pipeline:
-        return _open_pipeline(augment, spec if part is data else of_shards, part, lane)
+    def open(self, spec: LoaderSpec) -> Source:
+        """Open the source for these settings, with the size and crop ratio that they leave open decided."""
+        served, ratio = served_size(self.parts, spec.size), spec.serving.crop_ratio
+        if spec.size is None:
+            ratio = max(part.crop_ratio(ratio, served) for part in self.parts)
+        spec = replace(spec, served=served, serving=replace(spec.serving, crop_ratio=ratio))
+        if self.is_mixture:
+            with ExitStack() as stack:
+                pipelines = [
+                    stack.enter_context(closing(self._open_pipeline(spec, part))) for part in self.parts
+                ]
+                stack.pop_all()
+            return Mixture(pipelines)
+        data = self.parts[0]
+        if spec.last != "pad":  # then no batch has more samples than the split
+            spec = replace(spec, batch_size=min(spec.batch_size, max(1, len(data))))
+        if self.precache is None:
+            return self._open_pipeline(spec, data)
+        conversion = Conversion(data, spec.split, self.precache, self.recipe, spec.rank)
+        try:
+            return self._open_converting(spec, data, conversion)
+        except BaseException:
+            conversion.close()
+            raise
 
-    try:
-        return Converting(conversion, data, open_pipeline)
-    except BaseException:
-        conversion.close()
-        raise
+    def _open_converting(
+        self, spec: LoaderSpec, data: SplitData, conversion: Conversion
+    ) -> ConvertingPipeline:
+        """Open the pipeline of a raw tree that changes to its shards, which keep order, size and part."""
+        shards_spec = replace(spec, backend="auto", shuffle="full")
+
+        def open_pipeline(split: SplitData) -> Pipeline:
+            return self._open_pipeline(spec if split is data else shards_spec, split)
+
+        return ConvertingPipeline(conversion, data, open_pipeline)
+
+    def _open_pipeline(self, spec: LoaderSpec, data: SplitData) -> Pipeline:
+        backend = choose_backend(spec.backend, data.kind, data.path)
+        _check_fits(spec, data)
+        mean_and_std = find_mean_and_std(spec.normalize, data) if spec.dtype.is_floating_point else None
+        work = _divide_augmentation(self.augment, spec, data)
+        is_on_ray = spec.reading.engine == "ray"
+        open_reader = partial(ray_reader.RayReader, backend) if is_on_ray else BACKENDS[backend]
+        with self.lane.active():
+            reader = open_cached(partial(open_reader, spec, data), backend, spec, data, work.reader_crops)
+        return Pipeline(spec, data, self.lane, reader, work.late, mean_and_std, work.served_crops)
 
 
 def _check_fits(spec: LoaderSpec, data: SplitData) -> None:
-    """SettingError for integers of another dtype than is stored, or more than this machine can hold."""
-    if not spec.dtype.is_floating_point and spec.dtype != STORED[data.dtype.itemsize]:
+    """Raise SettingError if integers of another dtype are stored, or the batches do not fit into memory."""
+    if not spec.dtype.is_floating_point and spec.dtype != STORED_DTYPES[data.dtype.itemsize]:
         raise SettingError(
-            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}; "
-            f"give dtype='{data.dtype}', or a float as 'float32'"
+            f"dtype {str(spec.dtype).removeprefix('torch.')}: {data.path} holds pictures of {data.dtype}",
+            remedy=f"give dtype='{data.dtype}', or a float as 'float32'",
         )
     pixel_bytes = data.pixel_bytes
-    if spec.device.type == "cpu":  # a device makes its floats itself
+    if spec.device.type == "cpu":  # elsewhere floats are made on the device
         pixel_bytes = data.channels * spec.dtype.itemsize
     picture_bytes = math.prod(sides(spec.served)) * pixel_bytes * spec.serving.views
     memory_bytes = free_memory()[1]
-    most = memory_bytes // (_BATCHES * picture_bytes)
-    if spec.batch_size > most:
+    max_batch_size = memory_bytes // (_BATCHES * picture_bytes)
+    if spec.batch_size > max_batch_size:
         raise SettingError(
             f"batch_size {spec.batch_size:,}: {_BATCHES} batches of {picture_bytes:,} bytes a picture are "
-            f"more than the {memory_bytes:,} bytes of memory of this machine; give at most {most:,}"
+            f"more than the {memory_bytes:,} bytes of memory of this machine",
+            remedy=f"give at most {max_batch_size:,}",
         )
 
 
-def _augmentation(
-    augment: Augment, spec: LoaderSpec, data: SplitData
-) -> tuple[Crops, BatchFunction | CheckedFunction | None, Crops]:
-    """What the backend serves of each picture, and what is left to do with the batch; what masks follow.
+@dataclass(frozen=True, slots=True)
+class _AugmentationWork:
+    """Augmentation, divided between the backend and the device.
 
-    These follow a picture through all but what a function of the caller's does.
+    Attributes:
+        reader_crops: the part of each picture that the backend reads.
+        late: function for the batch on the device; None: nothing is left to do there.
+        served_crops: the part of each picture that is served in the end, which masks and boxes follow; a
+            function of the caller's is left out of it.
+    """
+
+    reader_crops: Crops
+    late: BatchFunction | CheckedFunction | None
+    served_crops: Crops
+
+
+def _divide_augmentation(augment: Augment, spec: LoaderSpec, data: SplitData) -> _AugmentationWork:
+    """Decide which part of the augmentation the backend does, and which is done on the device.
+
+    Raises:
+        SettingError: the augmentation does not go with the views or the channels.
     """
     served, ratio = spec.served, spec.serving.crop_ratio
-    stored = None if data.varies else data.size
-    augmentation = choose(augment)
+    stored = None if data.has_varying_sizes else data.size
+    augmentation = find_augmentation(augment)
     if augmentation is None:
         if (views := spec.serving.views) > 1:
             raise SettingError(
-                f"views {views} of the centre would be the same picture {views} times; give "
-                f"augment: 'train', 'crop', a loaders.RandomAugmentation or a function"
+                f"views {views} of the centre would be the same picture {views} times",
+                remedy="give augment: 'train', 'crop', a loaders.RandomAugmentation or a function",
             )
         data.warn_if_smaller(resized_side(served, ratio), served)
         crops = Crops(stored, served, crop_ratio=ratio)
-        return crops, None, crops
+        return _AugmentationWork(crops, None, crops)
     if not isinstance(augmentation, RandomAugmentation):
         function = CheckedFunction(augmentation, spec.size)
         if function.takes_labels and spec.serving.views > 1:
             raise SettingError(
-                f"views {spec.serving.views}: an augment function that returns labels makes one view; "
-                f"give views 1, or mix the views in the training step"
+                f"views {spec.serving.views}: an augment function that returns labels makes one view",
+                remedy="give views 1, or mix the views in the training step",
             )
-        # it is given all that is stored; where sizes vary, the middle of each
-        crops = Crops(None, resized_side(served, ratio)) if data.varies else Crops(data.size, data.size)
-        return crops, function, crops
+        if data.has_varying_sizes:  # one array cannot hold the pictures whole: the middle of each
+            crops = Crops(None, resized_side(served, ratio))
+        else:
+            crops = Crops(data.size, data.size)
+        return _AugmentationWork(crops, function, crops)
     data.warn_if_smaller(served, served, enlarged=augmentation.scale is not None)
     if augmentation.jitters and (data.channels != 3 or data.dtype != np.uint8):
         raise SettingError(
             f"augment: brightness, contrast, saturation and hue are for RGB, not for {data.channels}-channel "
-            f"pictures as of {data.path}; leave them at 0, or convert with channels rgb"
+            f"pictures as of {data.path}",
+            remedy="leave them at 0, or convert with channels rgb",
         )
     crops = Crops(stored, served, augmentation, spec.seed, spec.serving.views)
     if spec.device.type == "cuda" and stored is not None:
-        return Crops(stored, stored), partial(augment_batch, augmentation, spec.seed, served), crops
+        late = partial(augment_batch, augmentation, spec.seed, served)
+        return _AugmentationWork(Crops(stored, stored), late, crops)
     jitter = partial(augment_batch, augmentation, spec.seed, None) if augmentation.jitters else None
-    return crops, jitter, crops
+    return _AugmentationWork(crops, jitter, crops)

@@ -1,4 +1,4 @@
-"""What a path holds: a raw tree or a converted folder, seen the same way; and what is fetched from a URL."""
+"""Open a split of a raw tree, a converted folder or a URL as `SplitData`, which looks the same for all."""
 
 import hashlib
 import logging
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.batch import Positions
-from loaders.deliver import stop_check
 from loaders.order import WINDOW_SHARDS
 from loaders.settings import count_local_ranks
-from precache.dataset.columns import Column, from_zero
+from loaders.threads import stop_check
+from precache.dataset.columns import Column, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
-from precache.dataset.files import hold_whole
+from precache.dataset.files import open_checked_file
 from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
@@ -38,13 +38,13 @@ from precache.errors import (
 from precache.formats import FORMATS, StoredSample
 from precache.formats.shards import DATA_START, picture_starts
 from precache.pictures.images import CHANNELS, Rendering
-from precache.pictures.reading import steadily
-from precache.pictures.sizes import Size, sides, written
+from precache.pictures.reading import read_with_retries
+from precache.pictures.sizes import Size, sides, size_text
 from precache.plan import split_rows
-from precache.recipe import DEFAULT_SPLITS, Recipe, flag_of
-from precache.reporting import some
+from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
+from precache.reporting import abridge
 from precache.sources.base import Scan
-from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
 from precache.sources.tree import list_tree, split_of
 from precache.storage import read_regular_part
@@ -53,20 +53,20 @@ from precache.storage.urls import Location, Url, locate
 
 RAW = "raw"
 DEFAULT_SIZE = 224
-"""Side in pixels of what is served unless another is asked for, or less is stored."""
+"""Side in pixels of the served pictures, unless another size is given or less is stored."""
 T = TypeVar("T")
-_FEW = 4  # a shard at a URL of which a quarter is needed is fetched whole
+_MIN_SAVING = 4  # a shard at a URL is fetched in part if that is at most a quarter of its samples
 _LOGGER = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteShards:
-    """What is fetched for each shard of a split.
+    """Shards of a split at a URL, which are fetched into a cache on this machine.
 
     Attributes:
         mirror: fetches the files of the dataset.
-        shards: in stored order.
-        parts: by number, of those shards that are not fetched whole, see `ShardPart`.
+        shards: shards of the split, in stored order.
+        parts: samples to fetch of the shards that are not fetched whole, by the shard's number.
     """
 
     mirror: CachedFiles
@@ -76,27 +76,28 @@ class RemoteShards:
     def hold(
         self, number: int, *, with_index: bool = False, check: Callable[[], None] | None = None
     ) -> ExitStack:
-        """Have shard `number` on this machine until the stack is closed; it is fetched if need be.
+        """Fetch shard `number` unless it is cached, and keep it until the returned stack is closed.
 
         Args:
-            check: called meanwhile, by several threads; what it raises ends the fetching. Default: Ending if
-                the thread that calls this is to end.
+            with_index: whether to fetch the file beside the shard, too, that says where its samples lie.
+            check: called by several threads during the fetch, which ends with what it raises. Default: a
+                function that raises Ending if the calling thread is to end.
 
         Raises:
             StorageError: it cannot be fetched.
         """
         check = check or stop_check()
-        shard, *others = self.shards[number].files
+        shard, *index_files = self.shards[number].files
         part = self.parts.get(number)
-        with ExitStack() as held:
-            for file in others if with_index or part is not None else ():
-                # it says where samples lie
-                held.enter_context(hold_whole(self.mirror, file, check))
-            held.enter_context(self.mirror.hold(shard, check, part))
-            return held.pop_all()
+        with ExitStack() as stack:
+            if with_index or part is not None:
+                for file in index_files:
+                    stack.enter_context(open_checked_file(self.mirror, file, check))
+            stack.enter_context(self.mirror.open_file(shard, check, part))
+            return stack.pop_all()
 
-    def damaged(self, number: int) -> str:
-        """Shard `number` was damaged here: remove it, so that it is fetched again; what to say of it."""
+    def remove_damaged(self, number: int) -> str:
+        """Remove shard `number` from the cache, so that it is fetched again, and return an error message."""
         part = self.parts.get(number)
         for file in self.shards[number].files:
             self.mirror.forget(file.name)
@@ -107,57 +108,62 @@ class RemoteShards:
             f"run again, and it is fetched from {self.mirror.url}"
         )
 
-    def ahead(self, window_shards: int, largest_bytes: int) -> int:
-        """How many shards may be fetched beyond two windows, the one that is served and the one behind it.
+    def max_shards_ahead(self, window_shards: int, largest_bytes: int) -> int:
+        """Return how many shards may be fetched beyond two windows, the one being served and the next.
+
+        Args:
+            window_shards: number of shards in a window.
+            largest_bytes: size of the largest shard.
 
         Raises:
             SettingError: the cache is too small for two windows.
         """
-        most_bytes = self.mirror.cache.bytes
-        if most_bytes is None:
+        cache_bytes = self.mirror.cache.bytes
+        if cache_bytes is None:
             return window_shards
         windows_bytes = 2 * min(window_shards, len(self.shards)) * largest_bytes
-        if most_bytes < windows_bytes:
+        if cache_bytes < windows_bytes:
             raise SettingError(
                 f"cache_bytes is too small: needs {windows_bytes:,} for two windows of shards of "
-                f"{self.mirror.url}, got {most_bytes:,}; raise it, or pass memory_bytes={most_bytes} for "
-                f"smaller windows"
+                f"{self.mirror.url}, got {cache_bytes:,}",
+                remedy=f"raise it, or pass memory_bytes={cache_bytes} for smaller windows",
             )
-        return min(window_shards, max(0, most_bytes // count_local_ranks() - windows_bytes) // largest_bytes)
+        free_bytes = max(0, cache_bytes // count_local_ranks() - windows_bytes)
+        return min(window_shards, free_bytes // largest_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class SplitData:
-    """The samples of one split, in stored order.
+    """Samples of one split, in stored order.
 
-    The index of a converted folder is mapped: what is used of it is in memory once for all processes. Where
-    classes, subset or updates leave samples out, each of the others costs 8 bytes.
+    The index of a converted folder is mapped, so that its used pages are in memory once for all processes. If
+    classes, a subset or updates leave samples out, each of the others takes 8 bytes.
 
     Attributes:
         path: the folder, or the URL.
         kind: `raw`, or the format of a converted folder.
-        index: of the samples: all that `precache.dataset.index` says; of a raw tree ids and labels.
-        shard_samples: int64 [shards], in stored order; a raw tree is one shard.
-        files: paths of the shards, see `held`; of the pictures themselves for a raw tree.
-        shard_bytes: int64 [shards], sizes of the shards' files; none for a raw tree.
-        shards: as the manifest has them; None for a raw tree.
+        index: index of the samples, see `precache.dataset.index`; ids and labels alone for a raw tree.
+        shard_samples: int64 [shards], samples of each shard in stored order; a raw tree is one shard.
+        files: paths of the shards, see `local_shard`, or of the pictures of a raw tree.
+        shard_bytes: int64 [shards], sizes of the shards' files; empty for a raw tree.
+        shards: table of the shards in the manifest; None for a raw tree.
         classes: class names.
-        size: of the stored pictures; the side that they were fitted to where each has a size of its own; the
-            default to resize to for a raw tree.
-        channels: of the stored pictures; a raw tree's become RGB.
-        dtype: of their values, uint8 or uint16. Backends carry bytes, uint8 [..., pixel_bytes], which are
-            values again where they are resized, and where a batch is sent.
-        statistics: mean and standard deviation of each channel, of values in 0-1; None where the manifest
-            has none. Those of split `train` where there is one: what is trained with is what is served.
-        rendering: how pictures became what is stored; None for a raw tree.
-        boxes: the field of boxes; empty if there is none.
-        digest: identity of the dataset, and of what is left out of it, hex; of a raw tree by the names of
-            its pictures, whose sizes nobody has asked for.
+        size: size of the stored pictures; the side that they were fitted to if each has its own size;
+            DEFAULT_SIZE for a raw tree.
+        channels: channels of the stored pictures; pictures of a raw tree become RGB.
+        dtype: dtype of their values, uint8 or uint16. Backends carry them as bytes, uint8 [..., pixel_bytes],
+            which are viewed as values again to be resized, and when a batch is sent.
+        statistics: mean and standard deviation of each channel, of values in 0-1, of split `train` if there
+            is one, else of this split; None if the manifest has none.
+        rendering: how pictures were turned into the stored ones; None for a raw tree.
+        boxes: name of the field of boxes; empty if there is none.
+        digest: hex digest that identifies the dataset and what is left out of it; for a raw tree that of the
+            names of its pictures, since their sizes are not read.
         class_depth: how deep the class folders of a raw tree lie.
-        part_of: the whole split and the positions int64 [n] in it, where this is a part; None: all, labelled
-            otherwise. `shard_samples` counts what is served of each shard.
+        part_of: if this is a part of a split, the whole split and the positions in it, int64 [n], or None for
+            all samples under other labels. `shard_samples` then counts the samples of the part.
         remote: fetches the shards of a dataset at a URL; else None.
-        folder: of a converted dataset, as it was opened; None for a raw tree and at a URL.
+        folder: the opened folder of a converted dataset; None for a raw tree and at a URL.
         shard_starts: int64 [shards + 1], the position of each shard's first sample, and behind the last one.
     """
 
@@ -191,68 +197,70 @@ class SplitData:
 
     @property
     def ids(self) -> Column:
-        """int64 [n], ranks in the sorted scan of the source tree; indexed like an array."""
+        """Column int64 [n], the samples' ranks in the sorted scan of the source tree."""
         return self.index["ids"]
 
     @property
     def labels(self) -> Column:
-        """int64 [n], likewise; -1 where a sample has not just one class."""
+        """Column int64 [n], the samples' classes; -1 for a sample that has not exactly one class."""
         return self.index["labels"]
 
     @property
     def shapes(self) -> Column | None:
-        """int32 [n, 2], likewise: height and width of each stored picture; None where all are of `size`."""
+        """Column int32 [n, 2], height and width of each stored picture; None if all have `size`."""
         return self.index.get("shapes")
 
     @property
     def pixel_bytes(self) -> int:
-        """Of all channels of a pixel."""
+        """Bytes of a pixel, all channels together."""
         return self.channels * self.dtype.itemsize
 
     @contextmanager
-    def held(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
-        """The path of shard `number`, which stays until the end of the block; at a URL it is fetched before.
+    def local_shard(self, number: int, *, with_index: bool = False) -> Iterator[Path]:
+        """Yield the path of shard `number` on this machine, where it stays until the end of the block.
+
+        A shard at a URL is fetched first, see `RemoteShards.hold`.
 
         Raises:
-            StorageError: one cannot be fetched.
-            DatasetError: what was read there is of another dataset, which took the place of this one.
+            StorageError: it cannot be fetched.
+            DatasetError: another dataset has taken the place of this one, so that its files were read.
         """
         if self.remote is not None:
             with self.remote.hold(number, with_index=with_index):
                 yield Path(self.files[number])
         else:
             assert self.folder is not None
-            with self.folder.unchanged():
+            with self.folder.check_unchanged():
                 yield Path(self.files[number])
 
     def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
-        """What `reader` makes of shard `number`, see `held`; damaged in the cache, it is fetched again.
+        """Return `reader(path)` for shard `number`; at a URL, fetch it again once if it is damaged.
 
         Raises:
-            DatasetError: of `reader`; at a URL, of what has just been fetched.
+            DatasetError: `reader` raises it; for a shard at a URL, the second time.
         """
         try:
-            with self.held(number, with_index=with_index) as path:
+            with self.local_shard(number, with_index=with_index) as path:
                 return reader(path)
         except DatasetError:
             if self.remote is None:
                 raise
-        self.remote.damaged(number)
-        with self.held(number, with_index=with_index) as path:
+        self.remote.remove_damaged(number)
+        with self.local_shard(number, with_index=with_index) as path:
             return reader(path)
 
     def read_sample(self, position: int, path: Path, place: Positions) -> StoredSample:
-        """What is stored of the sample at `position`, of its shard at `path`; the content is not compared.
+        """Read the sample at `position` from its shard at `path`, without comparing its checksum.
 
         Args:
-            place: int64 [2], where the index says that it lies: first byte and bytes.
+            place: int64 [2], first byte and number of bytes of the sample, as the index says.
 
         Raises:
             SampleError: something else lies there.
         """
         start, count = place.tolist()
         try:
-            content = steadily(lambda: read_regular_part(path, start, count), str(path))
+            content = read_with_retries(lambda: read_regular_part(path, start, count), str(path))
             sample = FORMATS[self.kind].read_sample(content)
             problem = f"its index points to sample {sample.id}"
             if sample.id in (-1, self.ids[position]):
@@ -260,68 +268,73 @@ class SplitData:
         except ValueError as error:
             problem = f"not where its index says ({error})"
         verify = shell_command("precache verify", self.path)
-        raise self.index.error(position, self.file(position), f"{problem}; run: {verify}")
+        raise self.index.error(position, self.file_at(position), f"{problem}; run: {verify}")
 
     def locate(self, positions: Positions) -> tuple[Positions, Positions]:
-        """Of the samples at `positions`: int64 [n] numbers of their shards, int64 [n] their rows in these."""
+        """Return the shards' numbers and the rows in them, int64 [n] each, of the samples at `positions`."""
         if self.part_of is not None:
-            return self.whole.locate(self.in_whole(positions))
+            return self.whole.locate(self.positions_in_whole(positions))
         shards = np.searchsorted(self.shard_starts, positions, side="right") - 1
         return shards, positions - self.shard_starts[shards]
 
     def shard_positions(self, number: int) -> slice:
-        """Positions of the samples of shard `number`."""
+        """Return the positions of the samples of shard `number`."""
         return slice(int(self.shard_starts[number]), int(self.shard_starts[number + 1]))
 
     @property
     def whole(self) -> "SplitData":
-        """All samples that the shards hold."""
+        """Split of all samples that the shards hold, of which this may be a part."""
         return self if self.part_of is None else self.part_of[0]
 
-    def in_whole(self, positions: Positions | slice) -> Positions:
-        """Positions in `whole` of the samples at `positions`."""
+    def positions_in_whole(self, positions: Positions | slice) -> Positions:
+        """Return the positions in `whole` of the samples at `positions`."""
         if self.part_of is not None and self.part_of[1] is not None:
             return self.part_of[1][positions]
         if isinstance(positions, slice):
             return np.arange(*positions.indices(len(self)))
-        return from_zero(positions, len(self))
+        return nonnegative_positions(positions, len(self))
 
     def select(self, positions: Positions) -> "SplitData":
-        """The samples at `positions` alone, in this order; ascending if readers go shard by shard."""
-        raw = self.kind == RAW
+        """Return the samples at `positions` alone, in this order.
+
+        The positions must ascend for a backend that reads shard by shard.
+        """
+        files = self.files
+        if self.kind == RAW:
+            files = tuple(files[position] for position in positions.tolist())
         digest = hashlib.sha256(self.digest.encode() + self.ids[positions].tobytes()).hexdigest()
         return replace(
             self,
             index=self.index.at(positions),
             shard_samples=np.bincount(self.locate(positions)[0], minlength=len(self.shard_samples)),
-            files=tuple(self.files[position] for position in positions.tolist()) if raw else self.files,
+            files=files,
             digest=digest,
-            part_of=(self.whole, self.in_whole(positions)),
+            part_of=(self.whole, self.positions_in_whole(positions)),
         )
 
-    def relabel(self, classes: tuple[str, ...], labels: Positions) -> "SplitData":
-        """The same samples labelled as `classes`: `labels`, int64, has what each label becomes."""
-        return self.with_labels(classes, Column(labels[self.labels[:]]))
+    def relabel(self, classes: tuple[str, ...], new_labels: Positions) -> "SplitData":
+        """Return the same samples with other classes: label i becomes new_labels[i], int64 [old classes]."""
+        return self.with_labels(classes, Column(new_labels[self.labels[:]]))
 
     def with_labels(self, classes: tuple[str, ...], labels: Column) -> "SplitData":
-        """The same samples with these labels, of `classes`."""
+        """Return the same samples with other classes and labels."""
         index = self.index.with_columns({"labels": labels})
         return replace(self, classes=classes, index=index, part_of=self.part_of or (self, None))
 
-    def file(self, position: int) -> str:
-        """The file that holds the sample at `position`: its shard, or the picture itself."""
+    def file_at(self, position: int) -> str:
+        """Return the file that holds the sample at `position`: its shard, or the picture itself."""
         if self.kind == RAW:
             return self.files[position]
         return self.files[int(self.locate(np.array([position]))[0][0])]
 
     def path_at(self, position: int) -> str:
-        """Path of the picture at `position`, relative to the source tree, with forward slashes."""
+        """Return the path of the picture at `position`, relative to the source tree, with forward slashes."""
         if self.kind == RAW:
             return os.path.relpath(self.files[position], str(self.path)).replace(os.sep, "/")
         return self.index.path(position)
 
     def path_of(self, sample_id: object) -> str:
-        """Path of the picture of the sample of this id, as `path_at`.
+        """Return the path of the picture of the sample with this id, as `path_at` does.
 
         Raises:
             SettingError: the split has no such sample.
@@ -331,51 +344,55 @@ class SplitData:
         raise SettingError(f"sample {sample_id!r}: {self.path} has none of this id in this split")
 
     def targets(self) -> list[Any]:
-        """What each sample is labelled with: a class, a list of classes, a number, or a list of numbers."""
+        """Return each sample's label: a class, a list of classes, a number, or a list of numbers."""
         if (targets := self.index.targets) is None:
             return list(self.labels.tolist())
         return [targets.value(row) for row in range(len(targets))]
 
     def shapes_at(self, positions: Positions | slice) -> Positions:
-        """int64 [n, 2]: height and width of what is stored of the samples at `positions`."""
+        """Return height and width of the stored pictures at `positions`, int64 [n, 2]."""
         if self.shapes is not None:
             return self.shapes[positions].astype(np.int64)  # type: ignore[no-any-return]
         return np.broadcast_to(np.array(sides(self.size), np.int64), (len(self), 2))[positions]
 
     @property
-    def most_sides(self) -> tuple[int, int]:
-        """Height and width that no stored picture exceeds."""
+    def max_sides(self) -> tuple[int, int]:
+        """Largest height and largest width of the stored pictures."""
         if self.shapes is None:
             return sides(self.size)
-        known = None if self.shards is None else self.shards.largest
-        height, width = (self.shapes.values if known is None else known).max(axis=0).tolist()
+        shard_sides = None if self.shards is None else self.shards.largest
+        height, width = (self.shapes.values if shard_sides is None else shard_sides).max(axis=0).tolist()
         return height, width
 
     @property
-    def varies(self) -> bool:
-        """Whether each picture has a size of its own."""
+    def has_varying_sizes(self) -> bool:
+        """Whether each picture has its own size."""
         return self.kind == RAW or self.shapes is not None
 
-    def crop_ratio(self, asked: float, served: Size) -> float:
-        """How much of the shorter side to serve as `served`, a default, if this was asked for."""
+    def crop_ratio(self, wanted: float, served: Size) -> float:
+        """Return `wanted`, or the larger share of the shorter side that fills `served` unenlarged."""
         if self.kind == RAW:
-            return asked
-        return min(1.0, max(asked, min(sides(served)) / min(sides(self.size))))
+            return wanted
+        return min(1.0, max(wanted, min(sides(served)) / min(sides(self.size))))
 
     def warn_if_smaller(self, needed: Size, served: Size, *, enlarged: bool = True) -> None:
-        """Say it where less is stored than is `needed` to serve `served`, and what becomes of it."""
+        """Warn if fewer pixels are stored than are `needed` to serve `served`.
+
+        Args:
+            enlarged: whether the stored pixels are enlarged then; False: they get a black border.
+        """
         if self.kind == RAW or all(map(le, sides(needed), sides(self.size))):
             return
-        cut = "" if needed == served else f" is cut from {written(needed)}, and"
-        made = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
+        cut = "" if needed == served else f" is cut from {size_text(needed)}, and"
+        result = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
         warnings.warn(
-            f"{self.path} stores {written(self.size)} pixels: size {written(served)}{cut} {made}; convert "
-            f"with --size {written(needed)}, or build with a smaller size",
+            f"{self.path} stores {size_text(self.size)} pixels: size {size_text(served)}{cut} {result}; convert "
+            f"with --size {size_text(needed)}, or build with a smaller size",
             stacklevel=2,
         )
 
     def window_shards(self, memory_bytes: int | None) -> int:
-        """How many shards a window holds so that two of them, read and next, fit into `memory_bytes`.
+        """Return the number of shards in a window, two of which (served and next) fit into `memory_bytes`.
 
         Raises:
             SettingError: not even two shards fit, or not two windows into the cache of a URL.
@@ -387,31 +404,36 @@ class SplitData:
             if memory_bytes < 2 * largest:
                 raise SettingError(
                     f"memory_bytes is too small: needs {2 * largest:,} for two shards of {self.path}, got "
-                    f"{memory_bytes:,}; give at least that, or convert again with smaller --shard-bytes"
+                    f"{memory_bytes:,}",
+                    remedy="give at least that, or convert again with smaller --shard-bytes",
                 )
             return memory_bytes // (2 * largest)
         if self.remote is not None:
-            self.remote.ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
+            self.remote.max_shards_ahead(WINDOW_SHARDS, int(self.shard_bytes.max()))
         return WINDOW_SHARDS
 
 
 def depth_flags(class_depth: int) -> tuple[str, ...]:
-    """The flags of a command that reads a tree whose class folders lie so deep."""
+    """Return the command-line flags for a tree whose class folders lie at this depth."""
     return () if class_depth == 1 else ("--class-depth", str(class_depth))
 
 
-def reason_with_remedy(error: ImageError, root: Location | str, class_depth: int, what: str) -> str:
-    """Why a picture of the raw tree at `root` cannot be read, what to do, and the command that lists all."""
+def picture_remedy(error: ImageError, root: Location | str, class_depth: int, advice: str) -> str:
+    """Return the remedy for a picture of the raw tree at `root` that cannot be read.
+
+    It is that of `error`, then `advice`, then the command that lists all such pictures.
+    """
     command = shell_command("precache check", root, *depth_flags(class_depth))
-    return f"{error.reason}; {what}; to list all such pictures, run: {command}"
+    remedy = f"{advice}; to list all such pictures, run: {command}"
+    return f"{error.remedy}; {remedy}" if error.remedy else remedy
 
 
 def served_size(parts: Sequence[SplitData], size: Size | None) -> Size:
-    """What to serve of these splits if `size` was asked for; None: what `loaders.build` says, the least."""
+    """Return `size`; if it is None, the smallest size that any of `parts` stores, at most DEFAULT_SIZE."""
     if size is not None:
         return size
-    known = (part.size if isinstance(part.size, tuple) else min(part.size, DEFAULT_SIZE) for part in parts)
-    return min(known, key=sides)
+    sizes = (part.size if isinstance(part.size, tuple) else min(part.size, DEFAULT_SIZE) for part in parts)
+    return min(sizes, key=sides)
 
 
 def open_split(
@@ -425,44 +447,50 @@ def open_split(
     skip_rejected: bool = False,
     cache: Cache | None = None,
 ) -> SplitData:
-    """List the samples of `split` in the raw tree or converted folder at `path`, or converted at a URL.
+    """Open `split` of the raw tree or converted folder at `path`, or of the converted dataset at a URL.
 
     Args:
-        split: its name, or another spelling of it, as `precache.sources.tree` knows them: valid for val.
-        splits: shares of a raw tree's splits, or a list file, as of `precache convert --splits`.
-        split_seed: `Recipe.seed` of such a conversion; it draws the splits.
+        path: the tree, the folder or the URL.
+        split: name of the split, or another spelling that `precache.sources.tree` knows: valid for val.
+        splits: shares of a raw tree's splits, or a list file, as for `precache convert --splits`.
+        split_seed: seed that draws the splits, `Recipe.seed` of such a conversion.
         class_depth: how deep the class folders of a raw tree lie, see `list_tree`; default 1.
-        allow_empty: keep class folders of a raw tree without a picture as classes; False: raise of them;
-            None: leave them out, with a warning.
-        skip_rejected: leave out what the tree's list of `precache check`, if it has one, says of the files as
-            they are now; a converted folder holds none of them anyway.
-        cache: where files of a URL are kept.
+        allow_empty: True: class folders of a raw tree without a picture are classes; False: they raise; None:
+            they are left out, with a warning.
+        skip_rejected: whether to leave out the files that the tree's list of `precache check` names, if it
+            has one and the files have not changed since; a converted folder holds none of them anyway.
+        cache: cache for the files of a URL.
 
     Raises:
         NothingFoundError: there is neither at `path`; or a class without a picture, see `allow_empty`.
-        SourceError, DatasetError: what is there cannot be read, or a list is not one.
-        SettingError: it has no such split; or it is converted, and a setting is for raw trees.
+        SourceError, DatasetError: the data cannot be read, or a list file is malformed.
+        SettingError: there is no such split; or the data is converted, and a setting is for raw trees.
     """
     path = locate(path)
     if isinstance(path, Url) or is_converted(path):
         dataset = open_dataset(path, cache) if isinstance(path, Url) else open_dataset(path)
-        _check_of_raw_trees(dataset, splits=splits, class_depth=class_depth)
-        return _converted(dataset, split)
+        _check_no_tree_setting("splits", splits, dataset)
+        _check_no_tree_setting("class_depth", class_depth, dataset)
+        return _open_converted(dataset, split)
     depth = 1 if class_depth is None else class_depth
     try:
         scan = list_tree(path, depth, allow_empty=allow_empty is not None)
     except SourceError as error:
-        if isinstance(error.__cause__, OSError):  # who knows what is there
+        if isinstance(error.__cause__, OSError):  # the path may exist and be unreadable
             raise
         if not path.exists():
             if is_converted(path.parent):
                 raise NothingFoundError(
-                    f"{path}: does not exist; {path.parent} is a converted dataset: give that, and "
-                    f"split={path.name!r}"
+                    "does not exist",
+                    path=path,
+                    remedy=f"{path.parent} is a converted dataset: give that, and split={path.name!r}",
                 ) from error
+            hint = did_you_mean(path)
             raise NothingFoundError(
-                f"{path}: does not exist; expected a tree of class folders with pictures, or what 'precache "
-                f"convert' made of one{did_you_mean(path) or '; check the path'}"
+                "does not exist; expected a tree of class folders with pictures, or what 'precache convert' "
+                f"made of one{hint}",
+                path=path,
+                remedy="" if hint else "check the path",
             ) from error
         if isinstance(error, NothingFoundError):
             raise NothingFoundError(
@@ -476,35 +504,35 @@ def open_split(
         empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
         if empty:
             raise NothingFoundError(
-                f"{path}: class folders without a picture: {some(empty)}; remove them, or give "
-                f"allow_empty=True"
+                f"class folders without a picture: {abridge(empty)}",
+                path=path,
+                remedy="remove them, or give allow_empty=True",
             )
-    return _raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
+    return _open_raw(scan, split, splits, split_seed, depth, skip_rejected=skip_rejected)
 
 
-def _check_of_raw_trees(dataset: ConvertedDataset, **given: object) -> None:
-    """SettingError where a setting is given that a conversion has decided."""
-    for name, value in given.items():
-        if value is not None:
-            raise SettingError(
-                f"{name} {value!r}: {dataset.place} is converted, with the splits "
-                f"{', '.join(sorted(dataset.manifest.shards.split_names))} and its classes; leave it out, or "
-                f"convert again with {flag_of(name)}"
-            )
+def _check_no_tree_setting(name: str, value: object, dataset: ConvertedDataset) -> None:
+    """Raise SettingError if a setting for raw trees is given for a converted dataset."""
+    if value is not None:
+        raise SettingError(
+            f"{name} {value!r}: {dataset.place} is converted, with the splits "
+            f"{', '.join(sorted(dataset.manifest.shards.split_names))} and its classes",
+            remedy=f"leave it out, or convert again with {flag_name(name)}",
+        )
 
 
-def _spelled(split: str, names: Sequence[str]) -> str:
-    """The one of `names` that `split` is another spelling of; itself where there is none."""
-    other = split_of(str(split))
-    return split if split in names or other not in names else str(other)
+def _split_name(split: str, names: Sequence[str]) -> str:
+    """Return the one of `names` that `split` is another spelling of; `split` itself if there is none."""
+    spelling = split_of(str(split))
+    return split if split in names or spelling not in names else str(spelling)
 
 
-def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
-    split = _spelled(split, dataset.manifest.shards.split_names)
+def _open_converted(dataset: ConvertedDataset, split: str) -> SplitData:
+    split = _split_name(split, dataset.manifest.shards.split_names)
     shards = dataset.manifest.split_shards(split)
     if dataset.manifest.split_samples[split] == 0:
         raise DatasetError(
-            f"{dataset.place}: updates have removed all of split {split!r}; choose another split"
+            f"updates have removed all of split {split!r}", path=dataset.place, remedy="choose another split"
         )
     index = dataset.read_index(split, removed=True)
     all_statistics = dataset.manifest.statistics
@@ -531,7 +559,7 @@ def _converted(dataset: ConvertedDataset, split: str) -> SplitData:
     return data.select(np.flatnonzero(index.served)) if split in dataset.manifest.removed else data
 
 
-def _raw(
+def _open_raw(
     scan: Scan,
     split: str,
     splits: str | os.PathLike[str] | None,
@@ -540,16 +568,16 @@ def _raw(
     *,
     skip_rejected: bool,
 ) -> SplitData:
-    """A split as `precache convert` makes it of the same tree."""
+    """Return a split of a raw tree, with the same samples as `precache convert` puts there."""
     recipe = Recipe(format="shards", splits=DEFAULT_SPLITS, seed=split_seed)
     if splits is not None and is_list_file(splits):
         scan, recipe = apply_list(scan, recipe, splits)
     elif splits is not None:
-        recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # raises for what is no text
-    rows_of = dict(split_rows(scan.samples, recipe))
-    split = _spelled(split, list(rows_of))
-    check_choice("split", split, rows_of)
-    samples, rows = scan.samples, rows_of[split]
+        recipe = replace(recipe, splits=splits)  # type: ignore[arg-type]  # it raises if this is no str
+    rows_by_split = dict(split_rows(scan.samples, recipe))
+    split = _split_name(split, list(rows_by_split))
+    check_choice("split", split, rows_by_split)
+    samples, rows = scan.samples, rows_by_split[split]
     columns = {"ids": samples.ids, "labels": samples.labels}
     data = SplitData(
         path=scan.root,
@@ -567,41 +595,49 @@ def _raw(
     rejected = _find_rejected(scan, rows) if skip_rejected else ()
     if splits is None and not len(rejected):
         return data
-    return data.select(
-        np.delete(np.arange(len(rows)), rejected)
-    )  # known by its samples, not by the tree alone
+    # `select` makes a digest of the samples, since that of the tree does not tell the splits apart
+    return data.select(np.delete(np.arange(len(rows)), rejected))
 
 
 def _find_rejected(scan: Scan, rows: Positions) -> Positions:
-    """Which of `rows` the list beside the tree names; SourceError if it is all of them."""
-    path = default_list(scan.root)
+    """Return which of `rows` the list of rejected files beside the tree names.
+
+    Raises:
+        SourceError: it names all of them.
+    """
+    path = default_list_path(scan.root)
     if not path.exists():
         return np.empty(0, np.int64)
     rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan, read_list(path))))
     if len(rejected) == len(rows):
         raise SourceError(
-            f"{path}: lists all {len(rows):,} pictures of the split; repair them and run again: "
-            f"{shell_command('precache check', scan.root)}"
+            f"lists all {len(rows):,} pictures of the split",
+            path=path,
+            remedy=f"repair them and run again: {shell_command('precache check', scan.root)}",
         )
     if len(rejected):
         _LOGGER.warning(
             "%s: %d of %d pictures are left out, see %s",
-            *(printable(str(scan.root)), len(rejected), len(rows), printable(str(path))),
+            printable(str(scan.root)),
+            len(rejected),
+            len(rows),
+            printable(str(path)),
         )
     return rejected
 
 
 @dataclass(frozen=True, slots=True)
 class ShardPart:
-    """Some samples of a shard: where few of one are needed, these alone are fetched, each by its range.
+    """Few samples of a shard at a URL, which are fetched alone, each by its byte range.
 
-    A part lies in the cache as a file of the shard's size, with holes where nothing was fetched; its name
-    tells what was asked for. So later epochs, other ranks and runs find it there, and few readers need know.
+    The part lies in the cache as a sparse file of the shard's size, whose name tells which samples it has, so
+    that later epochs, other ranks and other runs find it, and readers read it like a whole shard.
 
     Attributes:
-        prefix: of the name in the cache.
+        prefix: prefix of the file's name in the cache.
         whole: the split as it is stored.
-        rows: int64 [n], of the shard, ascending.
+        number: number of the shard.
+        rows: int64 [n], rows of the samples in the shard, ascending.
     """
 
     prefix: str
@@ -610,7 +646,7 @@ class ShardPart:
     rows: Positions
 
     def ranges(self) -> list[tuple[int, int]]:
-        """First byte and number of bytes of what is fetched: that of the samples first, in order."""
+        """Return first byte and number of bytes of each range to fetch, those of the samples first."""
         places = self._places()
         ranges: list[tuple[int, int]] = places[self.rows].tolist()
         if self.whole.kind == "shards":
@@ -619,8 +655,8 @@ class ShardPart:
         return ranges
 
     def is_right(self, number: int, content: bytes) -> bool:
-        """Whether what was fetched of range `number` is what was written; of all but samples not known."""
-        if number >= len(self.rows):
+        """Return whether `content`, fetched for range `number`, is as it was written."""
+        if number >= len(self.rows):  # no sample: there is no checksum
             return True
         try:
             sample = FORMATS[self.whole.kind].read_sample(content)
@@ -630,7 +666,7 @@ class ShardPart:
         return not sample.damage and checksum_of(sample.data) == self.whole.index["checksums"][position]
 
     def read(self, path: Path) -> dict[int, StoredSample]:
-        """Row -> sample, of the part at `path`, of a format that holds JPEGs.
+        """Read the samples of the part at `path`, of a format that holds JPEGs, by their rows.
 
         Raises:
             DatasetError: something else lies where the index says.
@@ -638,12 +674,13 @@ class ShardPart:
         samples, whole = {}, self.whole
         first = int(whole.shard_starts[self.number])
         for row, place in zip(self.rows.tolist(), self._places()[self.rows], strict=True):
-            sample, at = whole.read_sample(first + row, path, place), first + row
-            samples[row] = replace(sample, id=int(whole.ids[at]), label=int(whole.labels[at]))
+            position = first + row
+            sample = whole.read_sample(position, path, place)
+            samples[row] = replace(sample, id=int(whole.ids[position]), label=int(whole.labels[position]))
         return samples
 
     def _places(self) -> Positions:
-        """int64 [samples of the shard, 2], where they lie: first byte and bytes."""
+        """Return first byte and number of bytes of each sample of the shard, int64 [samples, 2]."""
         if self.whole.kind != "shards":
             return FORMATS[self.whole.kind].find_samples(Path(self.whole.files[self.number]))
         shapes = self.whole.shapes_at(self.whole.shard_positions(self.number))
@@ -651,27 +688,27 @@ class ShardPart:
         return np.stack((picture_starts(shapes, self.whole.pixel_bytes), sizes), axis=1)
 
 
-def with_parts(data: SplitData, wanted: npt.NDArray[np.bool_] | None) -> SplitData:
-    """`data`, but at a URL the shards that hold few of its samples are fetched in part.
+def fetch_in_parts(data: SplitData, needed: npt.NDArray[np.bool_] | None) -> SplitData:
+    """Return `data` so that shards at a URL of which it needs few samples are fetched in part.
 
     Args:
-        wanted: bool [n], the samples that an epoch may ask for; None: all of them.
+        needed: bool [n], the samples that an epoch may serve; None: all of them.
     """
     remote = data.remote
     if remote is None or "mask_checksums" in data.index:
         return data
-    if wanted is None and data.part_of is None:  # all of each shard
+    if needed is None and data.part_of is None:  # every shard is needed whole
         return data
-    positions = np.arange(len(data)) if wanted is None else np.flatnonzero(wanted)
+    positions = np.arange(len(data)) if needed is None else np.flatnonzero(needed)
     numbers, rows = data.locate(positions)
     counts = np.bincount(numbers, minlength=len(data.files))
-    few = (counts > 0) & (counts * _FEW <= data.whole.shard_samples)
+    is_part = (counts > 0) & (counts * _MIN_SAVING <= data.whole.shard_samples)
     key = hashlib.sha256(data.ids[positions].tobytes()).hexdigest()[:16]
-    rows_of = np.split(rows, np.cumsum(counts)[:-1])  # positions ascend, and so do the shards
+    shard_rows = np.split(rows, np.cumsum(counts)[:-1])  # positions ascend, and so do the shards
     files, parts = list(data.files), {}
-    for number in np.flatnonzero(few).tolist():
+    for number in np.flatnonzero(is_part).tolist():
         path = Path(files[number])
         if not path.exists():
             files[number] = str(path.with_name(f"{key}-{path.name}"))
-            parts[number] = ShardPart(f"{key}-", data.whole, number, rows_of[number])
+            parts[number] = ShardPart(f"{key}-", data.whole, number, shard_rows[number])
     return replace(data, files=tuple(files), remote=replace(remote, parts=parts))

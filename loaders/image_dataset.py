@@ -1,4 +1,4 @@
-"""The samples of a split one by one, for code that is written for torchvision's ImageFolder."""
+"""Dataset of single samples, for code that is written for torchvision's ImageFolder."""
 
 import os
 from collections.abc import Callable
@@ -14,9 +14,9 @@ from torchvision.datasets import VisionDataset, folder
 
 from loaders.batch import Positions
 from loaders.converting import Conversion, reconcile
-from loaders.dataset import RAW, SplitData, open_split, reason_with_remedy
+from loaders.dataset import RAW, SplitData, open_split, picture_remedy
 from loaders.read.integrity import SampleCheck
-from loaders.settings import OF_IMAGES, check_given, refuse_others
+from loaders.settings import DATASET_HINTS, check_combination, explain_unknown_settings
 from precache.dataset.converted import is_converted
 from precache.errors import (
     DatasetError,
@@ -32,11 +32,11 @@ from precache.formats.base import Places
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.recipe import Recipe
-from precache.reporting import some
+from precache.reporting import abridge
 from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
-_LOOK_SAMPLES = 512
+_LOOK_SAMPLES = 512  # between checks whether the shards of `precache` are finished
 Picture: TypeAlias = Image.Image | torch.Tensor
 T = TypeVar("T")
 
@@ -46,21 +46,21 @@ class UnreadablePictureError(ImageError, UnidentifiedImageError):
 
 
 def load_picture(path: str) -> Image.Image:
-    """The picture at `path`, upright and in RGB."""
+    """Return the picture at `path`, upright and in RGB."""
     return _load(path, images.decode)
 
 
 def load_tensor(path: str) -> torch.Tensor:
-    """The same as uint8 [3, height, width], in channels-last memory."""
+    """Return the picture at `path`, upright, as uint8 [3, height, width] in channels-last memory."""
     return torch.from_numpy(_load(path, images.decode_pixels)).permute(2, 0, 1)
 
 
 def _load(path: str, decode: Callable[[bytes, str], T]) -> T:
-    """What `decode` makes of a file; errors are also those of ImageFolder, which scripts catch."""
+    """Read and `decode` a file; errors are subclasses of those of ImageFolder, which scripts catch."""
     try:
         return decode(images.read_bytes(path), path)
     except ImageError as error:
-        raise UnreadablePictureError(error.path, error.reason) from error
+        raise UnreadablePictureError(error.path, error.reason, remedy=error.remedy) from error
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError):
             raise NothingFoundError(str(error)) from error
@@ -71,67 +71,74 @@ _LOADERS: dict[str, Callable[[str], Any]] = {"pil": load_picture, "tensor": load
 
 
 class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has no types
-    """A split of a raw tree or a converted folder, by index: a drop-in for torchvision's `ImageFolder`.
+    """Dataset over a split of a raw tree or converted folder: a drop-in for torchvision's `ImageFolder`.
 
-    `dataset[i]` is (picture, label): a Pillow image (RGB, L or RGBA) or, with `decode="tensor"`, uint8
-    [channels, height, width] in channels-last memory, after `transform`; the label after `target_transform`.
-    The order is that of ImageFolder over the tree, by ascending ids, whatever the pictures are read from.
-    A picture of a raw tree has its full size, turned upright as EXIF says; one of a converted folder has the
-    size that is stored. Samples of no one class each have the tensor that `loaders.transfer` says.
+    `dataset[i]` is (picture, label). The picture is a Pillow image (RGB, L or RGBA) or, with
+    `decode="tensor"`, uint8 [channels, height, width] in channels-last memory, after `transform`; the label
+    comes after `target_transform`. The order is that of ImageFolder over the tree, by ascending ids, for raw
+    and converted data alike. A picture of a raw tree has its full size, turned upright as EXIF says; one of a
+    converted folder has the size that is stored. The label is the class as an int, if each sample has one
+    class; otherwise a tensor, see `loaders.transfer`.
 
     A sample of a converted folder is compared with its checksum when this process first reads it. No file
-    but the mapped index stays open between two samples, so it may be pickled, forked and used by several
-    threads; another process maps the index itself. Of a URL each
-    shard is fetched, whole, when a sample of it is first asked for; worker processes that fetch must not be
-    forked: `DataLoader(..., multiprocessing_context="forkserver")`.
+    except the mapped index stays open between two samples, so the dataset may be pickled, forked and used by
+    several threads; another process maps the index itself. A shard at a URL is fetched, whole, when one of
+    its samples is first read; worker processes that fetch must not be forked:
+    `DataLoader(..., multiprocessing_context="forkserver")`.
 
-    What a script or a subclass changes counts as it does for ImageFolder: `dataset[i]` is what `loader` makes
-    of the path in `samples[i]`, and the label there; `find_classes` and `make_dataset` may be overridden.
+    Scripts and subclasses may change it like ImageFolder: `dataset[i]` is `loader(path)` for the path in
+    `samples[i]`, with the label there, and `find_classes` and `make_dataset` may be overridden.
 
     Args:
-        root: as `path` of `loaders.build`, one; or that of a split: `data/shards/val` of the folder
-            `data/shards`, as scripts join it for a tree.
-        transform: of the picture.
-        target_transform: of the label.
-        loader: makes a picture of a tree of its path; default: what `decode` says. None is for a converted
-            folder, whose pictures are stored decoded.
-        is_valid_file: says of the path of each file of a tree whether it is a sample; default: pictures are.
-            The tree is then listed as ImageFolder does it, and ids are numbers of these samples.
-        allow_empty: class folders of a tree without pictures are classes; `precache convert` leaves them out.
-        split: as of `loaders.build`.
+        root: one path as for `loaders.build`; or that of a split, as scripts join it for a tree:
+            `data/shards/val` for split `val` of the folder `data/shards`.
+        transform: function applied to each picture.
+        target_transform: function applied to each label.
+        loader: function that makes a picture of a path in a raw tree; default: one that `decode` names. It is
+            refused for a converted folder, whose pictures are stored decoded.
+        is_valid_file: function that says for the path of each file in a raw tree whether it is a sample;
+            default: pictures are. The tree is then listed by ImageFolder, and ids number these samples.
+        allow_empty: whether class folders of a raw tree without pictures are classes; `precache convert`
+            leaves them out.
+        split: name of the split, see `loaders.build`.
         decode: `"pil"` or `"tensor"`.
-        precache, recipe: as of `loaders.build`; each process that reads looks every 512 samples whether the
-            shards are finished; a new worker of a DataLoader at its first.
-        splits, class_depth: as of `loaders.build`, of a raw tree.
+        precache: folder into which the raw tree is converted meanwhile, see `loaders.build`. Each process
+            checks every 512 samples whether the shards are finished, a new worker of a DataLoader at its
+            first sample.
+        recipe: recipe for `precache`, see `loaders.build`.
+        splits: splits of a raw tree that has none, see `loaders.build`.
+        class_depth: depth of the class folders of a raw tree, see `loaders.build`.
 
     Attributes:
-        root: as given.
+        root: the path, as given.
         classes: class names.
         class_to_idx: class name -> label.
-        samples: list of (path, label), the path that of the file in a raw tree, or relative to the source of
-            a converted folder. Of the latter it is made when it is first asked for.
-        imgs: the same list, as ImageFolder has it.
-        targets: list of what each sample is labelled with: a class, a list of classes, a number, or a list of
-            numbers.
-        loader: makes a picture of a path in `samples`.
-        ids: int64 [n], the samples' ids, ascending; of a converted set of more than a million a column,
-            indexed like an array. The order of such a set takes 8 bytes a sample.
-        transform, target_transform: as given; may be set anew.
+        samples: list of (path, label); the path is that of the file in a raw tree, or relative to the source
+            of a converted folder, for which the list is made when it is first read.
+        imgs: the same list, under ImageFolder's other name.
+        targets: list of each sample's label: a class, a list of classes, a number, or a list of numbers.
+        loader: function that makes a picture of a path in `samples`.
+        ids: int64 [n], the samples' ids, ascending; for converted data of more than a million samples a
+            column, indexed like an array. Its order takes 8 bytes per sample.
+        transform: function applied to each picture; may be replaced.
+        target_transform: function applied to each label; may be replaced.
 
     Raises:
-        SettingError: no such split, `decode` is unknown, or a setting is one of torchvision's datasets, with
-            the name of the one here. TypeError: a setting that is known nowhere.
-        NothingFoundError: there is no data at `root`, or a class has no picture; a FileNotFoundError, too.
-        DatasetError, SourceError: what is there cannot be read; or, when a sample is read, its file is
-            missing or damaged. SampleError: the sample is; it names file, id and source. ImageError: a
-            picture of a raw tree cannot be decoded.
+        SettingError: there is no such split, `decode` is unknown, or a setting belongs to another dataset of
+            torchvision; the message names the one to give here.
+        TypeError: a setting is unknown.
+        NothingFoundError: there is no data at `root`, or a class has no picture; also a FileNotFoundError.
+        DatasetError, SourceError: the data cannot be read; or, when a sample is read, its file is missing or
+            damaged.
+        SampleError: a sample that is read is damaged; names its file, id and source.
+        ImageError: a picture of a raw tree that is read cannot be decoded.
     """
 
     make_dataset = staticmethod(folder.make_dataset)
-    _data: SplitData | None = None  # of a converted folder
+    _data: SplitData | None = None  # only for a converted folder
     _conversion: Conversion | None = None
 
-    @refuse_others(OF_IMAGES, {})
+    @explain_unknown_settings(DATASET_HINTS, {})
     def __init__(  # noqa: PLR0913 (each one a choice of the caller)
         self,
         root: str | os.PathLike[str] | Url,
@@ -148,7 +155,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         splits: str | os.PathLike[str] | None = None,
         class_depth: int | None = None,
     ) -> None:
-        check_given(root, precache, recipe, splits)
+        check_combination(root, precache, recipe, splits)
         check_choice("decode", decode, _LOADERS)
         recipe, splits = reconcile(recipe, splits)
         place = str(root) if isinstance(root, Url) else root
@@ -158,143 +165,149 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         self._class_depth = 1 if class_depth is None else class_depth
         self.loader: Callable[..., Any] = _LOADERS[decode] if loader is None else loader
         if is_valid_file is not None or type(self).make_dataset is not folder.make_dataset:
-            given: dict[str, object] = {"precache": precache, "splits": splits, "class_depth": class_depth}
-            self._list_as_image_folder(is_valid_file, allow_empty, given)
+            rule = "make_dataset" if is_valid_file is None else "is_valid_file"
+            for name, value in (("precache", precache), ("splits", splits), ("class_depth", class_depth)):
+                if value is not None:
+                    raise SettingError(
+                        f"{name} {value!r}: {rule} lists the files of a tree",
+                        remedy="leave one of them out",
+                    )
+            self._list_as_image_folder(is_valid_file, allow_empty, rule)
             return
-        chooses = type(self).find_classes is not ImageDataset.find_classes
-        of_tree: dict[str, Any] = {
+        has_own_classes = type(self).find_classes is not ImageDataset.find_classes
+        tree_options: dict[str, Any] = {
             "splits": splits,
             "split_seed": recipe.seed,
             "class_depth": class_depth,
-            "allow_empty": allow_empty or chooses,
+            "allow_empty": allow_empty or has_own_classes,
         }
-        data = self._open(root if isinstance(root, Url) else self.root, of_tree)
+        data = self._open(root if isinstance(root, Url) else self.root, tree_options)
         split, self._kind = self._split, data.kind
         self.classes = list(data.classes)
         self.class_to_idx = {name: label for label, name in enumerate(self.classes)}
-        if chooses:
+        if has_own_classes:
             data = self._choose_classes(data, allow_empty)
         if loader is not None and (data.kind != RAW or precache is not None):
-            raise _no_files("loader", self.root)
+            raise _tree_setting_error("loader", self.root)
         if precache is not None:
             self._conversion = Conversion(data, split, precache, recipe)
-            self._own_loader, self._asked, self._process = self.loader, 0, 0
+            self._tree_loader, self._reads, self._process = self.loader, 0, 0
         if data.kind == RAW:
             self._top, self.samples = _list_files(data, self.root)
             self.imgs, self.targets = self.samples, [label for _, label in self.samples]
             self.ids = data.ids.values
         else:
-            modes = (1, 3, 4) if data.dtype == np.uint8 else (1,)
-            if decode == "pil" and data.channels not in modes:
+            pillow_channels = (1, 3, 4) if data.dtype == np.uint8 else (1,)
+            if decode == "pil" and data.channels not in pillow_channels:
                 raise SettingError(
                     f"decode 'pil': {root} holds {data.dtype} pictures of {data.channels} channels, "
-                    f"which Pillow has no mode for; use 'tensor'"
+                    f"which Pillow has no mode for",
+                    remedy="use 'tensor'",
                 )
             self._data = data = data.select(np.argsort(data.ids[:]))
             self.loader = StoredPictures(data, decode)
 
-    def _open(self, root: str | os.PathLike[str] | Url, of_tree: dict[str, Any]) -> SplitData:
-        """The split; of a converted folder its path may name it, `data/shards/val`, as in the tree."""
+    def _open(self, root: str | os.PathLike[str] | Url, tree_options: dict[str, Any]) -> SplitData:
+        """Open the split; the last part of `root` may name it, `data/shards/val`, as in the tree."""
         try:
-            return open_split(root, self._split, **of_tree)
+            return open_split(root, self._split, **tree_options)
         except NothingFoundError:
-            above, name = os.path.split(os.path.normpath(self.root))
-            if self._split != "train" or not is_converted(Path(above)):
+            parent, name = os.path.split(os.path.normpath(self.root))
+            if self._split != "train" or not is_converted(Path(parent)):
                 raise
         try:
-            data = open_split(above, name, **of_tree)
-        except SettingError as error:  # it has no such split
-            raise NothingFoundError(f"{self.root}: {error}") from error
+            data = open_split(parent, name, **tree_options)
+        except SettingError as error:  # there is no split of this name
+            raise NothingFoundError(str(error), path=self.root) from error
         self._split = name
         return data
 
     def _list_as_image_folder(
-        self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool, given: dict[str, object]
+        self, is_valid_file: Callable[[str], bool] | None, allow_empty: bool, rule: str
     ) -> None:
-        """List a tree as ImageFolder does, by a rule of the caller's, in the place of `open_split`.
+        """List a raw tree as ImageFolder does, by a function of the caller's, and set the attributes.
 
         Args:
-            given: settings of the other way, by name.
+            rule: name of that function, for messages.
 
         Raises:
-            SettingError: one of them is given; or there is no tree.
-            NothingFoundError: a class has no file that the rule takes.
+            SettingError: there is no tree.
+            NothingFoundError: a class has no file that is a sample by the rule.
         """
-        rule = "make_dataset" if is_valid_file is None else "is_valid_file"
-        for name, value in given.items():
-            if value is not None:
-                raise SettingError(
-                    f"{name} {value!r}: {rule} lists the files of a tree; leave one of them out"
-                )
         top = _split_folder(self.root, self._split, rule)
-        options = {"is_valid_file": is_valid_file, "allow_empty": allow_empty}
         try:
             self.classes, self.class_to_idx = folder.find_classes(top)
             self.classes, self.class_to_idx = self.find_classes(top)
             self.samples = self.imgs = self.make_dataset(
-                top, self.class_to_idx, extensions=self.extensions, **options
+                top,
+                self.class_to_idx,
+                extensions=self.extensions,
+                is_valid_file=is_valid_file,
+                allow_empty=allow_empty,
             )
         except FileNotFoundError as error:
-            raise NothingFoundError(f"{top}: {error}") from error
+            raise NothingFoundError(str(error), path=top) from error
         self.targets = [label for _, label in self.samples]
         self.ids = np.arange(len(self.samples))
 
     def find_classes(self, directory: str | os.PathLike[str]) -> tuple[list[str], dict[str, int]]:
-        """Class names, and name -> label. A subclass may name some of them, or label them otherwise."""
+        """Return class names, and name -> label; a subclass may return fewer, or other labels."""
         return list(self.classes), dict(self.class_to_idx)
 
     def _choose_classes(self, data: SplitData, allow_empty: bool) -> SplitData:
-        """The samples of the classes that `find_classes` names, labelled as it says.
+        """Return the samples of the classes that `find_classes` names, with its labels.
 
         Raises:
-            NothingFoundError: it names no class that there is; or one without a picture, and `allow_empty` is
-                not given.
+            NothingFoundError: it names no class of the data; or one without a picture, and `allow_empty` is
+                False.
         """
-        own = self.classes
+        own_classes = self.classes
         root = os.fspath(self.root)
         self.classes, self.class_to_idx = self.find_classes(
-            _folder_of(data, root) if data.kind == RAW else root
+            _class_parent(data, root) if data.kind == RAW else root
         )
-        if self.class_to_idx.keys().isdisjoint(own):
+        if self.class_to_idx.keys().isdisjoint(own_classes):
             raise NothingFoundError(
-                f"{self.root}: find_classes names none of its classes ({some([*map(repr, own)])}); choose "
-                f"from what super().find_classes(directory) returns"
+                f"find_classes names none of its classes ({abridge([*map(repr, own_classes)])})",
+                path=self.root,
+                remedy="choose from what super().find_classes(directory) returns",
             )
-        new_labels = np.array([self.class_to_idx.get(name, -1) for name in own], np.int64)
+        new_labels = np.array([self.class_to_idx.get(name, -1) for name in own_classes], np.int64)
         labels = data.labels[:]
-        # by the last, -1, what is of no class
+        # the appended -1 is for label -1, of samples without a class
         chosen = np.flatnonzero(np.append(new_labels, -1)[labels] >= 0)
-        filled = {own[label] for label in np.unique(labels[chosen]).tolist()}
+        filled = {own_classes[label] for label in np.unique(labels[chosen]).tolist()}
         empty = [repr(name) for name in self.class_to_idx if name not in filled]
         if empty and not allow_empty:
             raise NothingFoundError(
-                f"{self.root}: find_classes names classes without a picture: {some(empty)}; leave them out, "
-                f"or give allow_empty=True"
+                f"find_classes names classes without a picture: {abridge(empty)}",
+                path=self.root,
+                remedy="leave them out, or give allow_empty=True",
             )
         return data.select(chosen).relabel(tuple(self.classes), new_labels)
 
-    # Of a tree, and once somebody assigns them, these are attributes as any other.
+    # For a raw tree, and once a script assigns them, these are plain attributes.
 
     @cached_property
     def samples(self) -> list[tuple[str, Any]]:
-        """See the class."""
+        """List of (path, label); see the class."""
         assert self._data is not None
         return [(self._data.path_at(place), label) for place, label in enumerate(self._data.targets())]
 
     @cached_property
     def imgs(self) -> list[tuple[str, Any]]:
-        """See the class."""
+        """List of (path, label), the same as `samples`."""
         return self.samples
 
     @cached_property
     def ids(self) -> Positions:
-        """See the class."""
+        """Sample ids, ascending; see the class."""
         assert self._data is not None
         return self._data.ids.values
 
     @cached_property
     def targets(self) -> list[Any]:
-        """See the class."""
+        """Labels of the samples; see the class."""
         assert self._data is not None
         return self._data.targets()
 
@@ -308,21 +321,21 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
             position = range(len(self))[as_index(index)]
         except IndexError:
             raise IndexError(f"{getattr(self, 'root', '')}: sample {index} of {len(self):,}") from None
-        loader = self._look()
-        stored = isinstance(loader, StoredPictures)
-        if stored and self._data is not None and "samples" not in vars(self):
-            picture, label = loader.read(position), self._target(position)
+        loader = self._current_loader()
+        is_stored = isinstance(loader, StoredPictures)
+        if is_stored and self._data is not None and "samples" not in vars(self):
+            picture, label = loader.read(position), self._label_at(position)
         else:
             path, label = self.samples[position]
             try:
-                picture = loader(path, position) if stored else loader(path)
+                picture = loader(path, position) if is_stored else loader(path)
             except UnreadablePictureError as error:
-                reason = reason_with_remedy(
+                remedy = picture_remedy(
                     error, self.root, self._class_depth, "'precache convert' leaves it out"
                 )
-                raise UnreadablePictureError(error.path, reason) from error
+                raise UnreadablePictureError(error.path, error.reason, remedy=remedy) from error
         if self._data is not None:
-            label = self._as_tensor(label)
+            label = self._to_tensor(label)
         if self.transform is not None:
             picture = self.transform(picture)
         if self.target_transform is not None:
@@ -330,144 +343,155 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         return picture, label
 
     def extra_repr(self) -> str:
-        """What a repr says beside the number of samples, the root and the transforms."""
+        """Return the line of the dataset's repr that ImageFolder does not have: split and classes."""
         return f"Split: {self._split} ({self._kind}), {len(self.classes):,} classes"
 
-    def _look(self) -> Any:
-        """What reads the pictures: `loader`, which becomes that of the shards once they are finished."""
+    def _current_loader(self) -> Any:
+        """Return `loader`, after replacing that of the tree by one of the shards once they are finished."""
         conversion = self._conversion
-        if conversion is None or self.loader is not self._own_loader:
+        if conversion is None or self.loader is not self._tree_loader:
             return self.loader
-        if self._process != os.getpid():  # a worker that was forked looks at its first sample
-            self._process, self._asked = os.getpid(), 0
-        if self._asked % _LOOK_SAMPLES == 0 and (stored := conversion.found()) is not None:
-            self.loader, self._conversion = StoredPictures(stored, self._decode, self._top), None
-        self._asked += 1
+        if self._process != os.getpid():  # so that a forked worker checks at its first sample
+            self._process, self._reads = os.getpid(), 0
+        if self._reads % _LOOK_SAMPLES == 0:
+            shards = conversion.try_open_shards()
+            if shards is not None:
+                self.loader, self._conversion = StoredPictures(shards, self._decode, self._top), None
+        self._reads += 1
         return self.loader
 
-    def _target(self, position: int) -> Any:
-        """The label of the sample at `position`, in the form that `targets` has."""
+    def _label_at(self, position: int) -> Any:
+        """Return the label of the sample at `position`, in the form that `targets` has."""
         assert self._data is not None
         if (targets := self._data.index.targets) is None:
             return int(self._data.labels[position])
         return targets.value(position)
 
-    def _as_tensor(self, label: Any) -> Any:
-        """The label as a batch has it, see `loaders.transfer`: a class is as it is."""
+    def _to_tensor(self, label: Any) -> Any:
+        """Return the label in the form of a batch, see `loaders.transfer`; a single class stays an int."""
         assert self._data is not None
         if (targets := self._data.index.targets) is None:
             return label
         if targets.kind == "ragged":
-            is_of = np.zeros(len(self.classes), np.float32)
-            is_of[label] = 1
-            return torch.from_numpy(is_of)
-        with np.errstate(over="ignore"):  # beyond 32 bits it is infinite
+            has_class = np.zeros(len(self.classes), np.float32)
+            has_class[label] = 1
+            return torch.from_numpy(has_class)
+        with np.errstate(over="ignore"):  # a value beyond float32 becomes infinite
             return torch.from_numpy(np.array(label, np.float64).astype(np.float32))
 
 
 class StoredPictures:
-    """Reads the pictures of a converted split, by position, or by their paths, as ImageFolder's `loader`.
+    """Reads the pictures of a converted split by position, or by path as ImageFolder's `loader`.
 
     Args:
-        top: what the paths begin with before those in the source.
+        decode: `"pil"` or `"tensor"`.
+        top: prefix of the paths; the rest is the path relative to the source.
     """
 
     def __init__(self, data: SplitData, decode: str, top: str = "") -> None:
         self._data, self._decode, self._top = data, decode, top
         self._check = SampleCheck(data, "first-read")
-        self._places: dict[int, Places] = {}  # of the shards read so far
-        self._positions: dict[str, int] = {}  # of all paths, once one was not where it was thought to be
+        self._places: dict[int, Places] = {}  # for each shard read so far
+        self._positions: dict[str, int] = {}  # for all paths, once a path was not that of its position
 
     def __call__(self, path: str, position: int = -1) -> Picture:
-        """Read the picture of this path, which perhaps is that of the sample at `position`."""
+        """Read the picture with this path; `position` is a guess where it is."""
         name = os.fspath(path).removeprefix(self._top)
         if not (0 <= position < len(self._data) and self._data.path_at(position) == name):
             position = self._find(name)
         return self.read(position)
 
     def _find(self, name: str) -> int:
+        """Return the position of the sample whose path relative to the source is `name`."""
         if not self._positions:
             self._positions = {self._data.path_at(place): place for place in range(len(self._data))}
         if len(self._positions) < len(self._data):
             raise DatasetError(
-                f"{self._data.path}: several of its samples are called alike, so that none is found by its "
-                f"path; leave `samples` as it is, and choose samples by torch.utils.data.Subset"
+                "several of its samples are called alike, so that none is found by its path",
+                path=self._data.path,
+                remedy="leave `samples` as it is, and choose samples by torch.utils.data.Subset",
             )
         if name not in self._positions:
             raise NothingFoundError(
-                f"{name}: no sample of {self._data.path} in this split has this path; expected one of those "
-                f"in `samples` of an ImageDataset of it"
+                f"no sample of {self._data.path} in this split has this path; expected one of those "
+                f"in `samples` of an ImageDataset of it",
+                path=name,
             )
         return self._positions[name]
 
     def read(self, position: int) -> Picture:
-        """Read the picture of the sample at `position`, and compare it."""
-        pixels = self._read(position)
+        """Read the picture of the sample at `position`, and compare it with its checksum."""
+        pixels = self._read_pixels(position)
         if self._decode == "tensor":
             return torch.from_numpy(pixels).permute(2, 0, 1)
         return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
-    def _read(self, position: int) -> Pixels:
-        """[height, width, channels]."""
+    def _read_pixels(self, position: int) -> Pixels:
+        """Return the pixels of the sample at `position`, [height, width, channels]."""
         data = self._data
-        (shard,), (row,) = (of.tolist() for of in data.locate(np.array([position])))
+        shards, rows = data.locate(np.array([position]))
+        shard, row = int(shards[0]), int(rows[0])
 
-        def read(path: Path) -> bytes | Pixels:
+        def read_content(path: Path) -> bytes | Pixels:
             if shard not in self._places:
                 self._places[shard] = _find_samples(shard, path, data, self._check)
             sample = data.read_sample(position, path, self._places[shard][row])
             self._check.compare(position, sample.data, sample.damage)
             return sample.data
 
-        # with its index where that is still to be read
-        content = data.read(shard, read, with_index=shard not in self._places)
+        # the index is needed for the first sample of a shard only
+        content = data.read(shard, read_content, with_index=shard not in self._places)
         if isinstance(content, bytes):
             return decode_jpeg(content, f"{data.files[shard]}: sample {data.ids[position]}", data.channels)
         return content.view(data.dtype).reshape(*data.shapes_at(np.array([position]))[0], data.channels)
 
 
-def _no_files(name: str, root: object) -> SettingError:
-    """What to raise of a setting for the files of a tree where others than these are read."""
-    instead = {
-        "loader": "a function given as transform gets each picture",
-        "is_valid_file": "torch.utils.data.Subset chooses samples",
-        "make_dataset": "torch.utils.data.Subset chooses samples",
-    }[name]
+def _tree_setting_error(name: str, root: object) -> SettingError:
+    """Return the error for a setting that is for the files of a raw tree, when stored pictures are read."""
+    if name == "loader":
+        alternative = "a function given as transform gets each picture"
+    else:
+        alternative = "torch.utils.data.Subset chooses samples"
     return SettingError(
-        f"{name} is for the files of a tree, and of {root} pictures are read that are stored decoded; leave "
-        f"it out: {instead}"
+        f"{name} is for the files of a tree, and of {root} pictures are read that are stored decoded",
+        remedy=f"leave it out: {alternative}",
     )
 
 
 def _split_folder(root: str | os.PathLike[str], split: str, rule: str) -> str:
-    """The folder of a tree that the class folders of the split lie in.
+    """Return the folder of a raw tree in which the class folders of `split` lie.
+
+    Args:
+        rule: name of the caller's function that lists the files, for messages.
 
     Raises:
-        SettingError: it is not known which, or `root` is converted.
+        SettingError: it cannot be told from the pictures, or `root` is converted.
         NothingFoundError: there is no folder.
     """
-    here = os.fspath(root)
+    top = os.fspath(root)
     try:
         data = open_split(root, split)
-    except NothingFoundError:  # of what we know as pictures
+    except NothingFoundError:  # the samples may be files that are no pictures for `open_split`
         if not os.path.isdir(root):
             raise
         names = [entry.name for entry in os.scandir(root) if entry.is_dir()]
         if not names or not all(map(split_of, names)):
-            return here
+            return top
     else:
         if data.kind != RAW:
-            raise _no_files(rule, root)
+            raise _tree_setting_error(rule, root)
         if len(data):
-            return _folder_of(data, here)
+            return _class_parent(data, top)
     raise SettingError(
-        f"{rule}: {root} has no pictures that tell the splits; give the folder of {split} as root"
+        f"{rule}: {root} has no pictures that tell the splits", remedy=f"give the folder of {split} as root"
     )
 
 
-def _folder_of(data: SplitData, root: str) -> str:
-    """The folder of a tree that the class folders of a split lie in: that of the split, or the root."""
-    for position in (0, len(data) - 1) if data.classes else ():  # one class may be called as the split is
+def _class_parent(data: SplitData, root: str) -> str:
+    """Return the folder in which the class folders of a split lie: the split's folder, or `root`."""
+    if not data.classes:
+        return root
+    for position in (0, len(data) - 1):  # one class may have the name of the split
         path = data.path_at(position)
         if not path.startswith(f"{data.classes[data.labels[position]]}/"):
             return os.path.join(root, path.partition("/")[0])
@@ -475,27 +499,28 @@ def _folder_of(data: SplitData, root: str) -> str:
 
 
 def _list_files(data: SplitData, root: str | os.PathLike[str]) -> tuple[str, list[tuple[str, int]]]:
-    """What all paths of a tree begin with, as ImageFolder has them, and (path, label) of each sample."""
-    above, top = f"{data.path}/", os.path.join(root, "")
-    if Path(top) != data.path:  # it was given as a file:// URL
-        top = above
-    paths = data.files if top == above else [top + file[len(above) :] for file in data.files]
+    """Return the common prefix of the paths, as ImageFolder writes it, and (path, label) of each sample."""
+    data_top, top = f"{data.path}/", os.path.join(root, "")
+    if Path(top) != data.path:  # `root` is a file:// URL
+        top = data_top
+    paths = data.files if top == data_top else [top + file[len(data_top) :] for file in data.files]
     return top, list(zip(paths, data.labels.tolist(), strict=True))
 
 
 def _find_samples(shard: int, path: Path, data: SplitData, check: SampleCheck) -> Places:
-    """Where the samples of the shard at `path` lie, which is as long as it was written.
+    """Return where the samples of the shard at `path` lie.
 
     Raises:
-        DatasetError: it is not, or its index names places that are not in it.
+        DatasetError: the shard does not have its size, or its index names places that are not in it.
     """
     check.compare_size(shard)
     places = FORMATS[data.kind].find_samples(path)
-    samples, most = data.whole.shard_samples[shard], data.shard_bytes[shard]
-    if len(places) != samples or (places > most).any():
+    samples, shard_bytes = data.whole.shard_samples[shard], data.shard_bytes[shard]
+    if len(places) != samples or (places > shard_bytes).any():
         raise DatasetError(
-            f"{data.files[shard]}: its index names {len(places):,} samples up to byte "
-            f"{places.max(initial=0):,}, it has {samples:,} in {most:,} bytes; "
-            f"run: {shell_command('precache verify', data.path)}"
+            f"its index names {len(places):,} samples up to byte {places.max(initial=0):,}, it has "
+            f"{samples:,} in {shard_bytes:,} bytes",
+            path=data.files[shard],
+            remedy=f"run: {shell_command('precache verify', data.path)}",
         )
     return places

@@ -1,9 +1,4 @@
-"""The one loader: epochs, order, state and reading ahead, over any backend's `Reader`.
-
-Beside it is what frameworks look for at a loader that they take for torch's DataLoader: data set and
-samplers. Who puts a DataLoader together out of them, as Accelerate's `skip_first_batches` does, gets the
-loader's own batches: `RankBatchSampler` names them, and `SplitDataset` hands them over.
-"""
+"""The one loader of all backends: epochs, order, state, and reading ahead."""
 
 import hashlib
 import logging
@@ -16,42 +11,53 @@ from dataclasses import replace
 from operator import index
 from typing import Any, NamedTuple, NoReturn, SupportsIndex, TypeAlias
 
-import torch
-from torch.utils.data import Dataset, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import IterableDataset
 
-from loaders.batch import Batch, Request
-from loaders.converting import Converting
-from loaders.dataset import RAW, SplitData, reason_with_remedy, served_size
-from loaders.deliver import Ending, Prefetch, of_dead_worker
+from loaders.batch import Batch, BatchPlace, Request
+from loaders.converting import ConvertingPipeline
+from loaders.dataset import RAW, SplitData, picture_remedy, served_size
+from loaders.frameworks import (
+    RankBatchSampler,
+    RankSampler,
+    SequentialRankSampler,
+    SplitDataset,
+    return_unchanged,
+)
 from loaders.mixture import Mixture
 from loaders.order import Order
 from loaders.settings import LoaderSpec
+from loaders.threads import Ending, Prefetch, dead_worker_error
 from loaders.transfer import Pipeline, receive
 from precache.errors import ImageError, SettingError, WorkerError, check_range, printable
 from precache.pictures.sizes import Size, as_size
 
 _AHEAD_BATCHES = 2
-_TURNS = 8  # of two iterations of one loader, before it says what they cost
-_TAKING_S = 0.05  # for which closing waits, before it ends what another thread waits for
+_WARN_TURNS = 8  # turns that two iterations of one loader take before a warning says what they cost
+_TAKING_S = 0.05  # how long closing waits for another thread's batch before it ends the reading
 _LOGGER = logging.getLogger(__name__)
-Source: TypeAlias = Pipeline | Converting | Mixture
-Place: TypeAlias = tuple[int, int]
-"""Epoch and number of a batch."""
+Source: TypeAlias = Pipeline | ConvertingPipeline | Mixture
+"""Type of what serves the batches of a loader."""
 
 
 class _Start(NamedTuple):
-    """Where the next iteration starts, and who says so: a `state`, `set_epoch` or nobody."""
+    """Start of the next iteration.
+
+    Attributes:
+        epoch: epoch that it serves.
+        served: number of batches of the epoch that have been served.
+        set_by: "state" or "set_epoch", which set it; empty if it follows from the last iteration.
+    """
 
     epoch: int
     served: int = 0
-    said_by: str = ""
+    set_by: str = ""
 
 
 class Iteration(Iterator[Batch]):
-    """One iteration of a loader, which begins with its first batch; over after an error.
+    """Iteration over a loader, which begins when its first batch is taken and is over after an error.
 
     Attributes:
-        epoch: that it serves; -1 before it has begun.
+        epoch: epoch that it serves; -1 before it has begun.
         ended: whether it has served its last batch.
     """
 
@@ -70,12 +76,12 @@ class Iteration(Iterator[Batch]):
         except BaseException as error:
             self.ended = True
             # torch's handler of SIGCHLD, which any DataLoader sets up, raises wherever this thread is
-            if isinstance(error, RuntimeError) and (death := of_dead_worker(error)) is not None:
+            if isinstance(error, RuntimeError) and (death := dead_worker_error(error)) is not None:
                 raise death from error
             raise
 
-    def next_place(self) -> Place | None:
-        """Epoch and number of the next batch; None: it has served the last one."""
+    def next_place(self) -> BatchPlace | None:
+        """Return epoch and number of the next batch, and count it as served; None after the last one."""
         loader = self._loader
         if not self.ended and self._number < 0:
             self.epoch, self._number = loader.begin(self)
@@ -88,151 +94,39 @@ class Iteration(Iterator[Batch]):
         return self.epoch, self._number - 1
 
 
-class SplitDataset(Dataset[Any]):
-    """The samples of a split: how many, of which classes.
-
-    Attributes:
-        classes: class names.
-        class_to_idx: class name -> label.
-    """
-
-    total_dataset_length = 0  # Accelerate need not cut anything off what it gathers of the last batch
-
-    def __init__(self, loader: "Loader") -> None:
-        self.classes, self.class_to_idx = loader.classes, loader.class_to_idx
-        self._loader = loader
-
-    @property
-    def targets(self) -> list[Any]:
-        """What each sample is labelled with, in stored order: an index, a number, or a list of them."""
-        return [target for part in self._loader._parts for target in part.targets()]
-
-    def __len__(self) -> int:
-        return sum(map(len, self._loader._parts))
-
-    def __repr__(self) -> str:
-        kind, path, split = self._loader._kind, self._loader._path, self._loader.spec.split
-        return (
-            f"<loaders.SplitDataset {kind} {path}: {split}, {len(self):,} samples, "
-            f"{len(self.classes):,} classes>"
-        )
-
-    def __getitem__(self, position: Any) -> Any:
-        raise SettingError(
-            f"the loader of {self._loader._path} serves whole batches, and divides them among processes by "
-            f"itself; iterate over the loader, pass it to accelerator.prepare(), or pass on its `dataset` "
-            f"and `batch_sampler` together, unchanged"
-        )
-
-    def __getitems__(self, asked: list[int]) -> Batch:
-        """The batch that `RankBatchSampler` named."""
-        if isinstance(asked, BatchPlace) and asked.follows():
-            return self._loader.take(asked.place)
-        return self[asked]  # type: ignore[no-any-return]  # raises
-
-
-class BatchPlace(list[int]):
-    """The samples of a batch, as positions in stored order, and where in an iteration it is served."""
-
-    def __init__(self, positions: list[int], place: Place, taken: list[int]) -> None:
-        super().__init__(positions)
-        self.place = place
-        self._samples = len(positions)
-        self._taken = taken  # the number of the batch taken before in the same iteration
-
-    def follows(self) -> bool:
-        """Whether it is whole and next: none between the one before and this one was given to another."""
-        number = self.place[1]
-        follows = len(self) == self._samples and (not self._taken or number == self._taken[0] + 1)
-        self._taken[:] = [number]
-        return follows
-
-
-class RankSampler(Sampler[int]):
-    """The positions that this rank serves in the coming epoch; who sets its epoch sets the loader's."""
-
-    def __init__(self, loader: "Loader", epoch: int) -> None:
-        self._loader, self._epoch = loader, epoch
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `loaders.Loader.set_epoch`."""
-        self._loader.set_epoch(epoch)
-        self._epoch = epoch
-
-    def __iter__(self) -> Iterator[int]:
-        for request in self._loader._order.batches(self._epoch):
-            yield from request.positions.tolist()
-
-    def __len__(self) -> int:
-        return self._loader._order.rank_samples()
-
-
-class InStoredOrder(RankSampler, SequentialSampler):
-    """Of a loader that does not shuffle: Lightning's `overfit_batches` wants a SequentialSampler."""
-
-
-class RankBatchSampler:
-    """Names the batches of one iteration of the loader, as torch's `BatchSampler` names samples."""
-
-    def __init__(self, loader: "Loader", sampler: RankSampler) -> None:
-        self.sampler = sampler
-        self.batch_size, self.drop_last = loader.batch_size, loader.drop_last
-        self._loader = loader
-
-    def set_epoch(self, epoch: int) -> None:
-        """See `loaders.Loader.set_epoch`."""
-        self.sampler.set_epoch(epoch)
-
-    def __iter__(self) -> Iterator[BatchPlace]:
-        taken: list[int] = []
-        requests: Iterator[Request] | None = None
-        iteration = self._loader.__iter__()
-        while (place := iteration.next_place()) is not None:
-            requests = requests or self._loader._order.batches(*place)
-            yield BatchPlace(next(requests).positions.tolist(), place, taken)
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-
-def as_is(batch: torch.Tensor) -> torch.Tensor:
-    """What is served is collated."""
-    return batch
-
-
 class Loader(IterableDataset[Batch]):
-    """What `loaders.build` returns.
+    """Iterable of `Batch` over a split, made by `loaders.build`; one iteration serves one epoch.
 
-    Iterating serves one epoch, each sample of the split once over all ranks; `last` of `loaders.Sampling`
-    says what happens to those that fill no batch. The next iteration serves the next epoch, also where this
-    one was left midway, as that of torch's DataLoader draws anew; `set_epoch` or a loaded state say
-    otherwise. An iteration begins with its first batch: what is created and never asked, as Lightning does,
-    takes no epoch away. Two may run in turns, also in threads of their own; a loader each is faster, since
-    there is one stream of batches for all, which is opened anew where one asks for another batch than the
-    next.
+    An epoch serves each sample of the split once over all ranks; `last` of `loaders.Sampling` says what
+    happens to those that fill no batch. The next iteration serves the next epoch, even if this one was left
+    midway (as torch's DataLoader shuffles anew), unless `set_epoch` or a loaded state set another. An
+    iteration begins with its first batch, so that an iterator that is created and never used, as by
+    Lightning, skips no epoch. Two iterations may take turns, in different threads, too. One loader for each
+    is faster: a loader reads one stream of batches, which restarts whenever a batch is not the next one.
 
-    The reader runs in a thread, a few batches ahead, over the end of an epoch into the next one: for a
-    backend there are no epochs, only batches without end. What it has read ahead of an iteration that was
-    left midway is kept until another batch than the next is asked for.
+    The backend reads in a thread, a few batches ahead, past the end of an epoch into the next one. Batches
+    read ahead for an iteration that was left midway are kept until a batch that is not the next one is
+    needed.
 
-    An IterableDataset, so that torch's DataLoader and torchdata's StatefulDataLoader take it as the
-    dataset (`batch_size=None`, no workers of theirs). For what takes a loader for a DataLoader it has what
-    such a one has: see `SplitDataset` and `RankBatchSampler`.
+    It is an IterableDataset, so that torch's DataLoader and torchdata's StatefulDataLoader take it as the
+    dataset (`batch_size=None`, no workers of theirs). It also has the attributes of a DataLoader that
+    frameworks read, see `loaders.frameworks`.
 
     Attributes:
-        spec: the settings.
-        classes: class names; none where samples are labelled with numbers, or not at all.
+        spec: the loader's settings.
+        classes: class names; empty if samples have numbers as labels, or none.
         class_to_idx: class name -> label, or column of the labels.
-        samples: of an epoch.
-        batch_size: of one rank.
+        samples: number of samples in an epoch, over all ranks.
+        batch_size: samples in a batch of one rank.
         drop_last: whether samples that fill no batch are left out.
-        num_workers: 0, for who makes a DataLoader of this loader's parts; `workers` of `Reading` is another.
+        num_workers: 0, for a DataLoader that a framework makes of this loader's parts; `workers` of
+            `loaders.Reading` is another number.
     """
 
-    # The loader shares each epoch out by itself: Accelerate has nothing to prepare.
+    # tells Accelerate that there is nothing to prepare: the loader divides each epoch among ranks by itself
     _is_accelerate_prepared = True
-    # Of a DataLoader between the loader and the caller, for those who make one.
-    num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(as_is)
+    # settings for a DataLoader that a framework makes of this loader's parts
+    num_workers, prefetch_factor, collate_fn = 0, None, staticmethod(return_unchanged)
 
     def __init__(
         self,
@@ -242,7 +136,13 @@ class Loader(IterableDataset[Batch]):
         source: Source,
         open_source: Callable[[LoaderSpec], Source],
     ) -> None:
-        """`parts`: each with the classes of all; `open_source` opens what serves by settings: `source`."""
+        """Make a loader; `loaders.build` does so.
+
+        Args:
+            parts: splits to serve, each with the classes of all.
+            source: serves the batches; the loader closes it.
+            open_source: opens another source, for other settings.
+        """
         self.spec = spec
         self._path = " + ".join(str(part.path) for part in parts)
         self.classes = parts[0].classes
@@ -253,18 +153,18 @@ class Loader(IterableDataset[Batch]):
         self._size = source.size
         self._parts = parts
         self._source, self._open_source = source, open_source
-        self._left_out: set[str] = set()  # files of which a warning said so
+        self._left_out: set[str] = set()  # files that a warning named
         self._order = order
-        self._place: Place = (0, 0)  # epoch and batches served in it, by who was served last
+        self._place: BatchPlace = (0, 0)  # epoch, and batches served in it, of the iteration served last
         self._next = _Start(0)
-        self._iterations: list[weakref.ref[Iteration]] = []  # that have begun; the latest is last
+        self._iterations: list[weakref.ref[Iteration]] = []  # those that have begun; the latest is last
         self._resized = False
-        self._ahead: Prefetch[Batch] | None = None
-        self._ahead_place: Place = (0, 0)  # of the next batch that it gives
-        self._peeked: tuple[Place, Batch] | None = None  # the one before that, until it is served
+        self._prefetch: Prefetch[Batch] | None = None
+        self._prefetch_place: BatchPlace = (0, 0)  # of the next batch that it yields
+        self._peeked: tuple[BatchPlace, Batch] | None = None  # the batch before that, until it is served
         self._turns = 0
         self._closed = False
-        self._taking = threading.RLock()  # again by a handler of signals, which may close it
+        self._taking = threading.RLock()  # reentrant: a signal handler may close the loader
         self._process = os.getpid()
 
     def __len__(self) -> int:
@@ -276,7 +176,7 @@ class Loader(IterableDataset[Batch]):
 
     @property
     def size(self) -> Size:
-        """Of the served pictures; where only a function of the caller's knows it, of the first batch."""
+        """Size of the served pictures; if only an `augment` function decides it, that of the first batch."""
         if self._size is None and len(self):
             self._check_usable()
             place = self._next.epoch, self._next.served % len(self)
@@ -286,55 +186,68 @@ class Loader(IterableDataset[Batch]):
 
     @property
     def dataset(self) -> SplitDataset:
-        """The samples of the split: `len(loader.dataset)`, `loader.dataset.targets`."""
-        return SplitDataset(self)
+        """Dataset of the split's samples: `len(loader.dataset)`, `loader.dataset.targets`."""
+        description = f"{self._kind} {self._path}: {self.spec.split}"
+        return SplitDataset(self._parts, self._path, description, self.take)
 
     @property
     def sampler(self) -> RankSampler:
-        """What this rank serves; `loader.sampler.set_epoch` is the loader's."""
+        """Sampler of this rank's positions; its `set_epoch` sets the loader's epoch."""
         return self.batch_sampler.sampler
 
     @property
     def batch_sampler(self) -> RankBatchSampler:
-        """The batches of an iteration; Lightning calls its `sampler.set_epoch` ahead of each epoch."""
-        kind = RankSampler if self.spec.shuffle else InStoredOrder
-        return RankBatchSampler(self, kind(self, self._next.epoch))
+        """Batch sampler of one iteration; Lightning calls its `sampler.set_epoch` before each epoch."""
+        kind = RankSampler if self.spec.shuffle else SequentialRankSampler
+        sampler = kind(self._order, self._next.epoch, self.set_epoch)
+        return RankBatchSampler(sampler, self._order, self.batch_size, self.drop_last, self._iterate_places)
+
+    def _iterate_places(self) -> Iterator[BatchPlace]:
+        """Begin an iteration, and yield epoch and number of each of its batches, which counts as served."""
+        iteration = self.__iter__()
+        while (place := iteration.next_place()) is not None:
+            yield place
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve epoch `epoch` next, from its start unless a loaded state stands in that epoch."""
+        """Serve epoch `epoch` next, from its start unless a loaded state is in the middle of that epoch."""
         epoch = check_range("epoch", epoch, 0)
-        if self._next.said_by != "state" or self._next.epoch != epoch:
-            self._next = _Start(epoch, said_by="set_epoch")
+        if self._next.set_by != "state" or self._next.epoch != epoch:
+            self._next = _Start(epoch, set_by="set_epoch")
 
     def set_size(self, size: Size) -> None:
-        """Serve pictures of `size` from the next iteration on (progressive resizing), as of `loaders.build`.
+        """Serve pictures of another size from the next iteration on (progressive resizing).
 
-        The state carries it. What `Reading(cache=...)` holds is read anew, worker processes are started anew.
+        The state carries the size. Caches of `loaders.Reading` are filled anew, and worker processes restart.
+
+        Args:
+            size: see `loaders.build`.
 
         Raises:
             SettingError: an iteration is under way, or this size cannot be served; then nothing changes.
         """
         self._check_usable()
-        if self._midway():
+        if self._running_iterations():
             raise SettingError(
                 f"set_size({size!r}) in the middle of an epoch, after {self._place[1]:,} of {len(self):,} "
-                f"batches; call it between epochs: end the iteration, or drop its iterator"
+                f"batches",
+                remedy="call it between epochs: end the iteration, or drop its iterator",
             )
         spec = replace(self.spec, size=size)
         if spec.size != self.spec.size:
-            self._drop_ahead()
+            self._drop_prefetch()
             self._source.close()
-            self._closed = True  # if opening fails
+            self._closed = True  # in case that opening fails
             self._source = self._open_source(spec)
             self._closed = False
             self.spec, self._size = spec, self._source.size
         self._resized = True
 
     def path_of(self, sample_id: SupportsIndex, dataset: SupportsIndex | None = None) -> str:
-        """Path of the picture of a sample, one of `batch.ids`, relative to the source tree.
+        """Return the path of a sample's picture, relative to the source tree.
 
         Args:
-            dataset: of several, which: of `batch.fields["dataset"]`.
+            sample_id: id of the sample, one of `batch.ids`.
+            dataset: number of its dataset, one of `batch.fields["dataset"]`; needed if there are several.
 
         Raises:
             SettingError: no such sample is in the split.
@@ -342,49 +255,51 @@ class Loader(IterableDataset[Batch]):
         number = 0 if dataset is None and len(self._parts) == 1 else dataset
         if number is None or number not in range(len(self._parts)):
             raise SettingError(
-                f"dataset {dataset!r}: ids are those of one of {self._path}; give its number as dataset=, of "
-                f"batch.fields['dataset'], from 0 to {len(self._parts) - 1}"
+                f"dataset {dataset!r}: ids are those of one of {self._path}",
+                remedy=f"give its number as dataset=, of batch.fields['dataset'], from 0 to "
+                f"{len(self._parts) - 1}",
             )
-        with suppress(TypeError):  # what is no integer is in no split either
+        with suppress(TypeError):  # what is no integer is the id of no sample
             sample_id = index(sample_id)
         return self._parts[index(number)].path_of(sample_id)
 
     def state_dict(self) -> dict[str, Any]:
-        """Epoch, batches served in it, and what they were served from: JSON values, the same on every rank.
+        """Return a state to go on from: epoch, batches served in it, and the identity of data and settings.
 
-        Of the last batch it says that the epoch's rest is empty; once the iterator has ended, that the
-        next epoch starts. So does the state of torchdata's StatefulDataLoader. Of an iterator that was left
-        midway it says how far it came, so that a program that was interrupted can go on there; of two
-        that take turns, what was served last.
+        It holds JSON values, the same on every rank. After the last batch of an epoch the state is at its
+        end; once the iterator has ended, at the start of the next epoch, as with torchdata's
+        StatefulDataLoader. If the iterator was left midway, the state is where it was left, so that an
+        interrupted program can go on there; if two take turns, where the one served last is.
         """
         epoch, served = self._place
         latest = self._iterations[-1]() if self._iterations else None
-        if self._next.said_by:
-            runs = latest is not None and not latest.ended and latest.epoch == self._next.epoch == epoch
-            if self._next.said_by == "state" or not runs:  # else it is said of the iteration after this one
+        if self._next.set_by:
+            is_running = latest is not None and not latest.ended and latest.epoch == epoch
+            if self._next.set_by == "state" or not is_running or self._next.epoch != epoch:
                 epoch, served, _ = self._next
+            # else `set_epoch` named the running epoch for the iteration after this one
         size = {"size": self.spec.size} if self._resized else {}
         return {"epoch": epoch, "served_batches": served, **size, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken, at the next iteration, with the size that `set_size` had set.
+        """Go on where `state` was taken, from the next iteration on, with the size that `set_size` had set.
 
         Raises:
             SettingError: it is no state, or one of other data or settings.
         """
         if not isinstance(state, Mapping):
             raise SettingError(f"a state is what state_dict() gave, got {state!r}")
-        for name, ours in self._identity().items():
-            if state.get(name) != ours:
+        for name, value in self._identity().items():
+            if state.get(name) != value:
                 raise SettingError(
-                    f"this state was taken with {name} {state.get(name)!r}, the loader has {ours!r}; "
-                    f"build it with the same data and settings"
+                    f"this state was taken with {name} {state.get(name)!r}, the loader has {value!r}",
+                    remedy="build it with the same data and settings",
                 )
         try:
-            epoch = check_range("epoch", state.get("epoch"), 0)  # type: ignore[arg-type]  # it looks
+            epoch = check_range("epoch", state.get("epoch"), 0)  # type: ignore[arg-type]  # None raises
             served = check_range("served_batches", state.get("served_batches"), 0, len(self))  # type: ignore[arg-type]
         except SettingError as error:
-            raise SettingError(f"{error} in this state; take one with state_dict()") from None
+            raise SettingError(f"{error} in this state", remedy="take one with state_dict()") from None
         if "size" in state:
             size = state["size"]
             self.set_size(as_size(*size) if isinstance(size, list) and len(size) == 2 else size)
@@ -395,18 +310,18 @@ class Loader(IterableDataset[Batch]):
         if not self._closed:
             self._closed = True
             if os.getpid() != self._process:
-                return  # they are those of the process that built it
-            while not self._taking.acquire(timeout=_TAKING_S):  # by a thread that waits for a batch
-                if (ahead := self._ahead) is not None:
-                    ahead.close()
+                return  # threads and files are those of the process that built the loader
+            while not self._taking.acquire(timeout=_TAKING_S):  # another thread waits for a batch
+                if (prefetch := self._prefetch) is not None:
+                    prefetch.close()
             try:
-                for end in (self._drop_ahead, self._source.close):
+                for free in (self._drop_prefetch, self._source.close):
                     try:
-                        end()
-                    except RuntimeError as error:  # see `Iteration`: of a worker that died, and is not needed
-                        if of_dead_worker(error) is None:
+                        free()
+                    except RuntimeError as error:  # see `Iteration`; the dead worker is not needed any more
+                        if dead_worker_error(error) is None:
                             raise
-                        end()
+                        free()
             finally:
                 self._taking.release()
 
@@ -418,8 +333,8 @@ class Loader(IterableDataset[Batch]):
 
     def __reduce__(self) -> NoReturn:
         raise SettingError(
-            f"the loader of {self._path} cannot be copied or sent to another process; "
-            f"build it in the process that uses it"
+            f"the loader of {self._path} cannot be copied or sent to another process",
+            remedy="build it in the process that uses it",
         )
 
     @property
@@ -434,73 +349,77 @@ class Loader(IterableDataset[Batch]):
             f"batches of {spec.batch_size:,}, {len(self):,} per epoch{rank}>"
         )
 
-    def begin(self, iteration: Iteration) -> Place:
-        """Epoch and first batch of an iteration that begins."""
+    def begin(self, iteration: Iteration) -> BatchPlace:
+        """Register an iteration that begins, and return epoch and number of its first batch."""
         epoch, served, _ = self._next
         self._place, self._next = (epoch, served), _Start(epoch + 1)
-        self._iterations = [*self._midway(), weakref.ref(iteration)]
+        self._iterations = [*self._running_iterations(), weakref.ref(iteration)]
         return self._place
 
-    def take(self, place: Place) -> Batch:
-        """The batch of that epoch and number, ready for the current stream."""
+    def take(self, place: BatchPlace) -> Batch:
+        """Return the batch of that epoch and number, ready for the current stream, and count it as served."""
         self._check_usable()  # before the lock, which a thread may have held when this process was forked
         with self._taking:
             batch = receive(self._peek(place), self._source.lane.device)
             self._peeked = None
             if self._size is None:
                 self._size = as_size(*batch.images.shape[-2:])
-            # counted before it is handed out: a state taken in the loop body has it as served
+            # before the batch is returned, so that a state taken in the loop body counts it as served
             self._place = (place[0], place[1] + 1)
             return batch
 
-    def _peek(self, place: Place) -> Batch:
-        """The batch of that place, which is the next one still."""
+    def _peek(self, place: BatchPlace) -> Batch:
+        """Return the batch of that epoch and number without counting it as served."""
         self._check_usable()  # another thread may have closed it
         try:
             peeked = self._peeked
             if peeked is None or peeked[0] != place:
-                batch = next(self._ahead_at(place))
+                batch = next(self._prefetch_from(place))
                 epoch, number = place
-                self._ahead_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
+                self._prefetch_place = (epoch, number + 1) if number + 1 < len(self) else (epoch + 1, 0)
                 peeked = self._peeked = place, batch
             self._check_refused(peeked[1])
-        except (StopIteration, Ending) as ended:  # it has no end but that another thread closes it
-            self._drop_ahead()
+        except (StopIteration, Ending) as error:  # reading has no end, unless another thread closes it
+            self._drop_prefetch()
             self._check_usable()
-            if isinstance(ended, Ending):  # the program's
+            if isinstance(error, Ending):  # the program ends
                 raise
-            raise WorkerError(f"{self._path}: reading ended before the epoch did") from None
+            raise WorkerError("reading ended before the epoch did", path=self._path) from None
         except BaseException:
-            self._drop_ahead()
+            self._drop_prefetch()
             raise
         return peeked[1]
 
-    def _ahead_at(self, place: Place) -> Prefetch[Batch]:
-        """What reads ahead, of which the next batch is that of `place`."""
-        ahead = self._ahead
-        if ahead is not None and self._ahead_place == place:
-            return ahead
-        if ahead is not None and place[1] > 0:
+    def _prefetch_from(self, place: BatchPlace) -> Prefetch[Batch]:
+        """Return the prefetch, restarted if its next batch is not that of `place`."""
+        prefetch = self._prefetch
+        if prefetch is not None and self._prefetch_place == place:
+            return prefetch
+        if prefetch is not None and place[1] > 0:
             self._turns += 1
-            if self._turns == _TURNS:
+            if self._turns == _WARN_TURNS:
                 _LOGGER.warning(
                     "%s: two iterations of one loader take turns, which restarts reading at each turn; "
                     "build one loader for each",
                     printable(self._path),
                 )
-        self._drop_ahead()
-        self._ahead_place = place
-        self._ahead = ahead = Prefetch(_read(self._source, self._order, place), _AHEAD_BATCHES)
-        return ahead
+        self._drop_prefetch()
+        self._prefetch_place = place
+        prefetch = Prefetch(_read_batches(self._source, self._order, place), _AHEAD_BATCHES)
+        self._prefetch = prefetch
+        return prefetch
 
-    def _drop_ahead(self) -> None:
-        if self._ahead is not None:
+    def _drop_prefetch(self) -> None:
+        if self._prefetch is not None:
             self._peeked = None
-            self._ahead.close()
-            self._ahead = None  # not before: closing may be broken off
+            self._prefetch.close()
+            self._prefetch = None  # not earlier: an exception may break closing off
 
     def _check_refused(self, batch: Batch) -> None:
-        """Log what a batch lacks, each file once; raise it unless "skip" is set and others are left."""
+        """Log or raise the errors of pictures that the batch lacks.
+
+        With `on_error="skip"` each file is logged once, unless no picture of the batch is left.
+        """
         for error in batch.refused.values():
             if self.spec.reading.on_error != "skip":
                 raise self._with_remedy(
@@ -514,33 +433,40 @@ class Loader(IterableDataset[Batch]):
                 self._left_out.add(error.path)
                 _LOGGER.warning("%s; left out of its batch", error)
 
-    def _with_remedy(self, error: ImageError, what: str) -> ImageError:
-        """`error`; of a picture of a raw tree with `what` to do about it."""
+    def _with_remedy(self, error: ImageError, advice: str) -> ImageError:
+        """Return `error`; for a picture of a raw tree with `advice` as a remedy."""
         for part in self._parts:
             if part.kind == RAW and error.path.startswith(f"{part.path}/"):
-                return ImageError(error.path, reason_with_remedy(error, part.path, part.class_depth, what))
+                remedy = picture_remedy(error, part.path, part.class_depth, advice)
+                return ImageError(error.path, error.reason, remedy=remedy)
         return error
 
-    def _midway(self) -> list["weakref.ref[Iteration]"]:
-        """The iterations that have begun and neither ended nor been thrown away."""
-        begun = [(known, known()) for known in self._iterations]
-        return [known for known, iteration in begun if iteration is not None and not iteration.ended]
+    def _running_iterations(self) -> list["weakref.ref[Iteration]"]:
+        """Return references to the iterations that have begun and neither ended nor been collected."""
+        running = []
+        for reference in self._iterations:
+            iteration = reference()
+            if iteration is not None and not iteration.ended:
+                running.append(reference)
+        return running
 
     def _check_usable(self) -> None:
-        """SettingError where it is closed, or in a forked process: the threads did not come along."""
+        """Raise SettingError if the loader is closed, or in a forked process, which lacks its threads."""
         if self._closed:
-            raise SettingError(f"the loader of {self._path} is closed; build another one")
+            raise SettingError(f"the loader of {self._path} is closed", remedy="build another one")
         if os.getpid() != self._process:
             raise SettingError(
                 f"the loader of {self._path} was built in process {self._process}, this is process "
-                f"{os.getpid()}; build it in the process that uses it"
+                f"{os.getpid()}",
+                remedy="build it in the process that uses it",
             )
 
     def _identity(self) -> dict[str, Any]:
+        """Return JSON values that differ for other data, or settings that change the batches."""
         digests = [part.digest for part in self._parts]
-        together = hashlib.sha256(" ".join(digests).encode()).hexdigest()
+        joint_digest = hashlib.sha256(" ".join(digests).encode()).hexdigest()
         return {
-            "dataset": digests[0] if len(digests) == 1 else together,
+            "dataset": digests[0] if len(digests) == 1 else joint_digest,
             "split": self.spec.split,
             "seed": self.spec.seed,
             "global_batch_size": self.spec.batch_size * self.spec.world_size,
@@ -549,14 +475,17 @@ class Loader(IterableDataset[Batch]):
         }
 
 
-def _read(source: Source, order: Order, place: Place) -> Iterator[Batch]:
-    """Batch after batch from `place` on, without end; knows no loader, so that it goes with a dropped one."""
+def _read_batches(source: Source, order: Order, place: BatchPlace) -> Iterator[Batch]:
+    """Yield batch after batch from `place` on, without end.
 
-    def ask() -> Iterator[Request]:
+    It has no reference to the loader, so that a loader that nobody uses any more is collected with it.
+    """
+
+    def requests() -> Iterator[Request]:
         epoch, start = place
         while len(order):
             yield from order.batches(epoch, start)
             epoch, start = epoch + 1, 0
 
     with source.lane.active():
-        yield from source.read(ask())
+        yield from source.read(requests())

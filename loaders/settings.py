@@ -1,4 +1,4 @@
-"""The settings of a loader, each checked once."""
+"""Settings of a loader, each checked once, and what `loaders.build` says to the names of other libraries."""
 
 import inspect
 import math
@@ -21,7 +21,7 @@ from precache.pictures.images import MAX_SIZE
 from precache.pictures.sizes import Size, check_size
 from precache.sources.splits import is_list_file
 
-# What a setting may be called is said here alone, for type checkers and at runtime.
+# The names that settings take stand here alone, for type checkers and at runtime.
 Backend: TypeAlias = Literal["auto", "dali", "pytorch", "shards", "synthetic", "webdataset"]
 AugmentName: TypeAlias = Literal["crop", "eval", "train"]
 DTypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "uint16", "uint8"]
@@ -39,49 +39,51 @@ Normalize: TypeAlias = NormalizeName | tuple[Numbers, Numbers] | None
 Group = TypeVar("Group", "Serving", "Sampling", "Ranks", "Reading")
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
-CROP_RATIO = 0.875  # 224 of 256, as ImageNet is validated
-_LEAST = {"workers": 0, "threads": 1, "memory_bytes": 1, "cache_bytes": 1}
+CROP_RATIO = 0.875
+"""Share of the shorter side that is served of the middle: 224 of 256, as ImageNet is validated."""
+_MIN_VALUES = {"workers": 0, "threads": 1, "memory_bytes": 1, "cache_bytes": 1}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How pictures are read; which ones, and what becomes of them, are settings of `loaders.build` itself.
+    """Settings for reading pictures: workers, checksums, caches, memory, errors.
 
     Attributes:
-        workers: processes that decode (`pytorch`; 0: none, see `threads`), threads that decode or
-            copy (others); `"auto"`, one per CPU that this process may use, shared out among the
-            ranks that torchrun started on this machine.
-        threads: that decode where `pytorch` has no worker processes; `"auto"` as above.
-        check: `"first-read"` compares every sample of a converted folder with its checksum until it was
-            right once, and `"always"` whenever it is read; a crop is then cut out of the whole sample.
-            `"never"` does not. One that is damaged raises SampleError, which names file, id and source,
-            at its batch; see `on_error`.
-        cache: `"ram"` keeps decoded pictures in main memory, one copy for all processes of this user on
-            this host that read the same split, and `"device"` in the memory of the loader's device: from
-            the second epoch on they are not decoded again. `shards` that fit into main memory are kept by the
-            system, as files: `"ram"` makes no copy of them. Of a split that does not fit the first samples
-            in stored order are kept, and the rest is read each time. `"ram"` leaves a tenth of the memory
-            free, `"device"` a tenth of what is free; `"auto"` is `"ram"` with at most half of the free
-            memory, and nothing where that holds less than a tenth of the split. Order and pixels stay the
-            same; random crops of `dali` are resized by the CPU where they are kept, and by DALI where not:
-            50 dB apart or more.
-        memory_bytes: bounds what sequential reading (`shuffle="window"` or False) holds of a converted
-            folder at a time: the window is as many shards as fit twice, for the next one is read while
-            one is served. `shards` also keeps the system's cache of the files within it. Default:
-            windows of 8 shards, and the system decides.
-        on_error: what to do with a picture that cannot be decoded: `"raise"` its ImageError, or `"skip"`
-            it: of a raw tree, what the list of `precache check` names is left out from the start; what
-            it does not name is left out of its batch, which is shorter then, with one warning a file.
-            A batch of which nothing is left raises. So is a sample of a converted folder that is not what
-            was written; a shard that is missing or truncated raises.
-        cache_dir: folder of this machine that keeps the shards of datasets at URLs, for all its processes;
+        workers: number of processes that decode (backend `pytorch`; 0: none, see `threads`), or of threads
+            that decode or copy (other backends). `"auto"`: one per CPU that this process may use, divided by
+            the ranks that torchrun started on this machine.
+        threads: number of threads that decode if `pytorch` has no worker processes; `"auto"` as above.
+        check: when to compare samples of a converted folder with their checksums. `"first-read"`: until a
+            sample was right once; `"always"`: whenever it is read, so that a crop is cut out of the whole
+            sample; `"never"`. A damaged sample raises SampleError, which names file, id and source, at its
+            batch; see `on_error`.
+        cache: where to keep decoded pictures, so that they are not decoded again from the second epoch on.
+            `"ram"`: main memory, one copy for all processes of this user on this host that read the same
+            split; it leaves a tenth of the memory free. Shards of backend `shards` that fit into main memory
+            are not copied, since the system caches their files. `"device"`: memory of the loader's device;
+            it leaves a tenth of what is free. `"auto"`: `"ram"` with at most half of the free memory, or no
+            cache if less than a tenth of the split fits into that. `"none"`: no cache. If a split does not
+            fit, its first samples in stored order are kept and the others are read each time. Order and
+            pixels do not change, except that random crops of backend `dali` are resized by the CPU if they
+            are cached and by DALI if not: 50 dB apart or more.
+        memory_bytes: bound on the bytes of a converted folder that sequential reading (`shuffle="window"` or
+            False) holds at a time. A window is as many shards as fit twice, since the next window is read
+            while one is served. Backend `shards` also keeps the system's cache of the files within the
+            bound. Default: windows of 8 shards, and no bound on the system's cache.
+        on_error: what to do with a picture that cannot be decoded, or a sample of a converted folder that is
+            not as it was written. `"raise"`: raise its ImageError. `"skip"`: leave it out. Pictures of a raw
+            tree that the list of `precache check` names are then left out from the start; any other is left
+            out of its batch, which gets shorter, with one warning per file. A batch of which nothing is left
+            raises, and so does a shard that is missing or truncated.
+        cache_dir: folder on this machine that keeps shards fetched from URLs, shared by all its processes;
             default PRECACHE_CACHE_DIR, or ~/.cache/precache.
-        cache_bytes: that may lie in it: what was used least recently goes first; of the set that is read,
-            what was read last, so that one that does not fit keeps a part for the next epoch. What is in use
-            stays, even where it is more. Default: what leaves a twentieth of the disk free, at most 10 GiB.
-        engine: `"local"`, or `"ray"`: the nodes of a Ray cluster that runs already read, decode and crop, at
-            `path` on storage that all of them see; `workers` is then how many of their CPUs work for this
-            rank. What is kept, and done on a device, is done here.
+        cache_bytes: bound on the bytes in `cache_dir`. The least recently used shards are removed first; of
+            the dataset that is being read, those read last, so that a dataset that does not fit keeps a part
+            for the next epoch. Shards in use stay even beyond the bound. Default: what leaves a twentieth of
+            the disk free, at most 10 GiB.
+        engine: `"local"`, or `"ray"`: the nodes of a running Ray cluster read, decode and crop. `path` must
+            then be on storage that all of them see, and `workers` is how many of their CPUs work for this
+            rank. Caches and work on a device stay in this process.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -101,8 +103,8 @@ class Reading:
         check_names(self)
         for setting in fields(self):
             name, value = setting.name, getattr(self, setting.name)
-            if name in _LEAST and value != setting.default:
-                object.__setattr__(self, name, check_range(name, value, _LEAST[name]))
+            if name in _MIN_VALUES and value != setting.default:
+                object.__setattr__(self, name, check_range(name, value, _MIN_VALUES[name]))
         if self.engine == "ray" and self.workers in ("auto", 0):
             raise SettingError(
                 f"workers {self.workers!r} with engine 'ray': give how many CPUs of the cluster decode for "
@@ -112,15 +114,16 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Serving:
-    """How pictures are shown to the model.
+    """Settings for showing pictures to the model: crop ratio and views.
 
     Attributes:
-        crop_ratio: without augmentation, and for a function, the shorter side becomes `size / crop_ratio` and
-            the middle is served, as by torchvision's `Resize(256)` and `CenterCrop(224)`, whatever size is
-            stored; timm calls it crop_pct. Where `size` is left out, of squares that are stored with fewer
-            than 256 pixels more is served, up to all, in the place of enlarging them.
-        views: how many times `augment` draws each picture, for self-supervised training: `batch.views` is a
-            tuple of so many batches of images, the first of which is `batch.images`, and what 1 gives. Each
+        crop_ratio: `size` divided by what the shorter side is resized to before the middle is cut out,
+            without augmentation or for an `augment` function. 0.875 is torchvision's `Resize(256)` and
+            `CenterCrop(224)`, whatever size is stored; timm calls it crop_pct. If `size` is not given and
+            squares of fewer than 256 pixels are stored, a larger share is served, up to all, instead of
+            enlarging them.
+        views: how many times `augment` draws each picture, for self-supervised training. `batch.views` is a
+            tuple of so many batches of images; the first is `batch.images`, the same as with 1 view. Each
             picture is decoded once.
 
     Raises:
@@ -139,23 +142,26 @@ class Serving:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sampling:
-    """Which samples are served, and how often. They are compared with the data when a loader is built.
+    """Settings for choosing samples: which are served, and how often.
+
+    `loaders.build` compares all but `last` with the data.
 
     Attributes:
-        classes: names of those whose samples are served; labels stay those of the whole dataset.
-        subset: ids of the samples to serve, of `batch.ids`.
-        weights: how likely each sample is drawn, one number for each in stored order, as
-            `loader.dataset.targets` are; or `"balanced"`, each class as likely as another. An epoch draws as
-            many samples as it would have, with replacement: a sample may come several times, also in one
-            batch, and is augmented anew each time.
-        shares: of the datasets in each batch, relative to their sum: (0.7, 0.3). An epoch serves each sample
-            of the first once, and of the others as many as that makes, each going through its own epochs one
-            after the other; a sample that comes again in one epoch is augmented anew. Default: all of all.
-        last: of the samples that fill no batch at the end of an epoch: `"partial"` shares them and the
-            last whole batch out over two, as evenly as can be, also over the ranks; `"pad"` fills a last
-            batch up with samples served before, `"drop"` leaves them out. Every rank serves as many
-            batches. Where a rank would have none (more ranks than samples, batches of one), `"partial"`
-            fills up, too; `batch.padding` says which samples are such repeats.
+        classes: names of the classes to serve; labels stay those of the whole dataset.
+        subset: ids of the samples to serve, as in `batch.ids`.
+        weights: relative probability of each sample, in stored order like `loader.dataset.targets`; or
+            `"balanced"`, every class equally likely. An epoch draws as many samples as it would have without
+            weights, with replacement: a sample may come several times, even in one batch, and is augmented
+            anew each time.
+        shares: share of each dataset in every batch, relative to their sum: (0.7, 0.3). An epoch serves each
+            sample of the first dataset once and as many of the others as that makes; each dataset goes
+            through its own epochs, one after the other. A sample that comes again in one epoch is augmented
+            anew. Default: all samples of all datasets.
+        last: what to do with the samples that do not fill a batch at the end of an epoch. `"partial"`: divide
+            them and the last whole batch into two batches of equal size, give or take a sample, on all ranks;
+            `"pad"`: fill the last batch up with samples served before; `"drop"`: leave them out. Every rank
+            serves as many batches. If a rank would get no sample (more ranks than samples, batches of one),
+            `"partial"` fills up, too; `batch.padding` says which samples are such repeats.
 
     Raises:
         SettingError: `last` is unknown.
@@ -173,14 +179,15 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """Which processes share each epoch, every sample served by one of them.
+    """Settings for dividing each epoch among processes: each sample is served by one of them.
 
     Attributes:
-        rank, world_size: which of how many; default those of `torch.distributed` where it is initialised, or
-            of Ray Train, else 0 and 1.
-        per_node: of a converted dataset read shard by shard (shuffle "window" or False) each node reads
-            shards of its own, which its ranks share: those whose numbers follow one another. Default: as many
-            as torchrun runs, if on each node alike; else all ranks are of one node.
+        rank: number of this process, from 0; give it with `world_size`, or neither of them. Default: that of
+            `torch.distributed` if it is initialised, else of Ray Train, else 0.
+        world_size: number of processes; default as for `rank`, else 1.
+        per_node: number of processes on each node; their ranks follow one another. If a converted dataset is
+            read shard by shard (shuffle "window" or False), each node reads its own shards. Default: as many
+            as torchrun runs, if that is the same number on each node; else all ranks count as one node.
 
     Raises:
         SettingError: `rank` or `world_size` is given alone, or a value is out of range.
@@ -206,18 +213,18 @@ GROUPS = {
     for name, group in (("reading", Reading), ("serving", Serving), ("sampling", Sampling), ("ranks", Ranks))
     for setting in fields(group)
 }
-"""Setting -> how `loaders.build` takes it, of those that have a dataclass of their own."""
+"""Setting of one of the dataclasses above -> how it is given to `loaders.build`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoaderSpec:
-    """What `loaders.build` was told, with all that was left to it decided.
+    """Settings of a loader with every default decided; those not listed are arguments of `loaders.build`.
 
     Attributes:
-        last: as of `Sampling`.
-        served: the size that is served if no function says otherwise; 0 before the data has been opened.
-        workers, threads: as of `reading`, as numbers; of engine `"ray"` those of this machine.
-        The others are described by `loaders.build`.
+        last: see `Sampling`.
+        served: size that is served unless an `augment` function returns another; 0 before the data is opened.
+        workers: `reading.workers` as a number; that of this machine if the engine is `"ray"`.
+        threads: `reading.threads` as a number.
     """
 
     backend: Backend
@@ -250,27 +257,32 @@ class LoaderSpec:
             check_choice("shuffle", self.shuffle, get_args(ShuffleName))
         check_normalize(self.normalize, self.dtype)
         workers = self.reading.workers if self.reading.engine == "local" else "auto"
-        for name, asked in (("workers", workers), ("threads", self.reading.threads)):
-            object.__setattr__(self, name, _own_cpus() if asked == "auto" else asked)
+        for name, count in (("workers", workers), ("threads", self.reading.threads)):
+            object.__setattr__(self, name, _cpus_per_rank() if count == "auto" else count)
 
 
 def check_names(settings: Any) -> None:
-    """SettingError where a field of a dataclass that may have one of several names has another."""
+    """Raise SettingError if a field of the dataclass `settings` is none of the names that its type lists."""
     for setting in fields(settings):
         if get_origin(setting.type) is Literal:
             check_choice(setting.name, getattr(settings, setting.name), get_args(setting.type))
 
 
-def numbers_of(part: Numbers) -> tuple[float, ...]:
-    """The numbers of `part`, of one alone that one; TypeError or ValueError where it is something else."""
-    return tuple(map(float, np.asarray(part, object).ravel()))
+def as_floats(numbers: Numbers) -> tuple[float, ...]:
+    """Return a number, or a sequence or array of numbers, as a tuple of floats.
+
+    Raises:
+        TypeError, ValueError: it is something else.
+    """
+    return tuple(map(float, np.asarray(numbers, object).ravel()))
 
 
-def read_launcher(name: str, default: int, least: int = 1) -> int:
-    """The integer that torchrun, or another launcher, has put into the environment as `name`.
+def read_launcher(name: str, default: int, minimum: int = 1) -> int:
+    """Return the integer that torchrun, or another launcher, has put into the environment as `name`.
 
-    The `default` where there is none, where it is empty, and below `least`: 0 processes, or rank -1, are how
-    scripts say that nothing was launched.
+    Returns:
+        `default` if the variable is missing, empty or below `minimum`: scripts set 0 processes, or rank -1,
+        if nothing was launched.
 
     Raises:
         SettingError: it is no integer.
@@ -280,72 +292,74 @@ def read_launcher(name: str, default: int, least: int = 1) -> int:
         number = int(text) if text else default
     except ValueError:
         raise SettingError(
-            f"{name} in the environment must be an integer, got {text!r}; unset it, or start with torchrun"
+            f"{name} in the environment must be an integer, got {text!r}",
+            remedy="unset it, or start with torchrun",
         ) from None
-    return number if number >= least else default
+    return number if number >= minimum else default
 
 
 def count_local_ranks() -> int:
-    """How many processes were launched on this machine, this one among them."""
+    """Return how many processes were launched on this machine, this one included."""
     return read_launcher("LOCAL_WORLD_SIZE", 1)
 
 
-def _own_cpus() -> int:
+def _cpus_per_rank() -> int:
     return max(1, available_cpus() // count_local_ranks())
 
 
-def find_ranks(asked: Ranks) -> tuple[int, int]:
-    """Rank and world size as asked, or those of `torch.distributed` or of Ray Train, or 0 and 1."""
-    if asked.rank is not None and asked.world_size is not None:
-        return asked.rank, asked.world_size
+def find_ranks(ranks: Ranks) -> tuple[int, int]:
+    """Return the rank and world size of `ranks`, else of `torch.distributed` or Ray Train, else 0 and 1."""
+    if ranks.rank is not None and ranks.world_size is not None:
+        return ranks.rank, ranks.world_size
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    # a worker of Ray Train has imported that; else there is none, or it is still being imported
+    # a worker of Ray Train has imported ray.train; the errors say that this is none, or still importing it
     with suppress(KeyError, RuntimeError, AttributeError):
         context = sys.modules["ray.train"].get_context()
-        ranks = context.get_world_rank(), context.get_world_size()
-        if None not in ranks:
-            return ranks
+        rank, world_size = context.get_world_rank(), context.get_world_size()
+        if rank is not None and world_size is not None:
+            return rank, world_size
     return 0, 1
 
 
 def find_nodes(per_node: int | None, world_size: int) -> int:
-    """How many machines the ranks run on, by what torchrun says if `per_node` does not; 1: not known.
+    """Return the number of nodes, from `per_node`, else from torchrun's environment, else 1.
 
     Raises:
-        SettingError: not all would have as many ranks.
+        SettingError: `per_node` does not divide `world_size`.
     """
     if per_node is not None:
         if world_size % per_node:
             raise SettingError(
-                f"per_node {per_node} does not divide world_size {world_size}; give as many as each node "
-                f"runs, or {world_size}: then all share each shard"
+                f"per_node {per_node} does not divide world_size {world_size}",
+                remedy=f"give as many as each node runs, or {world_size}: then all share each shard",
             )
         return world_size // per_node
     nodes = read_launcher("GROUP_WORLD_SIZE", 1)
-    # else the nodes run different numbers of ranks, or this world is not torchrun's
-    return nodes if count_local_ranks() * nodes == world_size else 1
+    if count_local_ranks() * nodes != world_size:
+        return 1  # the nodes run different numbers of ranks, or torchrun did not launch this world
+    return nodes
 
 
 def find_dtype(dtype: DType) -> torch.dtype:
-    """The dtype of this name; SettingError if images cannot have it."""
+    """Return the torch dtype called `dtype`; raise SettingError if images cannot have it."""
     name = str(dtype).removeprefix("torch.")
     check_choice("dtype", name, get_args(DTypeName))
-    found: torch.dtype = getattr(torch, name)
-    return found
+    torch_dtype: torch.dtype = getattr(torch, name)
+    return torch_dtype
 
 
 def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
-    """SettingError where images of `dtype` cannot be normalised so."""
+    """Raise SettingError if images of `dtype` cannot be normalised by `normalize`."""
     if normalize is None:
         return
     if isinstance(normalize, str):
         check_choice("normalize", normalize, get_args(NormalizeName))
-        if normalize == "imagenet":  # the default, so that it need not be left out for integers
+        if normalize == "imagenet":  # the default, which integers may leave as it is
             return
     else:
         try:
-            mean, std = map(numbers_of, normalize)
+            mean, std = map(as_floats, normalize)
         except (TypeError, ValueError):
             mean, std = (), ()
         finite = all(map(math.isfinite, (*mean, *std)))
@@ -357,12 +371,12 @@ def check_normalize(normalize: Normalize, dtype: torch.dtype) -> None:
     if not dtype.is_floating_point:
         name = str(dtype).removeprefix("torch.")
         raise SettingError(
-            f"normalize {normalize!r} with dtype {name!r}: integers are not normalised; leave out one of them"
+            f"normalize {normalize!r} with dtype {name!r}: integers are not normalised",
+            remedy="leave out one of them",
         )
 
 
-# A setting of torch's DataLoader, its samplers or torchvision's datasets -> what to write instead.
-OF_BUILD = {
+BUILD_HINTS = {
     "batch_sampler": "give batch_size, shuffle, seed and sampling=loaders.Sampling(...)",
     "collate_fn": "leave it out, batches come whole; augment= takes a function over a batch",
     "download": "run 'precache fetch' before",
@@ -388,71 +402,77 @@ OF_BUILD = {
     "transforms": "give augment: 'train', 'eval' or a function over a batch",
     "worker_init_fn": "leave it out; what is random depends on seed, epoch and sample alone",
 }
+"""Setting of torch's DataLoader, its samplers or torchvision's datasets -> what to give `build` instead."""
 
-
-# As above, for `ImageDataset`.
-OF_IMAGES = {
-    "download": OF_BUILD["download"],
+DATASET_HINTS = {
+    "download": BUILD_HINTS["download"],
     "extensions": "give is_valid_file",
     "path": "give root",
-    "train": OF_BUILD["train"],
+    "train": BUILD_HINTS["train"],
     "transforms": "give transform and target_transform",
 }
+"""Setting of another dataset of torchvision -> what to give `ImageDataset` instead."""
 
 
-def refuse_others(
-    ours: Mapping[str, str], groups: Mapping[str, str]
+def explain_unknown_settings(
+    hints: Mapping[str, str], groups: Mapping[str, str]
 ) -> Callable[[Callable[Parameters, Returned]], Callable[Parameters, Returned]]:
-    """Decorate a function so that it says of a keyword that it does not have what to give instead.
+    """Decorate a function to say what to give instead of a keyword that it does not have.
 
-    It raises SettingError for one of another library, and TypeError for one that nobody has. The function
-    needs no `**other` for that, with which type checkers would let such keywords pass.
+    The function raises SettingError for a keyword of another library and TypeError for any other. It needs no
+    `**other` for that, with which type checkers would let such keywords pass.
 
     Args:
-        ours: keyword of another library -> what to give instead.
+        hints: keyword of another library -> what to give instead.
         groups: settings that the function takes in a dataclass, see `GROUPS`.
     """
 
     def decorate(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-        known = inspect.signature(function).parameters
-        called = function.__qualname__.removesuffix(".__init__")
+        parameters = inspect.signature(function).parameters
+        function_name = function.__qualname__.removesuffix(".__init__")
 
         @wraps(function)
-        def checked(*args: Parameters.args, **given: Parameters.kwargs) -> Returned:
-            for name in given:
-                if name in known:
+        def check_and_call(*args: Parameters.args, **keywords: Parameters.kwargs) -> Returned:
+            for name in keywords:
+                if name in parameters:
                     continue
-                if name in ours:
-                    raise SettingError(f"{name} is not a setting of {called}; {ours[name]}")
-                similar = get_close_matches(name, [*(known.keys() - {"self"}), *groups], 1)
+                if name in hints:
+                    raise SettingError(f"{name} is not a setting of {function_name}", remedy=hints[name])
+                similar = get_close_matches(name, [*(parameters.keys() - {"self"}), *groups], 1)
                 hint = f"; did you mean {groups.get(similar[0], similar[0])}?" if similar else ""
-                raise TypeError(f"{called}() got an unexpected keyword argument {name!r}{hint}")
-            return function(*args, **given)
+                raise TypeError(f"{function_name}() got an unexpected keyword argument {name!r}{hint}")
+            return function(*args, **keywords)
 
-        return checked
+        return check_and_call
 
     return decorate
 
 
-def find_group(name: str, given: Group | None, group: type[Group]) -> Group:
-    """`given`, or what `group` has by default; SettingError where it is something else."""
-    if given is None:
+def find_group(name: str, settings: Group | None, group: type[Group]) -> Group:
+    """Return `settings`, or a `group` of defaults for None; raise SettingError if it is of another type."""
+    if settings is None:
         return group()
-    if not isinstance(given, group):
-        raise SettingError(f"{name} must be a loaders.{group.__name__}(...), got {given!r}")
-    return given
+    if not isinstance(settings, group):
+        raise SettingError(f"{name} must be a loaders.{group.__name__}(...), got {settings!r}")
+    return settings
 
 
-def check_given(path: object, precache: object, recipe: object, splits: object = None) -> None:
-    """SettingError for a `recipe` of nothing, `precache` of several paths or a list file, or no `path`."""
+def check_combination(path: object, precache: object, recipe: object, splits: object = None) -> None:
+    """Raise SettingError if `path` is missing, or does not go with `precache`, `recipe` and `splits`."""
     if recipe is not None and precache is None and splits is None:
-        raise SettingError("a recipe is of what is converted while training; give precache=FOLDER, too")
+        raise SettingError(
+            "a recipe is of what is converted while training", remedy="give precache=FOLDER, too"
+        )
     if precache is not None and is_list_file(splits):
         raise SettingError(
-            f"precache converts a tree by shares, and splits {str(splits)!r} is a list file; run 'precache "
-            f"convert --splits' with it, and build on what it writes"
+            f"precache converts a tree by shares, and splits {str(splits)!r} is a list file",
+            remedy="run 'precache convert --splits' with it, and build on what it writes",
         )
     if precache is not None and isinstance(path, (list, tuple)):
-        raise SettingError("precache converts one tree, path names several; run 'precache convert' on each")
+        raise SettingError(
+            "precache converts one tree, path names several", remedy="run 'precache convert' on each"
+        )
     if path is None:
-        raise SettingError("no path is given; give a tree of pictures or what precache convert made of one")
+        raise SettingError(
+            "no path is given", remedy="give a tree of pictures or what precache convert made of one"
+        )

@@ -28,10 +28,10 @@ def files(package: str) -> list[Path]:
 
 
 FLOORS = {
-    "precache": "errors imports | packages reporting | storage | pictures | recipe page | formats | dataset"
+    "precache": "errors | imports | packages reporting | storage | pictures | recipe page | formats | dataset"
     " | sources | plan engines | example_data sharing | conversion | cli",
-    "loaders": "settings batch deliver | order augment | dataset | sampling | read | transfer"
-    " | converting mixture | image_dataset | loader | build | examples",
+    "loaders": "settings batch threads device | order augment | dataset | sampling | read | transfer"
+    " | converting mixture frameworks | image_dataset | loader | build | examples",
     "bench": "report | machine | watch | peers | measure | commands lab sagemaker",
 }
 """Folders of a package and files beside them, from the bottom up: each imports only those on floors below."""

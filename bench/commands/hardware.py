@@ -17,7 +17,7 @@ from bench.machine.monitor import OtherProcesses
 from bench.measure.trials import Trials
 from bench.report.hardware import PARTS, make_result
 from bench.report.result import Trial
-from loaders.deliver import find_device
+from loaders.device import find_device
 from precache.cli import commandline
 from precache.example_data.sample_tree import make_sample
 from precache.sources.base import Scan

@@ -24,7 +24,7 @@ from bench.lab import harness
 from bench.lab.harness import Column
 from bench.machine import page_cache
 from bench.report.table import Table
-from loaders.augment import RandomAugmentation, draw, shown_boxes
+from loaders.augment import RandomAugmentation, centre_boxes, draw_augmentation
 from loaders.dataset import RAW, open_split
 from loaders.settings import AugmentName
 from precache import Recipe, convert
@@ -88,13 +88,15 @@ def shown(
     shape = np.array([[original.height, original.width]])
     mirrored = False
     if random:
-        boxes, (mirrored,), _ = draw(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
+        boxes, (mirrored,), _ = draw_augmentation(
+            RandomAugmentation(), stored, size, 0, 0, np.array([sample_id])
+        )
         left, top, width, height = (boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
         if np.array_equal(shape, stored):  # whole pixels: what lies around them has no part in it
             original = original.crop((int(left), int(top), int(left + width), int(top + height)))
             left = top = 0.0
     else:
-        left, top, width, height = shown_boxes(shape, size, 0.875)[0].tolist()
+        left, top, width, height = centre_boxes(shape, size, 0.875)[0].tolist()
     box = (left, top, left + width, top + height)
     resized = np.asarray(original.resize((size, size), Image.Resampling.BILINEAR, box))
     return resized[:, ::-1] if mirrored else resized

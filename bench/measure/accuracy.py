@@ -160,7 +160,7 @@ class Source:
         backend: Any = self.backend  # `loaders.build` knows its name
         augment: Any = "train"
         if self.augment == "device":
-            if self.data.varies:  # a function would be given the middle of each
+            if self.data.has_varying_sizes:  # a function would be given the middle of each
                 raise SettingError(
                     f"augment: {self.path} holds pictures of varying size, and a device crops those of one "
                     f"size; leave out augment=device, or convert with --fit crop"

@@ -12,7 +12,7 @@ import loaders
 from bench.measure import imagefolder
 from bench.measure.fresh import in_one_line
 from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve
-from loaders.augment import NAMED as AUGMENTATIONS
+from loaders.augment import AUGMENTATIONS
 from loaders.batch import Batch
 from loaders.settings import AugmentName, CacheName, Check, Last, Shuffle
 from precache.engines import available_cpus

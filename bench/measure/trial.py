@@ -25,10 +25,10 @@ from bench.measure import imagefolder
 from bench.measure.settings import Feed, Settings, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.result import Trial
-from loaders.augment import place_all, shown_boxes
+from loaders.augment import centre_boxes, crop_into
 from loaders.batch import Batch
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Lane, upload
+from loaders.device import Lane, upload
 from loaders.read import decoding
 from loaders.settings import CROP_RATIO
 from loaders.transfer import normalise, receive
@@ -222,7 +222,7 @@ def _time_batches(
         numbers=numbers,
         series={"wait_s": wait_s, "step_s": step_s, "epoch_starts": tuple(map(float, epoch_starts))},
         facts={"shapes": " and ".join(sorted(shapes))},
-        watched=None if monitor is None else monitor.result(),
+        activity=None if monitor is None else monitor.result(),
     )
 
 
@@ -312,8 +312,8 @@ def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> Trial:
 
 def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
     pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
-    (box,) = shown_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
-    place_all([pixels], [box], [False], [out])
+    (box,) = centre_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
+    crop_into([pixels], [box], [False], [out])
     return out
 
 

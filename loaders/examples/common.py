@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 import loaders
-from loaders.deliver import find_device
+from loaders.device import find_device
 from loaders.examples.models import MODELS, check_size
 from precache.errors import PrecacheError, SettingError, check_range, os_reason
 

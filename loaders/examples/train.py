@@ -225,8 +225,8 @@ class Training:
 def train(args: argparse.Namespace, sigterm: common.Sigterm) -> int:
     """Train on this process's device, with the other ranks that torchrun started; return the exit code."""
     if args.device == "cuda":
-        args.device = f"cuda:{read_launcher('LOCAL_RANK', 0, least=0)}"
-    if read_launcher("RANK", -1, least=0) >= 0:  # started by torchrun
+        args.device = f"cuda:{read_launcher('LOCAL_RANK', 0, minimum=0)}"
+    if read_launcher("RANK", -1, minimum=0) >= 0:  # started by torchrun
         dist.init_process_group("gloo" if args.device == "cpu" else "cpu:gloo,cuda:nccl")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
 

@@ -20,9 +20,9 @@ import numpy.typing as npt
 
 from loaders.batch import Request
 from loaders.dataset import SplitData
-from loaders.deliver import Pool
+from loaders.threads import Pool
 from precache.errors import DatasetError, OpenFilesError, os_reason
-from precache.formats.base import remedy
+from precache.formats.base import shard_remedy
 from precache.formats.shards import ShardFile, picture_starts
 from precache.storage import open_regular
 
@@ -63,7 +63,7 @@ class BlockReader:
             self._pool.map(partial(read_block, descriptor_path), blocks)
         except OSError as error:
             raise DatasetError(
-                f"cannot be read ({os_reason(error)})", path=shard.path, remedy=remedy(shard.path)
+                f"cannot be read ({os_reason(error)})", path=shard.path, remedy=shard_remedy(shard.path)
             ) from error
 
     def read_ahead(self, requests: Iterator[Request]) -> Iterator[Request]:

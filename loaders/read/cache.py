@@ -36,15 +36,16 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Pool, upload
+from loaders.device import upload
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.host_memory import HostMemory
 from loaders.settings import LoaderSpec, count_local_ranks
+from loaders.threads import Pool
 from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.pictures.reading import sizes_and_times
 from precache.pictures.sizes import sides
 
@@ -317,7 +318,7 @@ def _memory_name(spec: LoaderSpec, data: SplitData, crops: Crops, decoder: tuple
         crops.stored,
         *decoder,
         spec.reading.check == "never",
-        sorted(made_by().items()),
+        sorted(decoder_versions().items()),
         torch.__version__,
         tree,
     )

@@ -26,9 +26,10 @@ import torch
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver import Borrowed, check_exit
+from loaders.device import BorrowedTensors
 from loaders.read.decoding import Encoded, EncodedBatch, EncodedPictures
 from loaders.settings import LoaderSpec
+from loaders.threads import check_exit
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
 from precache.pictures.sizes import sides
@@ -77,7 +78,7 @@ class DaliReader:
         self._in_pipeline.clear()
         self._to_repeat.clear()
         pipeline = self._build()
-        outputs = Borrowed()
+        outputs = BorrowedTensors()
         whole = self._crops.size is None
         try:
             while True:
@@ -230,7 +231,7 @@ class DaliReader:
         if self._crops.size is None:
             return []
         ids, count = self._data.ids[request.positions], len(shapes)
-        boxes, mirrored = self._crops.of(request.epoch, ids, shapes, request.places)
+        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, shapes, request.places)
         corners, lengths = boxes[:, 1::-1], boxes[:, :1:-1]
         columns: tuple[npt.NDArray[Any], ...]
         if self._crops.random is None:

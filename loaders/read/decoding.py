@@ -15,11 +15,11 @@ import simplejpeg
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import Pool
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import open_shards_ahead
 from loaders.settings import LoaderSpec
+from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
 from precache.formats.base import Places
@@ -82,7 +82,7 @@ class Encoded:
 
         Such a JPEG is upright, or turned by its EXIF orientation alone.
         """
-        if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.breaks_off(self.data):
+        if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.is_truncated(self.data):
             return False
         try:
             height, width, colorspace, _ = simplejpeg.decode_jpeg_header(self.data)
@@ -215,7 +215,7 @@ class EncodedPictures:
         samples_by_slot: dict[int, StoredSample] = {}
         for number in np.unique(shards).tolist():
             slots = np.flatnonzero(shards == number).tolist()
-            with self._data.held(number) as path, open_regular(path) as file:
+            with self._data.local_shard(number) as path, open_regular(path) as file:
                 if number not in self._places:
                     self._places[number] = self._find_places(number)
                 places = self._places[number][rows[slots]].tolist()
@@ -235,7 +235,7 @@ class EncodedPictures:
         """Start and size of each sample of shard `number`, in bytes."""
         while len(self._places) >= _MAX_PLACES:
             del self._places[next(iter(self._places))]
-        with self._data.held(number, with_index=True) as path:
+        with self._data.local_shard(number, with_index=True) as path:
             self._check.compare_size(number)
             # A fetched part of a shard has no index of its own: its places are in the whole shard's.
             whole = path.with_name(Path(self._data.whole.files[number]).name)

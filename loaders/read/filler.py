@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment import Crops, place_all
+from loaders.augment import Crops, crop_into
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver import Pool, check_exit
+from loaders.threads import Pool, check_exit
 from precache.errors import ImageError
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
@@ -229,7 +229,7 @@ class BatchFiller:
             shapes = [(height, width) for height, width in varying.tolist()]
         else:
             varying, shapes = None, [sides(stored)] * len(ids)
-        boxes, mirrored = self._crops.of(request.epoch, ids, varying, request.places)
+        boxes, mirrored = self._crops.boxes_and_flips(request.epoch, ids, varying, request.places)
         images, places = self._allocate(shapes * self._crops.views)
         slots = range(len(ids))
         max_part = _PICTURES_PER_CALL if pictures.in_memory else 1
@@ -311,7 +311,7 @@ class BatchFiller:
             if len(rows) < len(part):
                 places = [filling.places[row] for row in rows]
             boxes, mirrored = [filling.boxes[row] for row in rows], [filling.mirrored[row] for row in rows]
-            place_all(list(pictures.values()), boxes, mirrored, places, self._data.dtype)
+            crop_into(list(pictures.values()), boxes, mirrored, places, self._data.dtype)
 
 
 def _stop_filling(filling: _Filling) -> None:

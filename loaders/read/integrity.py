@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData
-from precache.dataset.files import check_file
+from precache.dataset.files import file_problem
 from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, SampleError, shell_command
 from precache.pictures.jpeg import Pixels
@@ -75,8 +75,8 @@ class SampleCheck:
 
     def _error(self, position: int, damage: str = "") -> SampleError:
         if self._data.remote is not None:
-            damage = self._data.remote.damaged(int(self._data.locate(np.array([position]))[0][0]))
-        return self._data.index.error(position, self._data.file(position), damage)
+            damage = self._data.remote.remove_damaged(int(self._data.locate(np.array([position]))[0][0]))
+        return self._data.index.error(position, self._data.file_at(position), damage)
 
     def compare_size(self, number: int) -> None:
         """Compare the size of shard `number` with its manifest; call it before the shard is read.
@@ -89,7 +89,7 @@ class SampleCheck:
         assert self._data.shards is not None
         path = Path(self._data.files[number])  # where only a part of a shard was fetched, the part's own name
         entry = replace(self._data.shards[number].files[0], name=path.name)
-        if problem := check_file(path.parent, entry, content=False):
+        if problem := file_problem(path.parent, entry, content=False):
             raise DatasetError(
                 problem.removeprefix(f"{path}: "),
                 path=path,

@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Dataset
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.deliver import of_dead_worker
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, SharedBuffers
 from loaders.settings import LoaderSpec
+from loaders.threads import dead_worker_error
 from precache.errors import OpenFilesError, SourceError, check_open_files
 
 _AHEAD_PER_WORKER = 2
@@ -73,7 +73,7 @@ class ProcessesReader:
             if isinstance(error, OSError):
                 check_open_files(error, error.filename)
             # EOFError, OSError: a worker died between announcing a batch and handing over its memory.
-            if (death := of_dead_worker(error)) is not None:
+            if (death := dead_worker_error(error)) is not None:
                 raise death from error
             raise
 

@@ -26,9 +26,9 @@ import torch
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.deliver import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
+from loaders.threads import stop_check
 from precache.dataset.converted import open_dataset
 from precache.engines import connector
 from precache.errors import DatasetError, ImageError, SettingError, WorkerError
@@ -101,7 +101,7 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
         os.chdir(job.folder)
     node = connector.this_node()
     connector.check_versions(node, versions(), job.versions)
-    connector.check_sees(node, partial(_check_same_data, job.data))
+    connector.check_readable(node, partial(_check_same_data, job.data))
     requests: deque[Request] = deque()
     reader = BACKENDS[job.backend](job.spec, job.data, job.crops)
     return requests, iter(reader.read(iter(requests.popleft, None)))
@@ -148,7 +148,7 @@ class RayReader:
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
         connector.connect()
-        self._ray = connector.imported()
+        self._ray = connector.import_ray()
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MAX_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)
@@ -233,7 +233,7 @@ class RayReader:
             positions = request.positions
             batch = ""
             if len(positions):
-                batch = f", which begins with {self._data.file(int(positions[0]))}"
+                batch = f", which begins with {self._data.file_at(int(positions[0]))}"
             raise WorkerError(
                 f"{_MAX_DEATHS} workers on the Ray cluster died at the same batch{batch} "
                 f"({type(error).__name__})",

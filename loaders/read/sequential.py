@@ -10,7 +10,7 @@ import numpy as np
 
 from loaders.batch import Request
 from loaders.dataset import RemoteShards, SplitData
-from loaders.deliver import Pool, stop_check
+from loaders.threads import Pool, stop_check
 
 T = TypeVar("T")
 _CONCURRENT_FETCHES = 4  # shards; each is fetched in several parts
@@ -46,7 +46,7 @@ def open_shards_ahead(
     horizon = 0 if max_open else int(np.sort(data.shard_samples)[-window_shards:].sum())
     max_fetched = max_open
     if remote is not None and not max_open:
-        max_fetched = remote.ahead(window_shards, int(data.shard_bytes.max()))
+        max_fetched = remote.max_shards_ahead(window_shards, int(data.shard_bytes.max()))
     fetcher = ShardFetcher(data, max_fetched, horizon or max_samples)
     requests = fetcher.fetch_ahead(requests)
     pending: deque[tuple[Request, list[int]]] = deque()  # with the shard of each sample
@@ -156,7 +156,7 @@ class ShardFetcher:
             with fetched.result():
                 yield
         elif self._data.remote is not None:
-            with self._data.held(number):
+            with self._data.local_shard(number):
                 yield
         else:
             yield

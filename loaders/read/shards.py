@@ -230,7 +230,7 @@ class ShardsReader:
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=None)
             else:
                 # The shared lock keeps the file in the cache of the URL until the map is closed.
-                lock(file.descriptor, alone=False, waiting=True)
+                lock(file.descriptor, exclusive=False, wait=True)
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=file)
                 opened.pop_all()
         if self._sequential:

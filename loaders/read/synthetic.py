@@ -23,7 +23,7 @@ class SyntheticReader:
     def __init__(self, spec: LoaderSpec, data: SplitData, crops: Crops) -> None:
         generator = torch.Generator("cpu").manual_seed(spec.seed)
         self._whole = crops.size is None
-        size = data.most_sides if crops.size is None else sides(crops.size)
+        size = data.max_sides if crops.size is None else sides(crops.size)
         shape = (spec.batch_size * crops.views, *map(int, size), data.pixel_bytes)
         noise = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator, device="cpu")
         self._noise = noise.to(spec.device)

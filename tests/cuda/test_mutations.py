@@ -23,9 +23,9 @@ MUTATIONS = {
     ),
     "the event is recorded behind the work": (
         "transfer.py",
-        "        batch = self._prepare(images.view(self._stored), there, fields)\n",
+        "        batch = self._prepare(images.view(self._stored_dtype), readable, fields)\n",
         "        mark = self.lane.mark()\n"
-        "        batch = self._prepare(images.view(self._stored), there, fields)\n"
+        "        batch = self._prepare(images.view(self._stored_dtype), readable, fields)\n"
         "        batch.ready = mark\n",
         f"{RIGHT} and shards-float",
     ),
@@ -33,29 +33,29 @@ MUTATIONS = {
         "loader.py", "with source.lane.active():", "if True:", "only_waits_for_each_batch",
     ),
     "readers and caches are made on the lane": (
-        "build.py", "with lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
+        "build.py", "with self.lane.active():", "if True:", "spoils_no_later_batch and cache-on-the-device",
     ),
     "pictures are read into pinned memory": (
         "read/filler.py", 'self._pinned = device.type == "cuda"', "self._pinned = False",
         "read_into_pinned",
     ),
     "what is sent comes from pinned memory": (
-        "deliver.py",
+        "device.py",
         "pinned = tensor if tensor.is_pinned() else tensor.pin_memory()", "pinned = tensor",
         "host_waits and shards-train",
     ),
     "the thread does not wait for the copy": (
-        "deliver.py", "non_blocking=True", "non_blocking=False", "host_waits and shards-float",
+        "device.py", "non_blocking=True", "non_blocking=False", "host_waits and shards-float",
     ),
     "the device keeps its number": (
-        "deliver.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
+        "device.py", 'return torch.device("cuda", index)', 'return torch.device("cuda")',
         "current_one_when_the_loader_is_built",
     ),
     "DALI gets back what was read": (
-        "deliver.py", "            self._lent[0][1].synchronize()\n", "", "memory_of_dali",
+        "device.py", "            read_event.synchronize()\n", "", "memory_of_dali",
     ),
     "what DALI lends is copied": (
-        "deliver.py", "copied = shown.clone()", "copied = shown.view(shown.shape)",
+        "device.py", "copy = borrowed.clone()", "copy = borrowed.view(borrowed.shape)",
         "memory_of_dali",
     ),
 }  # fmt: skip

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import loaders
-from loaders import deliver
+from loaders import device
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
-from loaders.deliver import Lane, upload
+from loaders.device import Lane, upload
 from loaders.read import decoding
 from loaders.settings import LoaderSpec
 from precache import Recipe, convert
@@ -226,10 +226,10 @@ def test_memory_of_dali_is_returned_when_it_has_been_read(monkeypatch: pytest.Mo
         weakref.finalize(squares, shown.fill_, 99).atexit = False
         return squares
 
-    monkeypatch.setattr(deliver, "from_dlpack", from_dlpack)
+    monkeypatch.setattr(device, "from_dlpack", from_dlpack)
     with simulated("all late"):
         lane, training, copies = Lane(torch.device("cuda", 0)), torch.cuda.current_stream(), []
-        outputs = deliver.Borrowed()
+        outputs = device.BorrowedTensors()
         for number in range(6):
             with lane.active():
                 squares = outputs.take(number)

@@ -17,7 +17,14 @@ from torchvision.transforms.functional import (
 )
 
 import loaders
-from loaders.augment import BatchFunction, RandomAugmentation, color_jitter, crop_boxes, draw, uniforms
+from loaders.augment import (
+    BatchFunction,
+    RandomAugmentation,
+    color_jitter,
+    draw_augmentation,
+    random_boxes,
+    uniforms,
+)
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import STORED_SIZE
@@ -33,9 +40,9 @@ def largest_gap(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.abs(shares[0] - shares[1]).max())
 
 
-def test_area_aspect_and_place_are_distributed_as_torchvisions() -> None:
+def test_random_boxes_are_distributed_as_in_torchvision() -> None:
     """Two samples of 40,000 from one distribution lie within 0.0138 in 999 of 1,000 cases."""
-    ours = crop_boxes(SIDE, uniforms(0, 0, np.arange(COUNT), 40), DEFAULTS.scale, DEFAULTS.ratio)
+    ours = random_boxes(SIDE, uniforms(0, 0, np.arange(COUNT), 40), DEFAULTS.scale, DEFAULTS.ratio)
     torch.manual_seed(0)
     square = torch.empty(3, SIDE, SIDE)
     drawn = [RandomResizedCrop.get_params(square, DEFAULTS.scale, DEFAULTS.ratio) for _ in range(COUNT)]
@@ -64,14 +71,14 @@ def test_draws_are_uniform_and_depend_on_seed_epoch_and_id_alone() -> None:
     assert not np.array_equal(uniforms(1, 0, some, 8), uniforms(0, 1, some, 8))
 
 
-def test_a_ratio_that_no_crop_can_have_gives_torchvisions_fallback() -> None:
+def test_random_boxes_fall_back_as_in_torchvision_if_no_ratio_fits() -> None:
     for ratio in ((3.0, 4.0), (0.2, 0.25), (1.0, 1.0)):
-        boxes = crop_boxes(64, uniforms(0, 0, np.arange(50), 40), (1.0, 1.0), ratio)
+        boxes = random_boxes(64, uniforms(0, 0, np.arange(50), 40), (1.0, 1.0), ratio)
         top, left, height, width = RandomResizedCrop.get_params(torch.empty(3, 64, 64), (1.0, 1.0), ratio)
         assert (boxes == [left, top, width, height]).all()
 
 
-def test_color_jitter_is_torchvisions() -> None:
+def test_color_jitter_equals_torchvisions_adjustments() -> None:
     noise = torch.rand(4, 3, 16, 16, generator=torch.Generator().manual_seed(0))
     smooth = torch.nn.functional.interpolate(noise, 64, mode="bicubic").clamp(0, 1).mul(255).to(torch.uint8)
     factors = torch.tensor([[1.3, 0.7, 1.4, 0.1], [0.6, 1.2, 0.0, -0.4], [1.0, 1.0, 1.0, 0.5], [0, 1, 1, 0]])
@@ -114,20 +121,20 @@ def test_a_sample_is_augmented_alike_in_any_batch_rank_order_and_cache(converted
                 assert all(torch.equal(image, epoch[i]) for i, image in by_id(cached).items())
 
 
-def test_other_settings_than_the_defaults_are_applied(converted: dict[str, Path]) -> None:
+def test_a_random_augmentation_applies_its_settings(converted: dict[str, Path]) -> None:
     centre = pictures(converted["shards"], augment="eval", size=STORED_SIZE)
     whole = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=1.0)
     mirrored = pictures(converted["shards"], augment=whole, size=STORED_SIZE)
     assert all(torch.equal(mirrored[i], centre[i].flip(-1)) for i in centre)
     dark = RandomAugmentation(scale=(1.0, 1.0), ratio=(1.0, 1.0), flip=0.0, brightness=0.9)
     jittered = pictures(converted["shards"], augment=dark, size=STORED_SIZE)
-    factors = draw(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))[2][:, 0]
+    factors = draw_augmentation(dark, STORED_SIZE, STORED_SIZE, 0, 0, np.array(list(centre)))[2][:, 0]
     for i, factor in zip(centre, factors, strict=True):
         expected = (centre[i].float() * factor).clamp(0, 255).round()
         assert (jittered[i].float() - expected).abs().max() <= 1
 
 
-def test_crops_are_cut_out_as_they_are(converted: dict[str, Path]) -> None:
+def test_augment_crop_serves_unresized_parts_of_pictures(converted: dict[str, Path]) -> None:
     whole = pictures(converted["shards"], augment="eval", size=STORED_SIZE)
     places = set()
     for sample_id, image in pictures(converted["shards"], augment="crop").items():
@@ -138,7 +145,7 @@ def test_crops_are_cut_out_as_they_are(converted: dict[str, Path]) -> None:
     assert len(places) > 40
 
 
-def test_what_a_function_returns_is_looked_at(converted: dict[str, Path]) -> None:
+def test_an_augment_function_with_a_wrong_result_is_refused(converted: dict[str, Path]) -> None:
     def of_labels(images: torch.Tensor, ids: torch.Tensor, epoch: int, labels: torch.Tensor, k: Any) -> Any:
         return k(images, labels)
 
@@ -162,7 +169,7 @@ def test_what_a_function_returns_is_looked_at(converted: dict[str, Path]) -> Non
         pictures(converted["shards"], augment=lambda x, ids, e: x[:, : next(sides)], size=None)
 
 
-def test_size_is_what_a_function_serves(converted: dict[str, Path]) -> None:
+def test_loader_size_is_that_of_an_augment_function(converted: dict[str, Path]) -> None:
     """Asked for before the first batch, too, of which nothing is taken."""
     with build_loader(converted["shards"], augment=lambda x, ids, e: x[:, :31, :31], batch_size=35) as loader:
         for served_batches in (0, 1):

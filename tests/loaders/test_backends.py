@@ -115,7 +115,7 @@ def test_every_sample_is_served_once_an_epoch_with_the_converters_pixels(
         sampling_contract.check_views,
     ],
 )
-def test_the_contract_holds(arm: Arm, check: Any) -> None:
+def test_a_backend_holds_the_loader_contract(arm: Arm, check: Any) -> None:
     check(arm.build)
 
 
@@ -125,7 +125,7 @@ def test_without_shuffle_the_order_is_the_stored_one(arm: Arm) -> None:
     contract.check_without_shuffle_the_order_is_the_stored_one(arm.build, stored)
 
 
-def test_a_part_is_served_as_if_it_were_all(arm: Arm, samples: list[tuple[int, int]]) -> None:
+def test_a_subset_is_served_like_a_whole_split(arm: Arm, samples: list[tuple[int, int]]) -> None:
     contract.check_ranks_share_each_epoch(arm.build, [sample_id for sample_id, _ in samples])
     sampling_contract.check_a_part(arm.build, samples, full=arm.raw or arm.path.name == "shards")
 
@@ -140,7 +140,7 @@ def test_set_size_serves_the_next_epoch_in_another_size(arm: Arm) -> None:
 
 
 @pytest.mark.parametrize("cache", ["ram", "device"])
-def test_a_cache_changes_nothing_but_the_reading(arm: Arm, cache: str) -> None:
+def test_a_cache_changes_no_order_and_no_pixels(arm: Arm, cache: str) -> None:
     weights = np.arange(IMAGES) % 3 if cache == "ram" else None  # a third never comes
     contract.check_a_cache_changes_nothing_but_the_reading(partial(arm.build, weights=weights), cache)
     if cache == "ram" and not arm.raw:

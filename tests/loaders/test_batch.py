@@ -54,7 +54,7 @@ def by_accelerate(batch: Batch) -> Any:
         by_accelerate,
     ],
 )
-def test_what_copies_a_batch_keeps_all_of_it(through: Callable[[Batch], Batch]) -> None:
+def test_a_copied_batch_keeps_all_its_attributes(through: Callable[[Batch], Batch]) -> None:
     fields = {"name": ["a"] * 6, "place": torch.arange(12.0).reshape(6, 2), "tokens": [torch.ones(3)] * 6}
     batch = make(padding=torch.arange(6) > 3, fields=fields, other_views=[torch.zeros(6, 3, 4, 4)])
     other = through(batch)
@@ -68,7 +68,7 @@ def test_what_copies_a_batch_keeps_all_of_it(through: Callable[[Batch], Batch]) 
     assert torch.equal(other.fields["tokens"][5], fields["tokens"][5])
 
 
-def test_a_batch_made_anew_of_its_items_says_that_it_has_no_ids() -> None:
+def test_a_batch_rebuilt_from_its_items_has_no_ids() -> None:
     batch = make()
     for other in (type(batch)(list(batch)), type(batch)(*batch), default_collate([batch])):
         assert torch.equal(other.images.view(batch.images.shape), batch.images)

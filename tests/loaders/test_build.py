@@ -17,7 +17,7 @@ from tests.building import build_loader
 from tests.conftest import IMAGES
 
 
-def test_auto_needs_nothing_else_for_any_folder(
+def test_auto_backend_builds_without_dali_for_any_folder(
     raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "nvidia.dali", None)
@@ -44,7 +44,7 @@ BAD: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def test_a_bad_setting_names_itself_and_what_would_do(converted: dict[str, Path]) -> None:
+def test_a_bad_setting_is_named_with_what_to_give(converted: dict[str, Path]) -> None:
     for given in BAD:
         with pytest.raises(SettingError) as caught:
             build_loader(converted["shards"], **given)
@@ -58,7 +58,7 @@ INTEGERS = {
 }  # fmt: skip
 
 
-def test_integers_may_be_those_of_numpy_and_torch(converted: dict[str, Path]) -> None:
+def test_integer_settings_accept_numpy_and_torch_values(converted: dict[str, Path]) -> None:
     """And are Python's from there on: a state is JSON."""
     settings: dict[str, Any] = {"shuffle": "window", "augment": "train", **INTEGERS}
     with build_loader(converted["shards"], **settings) as loader:
@@ -77,7 +77,7 @@ def test_integers_may_be_those_of_numpy_and_torch(converted: dict[str, Path]) ->
                 build_loader(converted["shards"], **{**settings, name: wrong})
 
 
-def test_what_cannot_be_done_here_is_refused(
+def test_build_refuses_a_backend_order_or_device_it_cannot_use(
     raw_tree: Path, converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -100,7 +100,7 @@ def test_a_batch_may_be_larger_than_the_split(raw_tree: Path, converted: dict[st
         assert (len(loader), list(loader)) == (0, [])
 
 
-def test_what_is_no_state_of_this_loader_is_refused(converted: dict[str, Path]) -> None:
+def test_a_state_of_another_loader_is_refused(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], batch_size=16) as loader:
         changes: list[dict[str, Any]] = [
             {"epoch": None}, {"epoch": "x"}, {"served_batches": -3}, {"served_batches": 99}, {"seed": 7},

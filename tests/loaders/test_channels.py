@@ -108,7 +108,7 @@ def test_floats_are_normalised_by_channel(stored: Stored) -> None:
         assert all(np.allclose(floats[i], (plain[i] - mean) / std, atol=1e-4) for i in plain)
 
 
-def test_what_would_be_other_values_is_refused(stored: Stored) -> None:
+def test_dtype_or_jitter_that_does_not_fit_the_channels_is_refused(stored: Stored) -> None:
     colours = RandomAugmentation(brightness=0.1)
     settings: dict[str, Any] = {"dtype": "uint8"} if stored.deep else {"augment": colours}
     with pytest.raises(SettingError, match="uint16" if stored.deep else "for RGB"):

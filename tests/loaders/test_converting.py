@@ -68,7 +68,7 @@ def pictures(batches: Iterable[loaders.Batch]) -> dict[int, torch.Tensor]:
     return {int(i): image for batch in batches for i, image in zip(batch.ids, batch.images, strict=True)}
 
 
-def test_shards_take_the_place_of_the_tree_once_they_are_finished(
+def test_finished_shards_replace_the_tree_between_epochs(
     tree: Path, converted: dict[str, Path], folder: Path
 ) -> None:
     """Nothing else changes: batches, states, a part, and what `precache convert` would have written."""
@@ -100,9 +100,7 @@ def test_shards_take_the_place_of_the_tree_once_they_are_finished(
         loader.close()
 
 
-def test_a_function_returns_what_size_it_likes_of_the_tree_and_of_its_shards(
-    tree: Path, folder: Path
-) -> None:
+def test_an_augment_function_may_return_any_size_while_converting(tree: Path, folder: Path) -> None:
     def cut(images: torch.Tensor, ids: torch.Tensor, epoch: int) -> torch.Tensor:
         return images[:, :20, :20]
 
@@ -112,7 +110,7 @@ def test_a_function_returns_what_size_it_likes_of_the_tree_and_of_its_shards(
             wait_for(folder)
 
 
-def test_an_image_dataset_changes_over_in_the_workers_of_a_dataloader(tree: Path, folder: Path) -> None:
+def test_an_image_dataset_switches_to_shards_in_dataloader_workers(tree: Path, folder: Path) -> None:
     dataset = loaders.ImageDataset(tree, decode="tensor", precache=folder, recipe=RECIPE)
     dataset[0]  # so that workers are forked of a process that has looked
     labels = dataset.targets
@@ -142,7 +140,7 @@ with build(*map(Path, sys.argv[1:])) as loader:
 
 
 @pytest.mark.parametrize("how", ["killed", pytest.param("ended", marks=pytest.mark.slow)])
-def test_the_conversion_ends_with_the_training_and_goes_on_with_the_next(
+def test_the_conversion_ends_with_its_program_and_resumes_in_the_next(
     how: str, tree: Path, converted: dict[str, Path], folder: Path
 ) -> None:
     command = [sys.executable, "-c", PROGRAM, str(tree), str(folder)]
@@ -160,7 +158,7 @@ def test_the_conversion_ends_with_the_training_and_goes_on_with_the_next(
     assert contents(folder) == contents(converted["shards"])
 
 
-def test_a_folder_that_cannot_be_written_costs_a_warning(
+def test_an_unwritable_precache_folder_is_only_a_warning(
     tree: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What another run makes of it later is read nevertheless."""
@@ -182,7 +180,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     assert message.endswith(f"from {tree}")
 
 
-def test_a_picture_that_is_left_out_keeps_the_tree(
+def test_the_tree_is_read_on_if_a_picture_cannot_be_converted(
     tree: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     next(tree.rglob("*.jpg")).write_bytes(b"no picture")
@@ -196,7 +194,7 @@ def test_a_picture_that_is_left_out_keeps_the_tree(
         assert len(ids_of(loader)) == IMAGES - 1
 
 
-def test_the_shards_of_a_split_by_shares_take_the_place_of_its_pictures(tree: Path, folder: Path) -> None:
+def test_shards_replace_a_tree_that_is_split_by_shares(tree: Path, folder: Path) -> None:
     """Classes two folders deep; the recipe gets the splits, or has them."""
     deep = tree.parent / "deep"
     deep.mkdir()
@@ -215,7 +213,7 @@ def test_the_shards_of_a_split_by_shares_take_the_place_of_its_pictures(tree: Pa
             assert said(finished) == expected[0]
 
 
-def test_shards_of_another_recipe_or_folder_never_take_its_place(
+def test_shards_of_another_recipe_or_source_are_refused(
     tree: Path, converted: dict[str, Path], shaped: dict[str, Path], folder: Path
 ) -> None:
     grey = Recipe(format="shards", channels="grey")
@@ -255,7 +253,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_shards_of_what_the_tree_was_are_not_read_in_its_place(
+def test_shards_of_a_changed_tree_are_not_read(
     change: str, tree: Path, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     act, read = CHANGES[change]

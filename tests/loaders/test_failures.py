@@ -25,7 +25,7 @@ from tests.building import build_loader
 from tests.command import ROOT
 from tests.damage import edit_samples
 from tests.loader_contract import ids_of
-from tests.loaders.arms import OF_FILES, OF_SHARDS
+from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
 SHARD = "train-00003"
 DAMAGE: dict[str, Callable[[Path], Any]] = {
@@ -38,7 +38,7 @@ DAMAGE: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize(("backend", "kind"), [*OF_SHARDS, *OF_FILES])
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
 def test_a_damaged_shard_is_named(
     backend: str, kind: str, damage: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ def test_a_damaged_shard_is_named(
             assert str(bad) in str(caught.value)
 
 
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
 def test_labels_that_differ_from_the_index_are_refused(
     backend: str, kind: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -106,7 +106,7 @@ def interruption(line: int) -> Iterator[list[int]]:
         sys.settrace(None)
 
 
-def test_the_death_of_a_worker_is_one_error_wherever_the_caller_is(converted: dict[str, Path]) -> None:
+def test_a_dead_worker_is_one_error_at_any_line_of_the_loader(converted: dict[str, Path]) -> None:
     with build_loader(converted["shards"], batch_size=16) as loader:
         due = ids_of(loader)
         for line in count(2):  # before the first, it is the caller who is interrupted

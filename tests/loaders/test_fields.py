@@ -14,8 +14,8 @@ from precache import Recipe, convert, open_dataset
 from tests.building import build_loader
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
-from tests.loaders.arms import OF_SHARDS
-from tests.precache.sources.listed import CLASSES, FIELDS, SAMPLES, TARGETS, listed
+from tests.loaders.cases import CONVERTED_CASES
+from tests.precache.sources.examples import CLASSES, FIELDS, SAMPLES, TARGETS, example_source
 
 HOW: list[dict[str, Any]] = [{"cache": "ram"}, {"cache": "device"}, {"shuffle": False}]
 SIZE = 16
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     def make(target: str, name: str) -> Path:
         path = tmp_path_factory.mktemp("fields") / name
         recipe = Recipe(format=name, size=SIZE, fit="crop", shard_bytes=7 * SIZE * SIZE * 3)
-        convert(listed(target), path, recipe, workers=0)
+        convert(example_source(target), path, recipe, workers=0)
         return path
 
     return make
@@ -70,7 +70,7 @@ def build(path: Path, backend: str = "shards", **settings: Any) -> loaders.Loade
 
 
 @pytest.mark.parametrize("target", sorted(TARGETS))
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
 def test_every_sample_has_its_target_and_fields(
     target: str, backend: str, kind: str, folder: MakeFolder
 ) -> None:
@@ -89,8 +89,8 @@ def test_every_sample_has_its_target_and_fields(
                 check_served(loader, target)
 
 
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
-def test_a_sample_that_is_left_out_takes_its_fields_along(
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
+def test_fields_stay_aligned_when_a_sample_is_skipped(
     backend: str, kind: str, folder: MakeFolder, tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(folder("number", kind), tmp_path / kind))
@@ -99,7 +99,7 @@ def test_a_sample_that_is_left_out_takes_its_fields_along(
         assert sorted([*check_served(loader, "number"), damaged]) == list(range(SAMPLES))
 
 
-def test_what_is_served_is_the_callers(folder: MakeFolder) -> None:
+def test_writing_to_a_batch_changes_no_other_batch(folder: MakeFolder) -> None:
     """Written to, it changes neither the next epoch nor another batch."""
     with build(folder("number", "shards"), batch_size=SAMPLES, shuffle=False) as loader:
         first = next(iter(loader))

@@ -18,7 +18,7 @@ from precache.errors import PrecacheError
 from tests import forgery
 from tests.building import build_loader
 from tests.labelled_pictures import draw_trees
-from tests.precache.sources.listed import FIELDS, SAMPLES, listed
+from tests.precache.sources.examples import FIELDS, SAMPLES, example_source
 
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
     "manifest": forgery.forge_manifest,
@@ -44,9 +44,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         ("dali", "number", "keep"),
     ):
         recipe = make_recipe(name, fit)
-        convert(listed(target, fields, missing=(3,)), root / name, recipe, **kept)
+        convert(example_source(target, fields, missing=(3,)), root / name, recipe, **kept)
         if name != "dali":
-            convert(listed(target, fields, missing=(3, 8)), root / name, recipe, update=True, **kept)
+            convert(example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **kept)
         paths.append(root / name)
     trees = draw_trees(root)
     masked = SourceOptions(mask=str(trees.masks))
@@ -98,7 +98,7 @@ def update(path: Path) -> None:
     options = SourceOptions.from_json(manifest.source_options)
     if options.mask is not None:  # no list of pictures was its source
         return
-    source = listed(manifest.target, missing=(3, 4))
+    source = example_source(manifest.target, missing=(3, 4))
     convert(source, path, manifest.recipe, workers=0, max_rejects=1, update=True, options=options)
 
 
@@ -149,13 +149,13 @@ def check_cases(kind: str, originals: list[Path], folder: Path, count: int | Non
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_forgery_is_used_or_refused_by_its_path(
+def test_a_forged_dataset_is_used_or_its_path_is_named(
     kind: str, originals: list[Path], tmp_path: Path, little_memory: None
 ) -> None:
     check_cases(kind, originals, tmp_path, QUICK)
 
 
-def test_a_field_that_is_empty_everywhere_lies_about_its_sides_in_vain(
+def test_an_empty_field_with_forged_sides_is_used_or_refused(
     originals: list[Path], tmp_path: Path, little_memory: None
 ) -> None:
     for shape in ([0, 0], [0, 2**62], [0, 2**70], [0, 2**62, 2**62]):
@@ -167,13 +167,13 @@ def test_a_field_that_is_empty_everywhere_lies_about_its_sides_in_vain(
 @pytest.mark.timeout(3600)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_forgery_is_used_or_refused_by_its_path(
+def test_every_forged_dataset_is_used_or_its_path_is_named(
     kind: str, originals: list[Path], tmp_path: Path, little_memory: None
 ) -> None:
     check_cases(kind, originals, tmp_path, None)
 
 
-def test_what_is_forged_is_not_what_the_checks_refuse(originals: list[Path], tmp_path: Path) -> None:
+def test_an_honest_dataset_passes_every_use(originals: list[Path], tmp_path: Path) -> None:
     """Every use of an honest dataset is right."""
     for path in originals:
         assert check_case(path, lambda path: None, USES, tmp_path) == []

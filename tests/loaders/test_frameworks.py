@@ -39,7 +39,7 @@ def loader(path: Path) -> Iterator[Any]:
         yield built
 
 
-def test_a_loader_has_what_a_dataloader_has(loader: Any, path: Path) -> None:
+def test_a_loader_has_dataset_and_samplers_of_a_dataloader(loader: Any, path: Path) -> None:
     """Also a sampler, which says what comes."""
     assert len(loader.dataset) == len(loader.sampler) == IMAGES
     assert list(loader.dataset.class_to_idx) == list(loader.classes)
@@ -97,7 +97,7 @@ def accelerate() -> Any:
 
 
 @pytest.mark.parametrize("method", [False, True])
-def test_accelerate_prepares_a_loader_and_skips_batches_without_reading_them(
+def test_accelerate_prepares_a_loader_and_skips_its_batches(
     method: bool, accelerate: Any, loader: Any, path: Path
 ) -> None:
     epochs = epochs_of(path, 4)
@@ -114,7 +114,7 @@ def test_accelerate_prepares_a_loader_and_skips_batches_without_reading_them(
     assert [ids_of(prepared), ids_of(accelerate.skip_first_batches(loader, 1))] == [epochs[2], epochs[3][16:]]
 
 
-def test_batches_that_are_shared_out_a_second_time_are_refused_not_lost(accelerate: Any, path: Path) -> None:
+def test_dividing_batches_among_processes_again_is_refused(accelerate: Any, path: Path) -> None:
     for batch_size, rank in ((14, 0), (14, 1), (16, 0), (16, 1)):  # whole ones, and shorter last ones
         with build(path, batch_size=batch_size) as built:
             second = accelerate.data_loader.prepare_data_loader(built, num_processes=2, process_index=rank)

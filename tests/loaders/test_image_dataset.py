@@ -29,7 +29,7 @@ from precache.pictures import images
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
-from tests.precache.sources.listed import SAMPLES, TARGETS, listed
+from tests.precache.sources.examples import SAMPLES, TARGETS, example_source
 
 EACH_FORMAT = pytest.mark.parametrize("kind", FORMATS)
 PLACES = ["tree", *FORMATS]
@@ -105,9 +105,7 @@ def test_every_format_has_the_order_of_image_folder(seed: int, tmp_path: Path) -
         assert [number_of(halves[0][i][0]) for i in range(9)] == [number_of(part[i][0]) for i in range(9)]
 
 
-def test_a_tree_is_to_who_uses_it_what_image_folder_makes_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tree_looks_like_image_folder_to_its_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(12):
         folder = tmp_path / f"class {number % 3}"
         folder.mkdir(exist_ok=True)
@@ -132,7 +130,7 @@ def test_a_tree_is_to_who_uses_it_what_image_folder_makes_of_it(
         assert picture.tobytes() == expected.tobytes()
 
 
-def test_its_parameters_are_those_of_image_folder() -> None:
+def test_positional_parameters_are_those_of_image_folder() -> None:
     """By position, too; ours are by keyword."""
     ours, theirs = (
         [
@@ -238,7 +236,7 @@ def test_class_folders_are_found_in_the_folder_of_the_split(
         Listing(converted["shards"])
 
 
-def test_transforms_v2_wrap_it_as_they_wrap_imagefolder(converted: dict[str, Path]) -> None:
+def test_transforms_v2_wrap_an_image_dataset_like_image_folder(converted: dict[str, Path]) -> None:
     dataset = ImageDataset(converted["webdataset"])
     assert isinstance(dataset, ImageFolder)
     picture, label = wrap_dataset_for_transforms_v2(dataset)[3]
@@ -246,7 +244,7 @@ def test_transforms_v2_wrap_it_as_they_wrap_imagefolder(converted: dict[str, Pat
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_what_a_script_changes_counts_as_for_image_folder(
+def test_changes_by_scripts_work_as_with_image_folder(
     change: Callable[..., Any], places: dict[str, Path]
 ) -> None:
     theirs = change(ImageFolder, places["tree"])
@@ -262,7 +260,7 @@ def test_what_a_script_changes_counts_as_for_image_folder(
         assert [(number_of(picture), label) for picture, label in again] == expected
 
 
-def test_make_dataset_of_a_subclass_lists_a_tree_and_is_refused_elsewhere(places: dict[str, Path]) -> None:
+def test_an_overridden_make_dataset_lists_a_tree_only(places: dict[str, Path]) -> None:
     def make(directory: str, class_to_idx: dict[str, int], **rest: Any) -> list[tuple[str, int]]:
         assert {"extensions", "is_valid_file"} <= rest.keys()
         return [
@@ -279,9 +277,7 @@ def test_make_dataset_of_a_subclass_lists_a_tree_and_is_refused_elsewhere(places
             ours(places[kind])
 
 
-def test_a_loader_and_a_rule_of_the_caller_read_a_tree_and_nothing_else(
-    places: dict[str, Path], tmp_path: Path
-) -> None:
+def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], tmp_path: Path) -> None:
     """Hidden files and those that are no pictures are the rule's to choose, as by ImageFolder."""
     tree = Path(shutil.copytree(places["tree"], tmp_path / "tree"))
     for name in NAMES:
@@ -308,7 +304,7 @@ def test_a_loader_and_a_rule_of_the_caller_read_a_tree_and_nothing_else(
             ImageDataset(tree, **{name: str.isalpha}, precache=tmp_path / "out")
 
 
-def test_a_rule_of_the_caller_lists_the_split_that_is_asked_for(tmp_path: Path) -> None:
+def test_is_valid_file_lists_the_chosen_split(tmp_path: Path) -> None:
     for number, split in enumerate(("train", "val")):
         for name in ("cat", "dog"):
             draw(tmp_path / split / name / "1.png", number)
@@ -348,7 +344,7 @@ MISSING = [of_nothing, of_an_empty_folder, of_no_class, of_no_picture, of_a_clas
 
 @pytest.mark.parametrize("rule", [None, lambda path: path.endswith(".png")], ids=["pictures", "rule"])
 @pytest.mark.parametrize("make", MISSING, ids=lambda make: make.__name__)
-def test_where_nothing_is_the_errors_are_those_of_image_folder(
+def test_missing_pictures_raise_the_errors_of_image_folder(
     make: Callable[[Path], None], rule: Any, tmp_path: Path
 ) -> None:
     """FileNotFoundError, and RuntimeError as of older ones; also ours, and with the path."""
@@ -367,7 +363,7 @@ def test_where_nothing_is_the_errors_are_those_of_image_folder(
         assert len(ours) == len(theirs)
 
 
-def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
+def test_a_class_without_pictures_in_this_split_is_not_empty(tmp_path: Path) -> None:
     """Labels are those of the whole tree, whatever a split has of them."""
     for file in ("train/cat/1.png", "train/dog/1.png", "val/dog/1.png"):
         draw(tmp_path / file, 1)
@@ -377,7 +373,7 @@ def test_a_class_of_another_split_is_not_empty(tmp_path: Path) -> None:
         ImageDataset(tmp_path)
 
 
-def test_a_script_joins_root_and_split_of_what_is_read(tmp_path: Path) -> None:
+def test_a_root_may_be_joined_with_the_split(tmp_path: Path) -> None:
     """The usual scripts join the path: `os.path.join(args.data, "train")`, over a converted folder, too."""
     for number in range(9):
         draw(tmp_path / f"tree/{'train' if number % 3 else 'val'}/{'ab'[number % 2]}/{number}.png", number)
@@ -395,7 +391,7 @@ def test_a_script_joins_root_and_split_of_what_is_read(tmp_path: Path) -> None:
         build_loader(root / "train")
 
 
-def test_a_file_that_is_gone_or_broken_is_an_error_as_of_image_folder(tmp_path: Path) -> None:
+def test_a_lost_or_broken_file_raises_errors_of_image_folder(tmp_path: Path) -> None:
     """Scripts leave such samples out by what is raised; and it still names the file."""
     for number in range(3):
         draw(tmp_path / f"cat/{number}.png", number)
@@ -417,7 +413,7 @@ def test_a_file_that_is_gone_or_broken_is_an_error_as_of_image_folder(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_indices_and_samplers_are_those_of_a_list(kind: str, places: dict[str, Path]) -> None:
+def test_an_image_dataset_is_indexed_like_a_list(kind: str, places: dict[str, Path]) -> None:
     dataset = ImageDataset(places[kind])
     last = len(dataset) - 1
     for index in (last, -1, np.int64(last), np.uint8(last), torch.tensor(last)):
@@ -437,14 +433,14 @@ def test_indices_and_samplers_are_those_of_a_list(kind: str, places: dict[str, P
 
 
 @pytest.mark.parametrize("kind", PLACES)
-def test_a_picture_of_a_path_that_is_not_there_is_refused(kind: str, places: dict[str, Path]) -> None:
+def test_a_missing_path_in_samples_is_named(kind: str, places: dict[str, Path]) -> None:
     dataset = ImageDataset(places[kind])
     dataset.samples.append(("nowhere/1.png", 3))
     with pytest.raises(FileNotFoundError, match=r"nowhere/1\.png"):
         dataset[-1]
 
 
-def test_names_of_other_datasets_are_refused_with_ours(raw_tree: Path) -> None:
+def test_settings_of_other_datasets_name_the_one_to_give(raw_tree: Path) -> None:
     for name, ours in {
         "path": "root",
         "train": "split",
@@ -461,7 +457,7 @@ STORED = [*FORMATS, *(f"grey-{kind}" for kind in FORMATS)]
 
 
 @pytest.mark.parametrize("kind", STORED)
-def test_samples_are_those_that_a_loader_serves(
+def test_samples_equal_those_that_a_loader_serves(
     kind: str, converted: dict[str, Path], shaped: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the system gives what is asked for in pieces, as a network's file system may."""
@@ -490,7 +486,7 @@ def test_samples_are_those_that_a_loader_serves(
 @pytest.mark.parametrize("target", TARGETS)
 def test_labels_of_every_kind_are_those_of_a_batch(target: str, tmp_path: Path) -> None:
     """Also once `samples` has been asked for, which has them as they were given."""
-    convert(listed(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
+    convert(example_source(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
     with build_loader(tmp_path / "out", workers=1, batch_size=SAMPLES) as loader:
         (batch,) = loader
     labels = dict(zip(batch.ids.tolist(), batch.labels, strict=True))
@@ -530,7 +526,7 @@ def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: 
 
 
 @EACH_FORMAT
-def test_what_is_damaged_is_named_also_in_a_worker(
+def test_a_damaged_sample_or_shard_is_named_also_in_a_worker(
     kind: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     """A sample alone, or the shard that is short or gone."""

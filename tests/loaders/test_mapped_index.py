@@ -21,7 +21,7 @@ from precache.dataset.manifest import write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError
 from tests.conftest import small_recipe
-from tests.precache.sources.listed import listed
+from tests.precache.sources.examples import example_source
 
 SAMPLES, SHARDS = 2_000_000, 2_000
 
@@ -56,7 +56,7 @@ def large(converted: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
-def test_two_million_samples_cost_a_few_numbers_a_shard(large: Path) -> None:
+def test_opening_two_million_samples_takes_little_memory(large: Path) -> None:
     """To open them and for the first batch; and 8 bytes each in another order."""
     positions = np.random.default_rng(0).integers(0, SAMPLES, 64)
     tracemalloc.start()
@@ -82,7 +82,7 @@ def rows_in_another_process(data: SplitData, positions: Any, answers: Any) -> No
     answers.put((data.ids[positions].tolist(), data.labels[positions].tolist()))
 
 
-def test_a_process_that_gets_a_split_maps_its_index_itself(large: Path) -> None:
+def test_an_unpickled_split_maps_its_index_itself(large: Path) -> None:
     data = open_split(large, "train")
     positions = np.array([5, SAMPLES - 1, 0])
     expected = data.ids[positions].tolist(), data.labels[positions].tolist()
@@ -95,7 +95,7 @@ def test_a_process_that_gets_a_split_maps_its_index_itself(large: Path) -> None:
     process.join()
 
 
-def test_an_index_that_is_replaced_stays_mapped_as_it_was(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_a_replaced_index_stays_mapped_as_it_was(converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     data = open_split(path, "train")
     (path / "other").write_bytes(bytes(open_dataset(path).manifest.index.bytes))
@@ -109,7 +109,7 @@ def test_an_index_that_is_replaced_stays_mapped_as_it_was(converted: dict[str, P
         open_split(path, "train")
 
 
-def test_a_truncated_index_is_an_error_that_names_it(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_a_truncated_index_is_named(converted: dict[str, Path], tmp_path: Path) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "copy"))
     content = (path / index_name()).read_bytes()
     for length in (0, 7, 8, len(content) // 2, len(content) - 1):
@@ -119,20 +119,20 @@ def test_a_truncated_index_is_an_error_that_names_it(converted: dict[str, Path],
 
 
 @pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
-def test_a_split_whose_shards_lie_apart_has_its_rows_of_every_column(target: str, tmp_path: Path) -> None:
+def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: Path) -> None:
     """After updates the shards of a split are no range any more."""
     recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
     how = {"workers": 0, "max_rejects": 1}
-    convert(listed(target, missing=range(3, 11)), tmp_path / "out", recipe, **how)
+    convert(example_source(target, missing=range(3, 11)), tmp_path / "out", recipe, **how)
     for missing in ((3, 5), (8,)):
-        convert(listed(target, missing=missing), tmp_path / "out", recipe, update=True, **how)
+        convert(example_source(target, missing=missing), tmp_path / "out", recipe, update=True, **how)
     dataset = open_dataset(tmp_path / "out")
     table = dataset.manifest.shards
     whole = dataset.read_index(removed=True)
     for split in ("train", "val"):
-        assert not isinstance(table.rows_of(split), range)
+        assert not isinstance(table.rows_of_split(split), range)
         data, index = open_split(tmp_path / "out", split), dataset.read_index(split)
-        rows = np.flatnonzero(np.repeat(table.of_split(split), table.samples) & whole.served)
+        rows = np.flatnonzero(np.repeat(table.split_mask(split), table.samples) & whole.served)
         for name in whole.names:
             expected = whole[name].select(rows).content()
             assert data.index[name].content() == index[name].content() == expected

@@ -20,9 +20,9 @@ from precache.sources import SourceOptions
 from tests import loader_contract as contract
 from tests.building import build_loader
 from tests.labelled_pictures import BOXES, PICTURES, STEP, check_labels, draw_box_picture, draw_trees
-from tests.loaders.arms import OF_SHARDS, with_marks
-from tests.precache.pictures.drawing import encoded
-from tests.precache.sources.listed import listed_pictures
+from tests.loaders.cases import CONVERTED_CASES, backend_params
+from tests.precache.pictures.drawing import encode_image
+from tests.precache.sources.examples import source_of_pictures
 
 AUGMENTATIONS: dict[str, Any] = {
     "None": None,
@@ -63,7 +63,7 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     drawn = [*map(draw_box_picture, range(PICTURES)), Image.new("RGB", (50, 50))]
     boxes = [*([list(BOXES[number % len(BOXES)]), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
     kinds = [list(range(len(row))) for row in boxes]
-    source = listed_pictures(tuple(map(encoded, drawn)), "none", None, {"box": boxes, "kind": kinds})
+    source = source_of_pictures(tuple(map(encode_image, drawn)), "none", None, {"box": boxes, "kind": kinds})
     return maker(tmp_path_factory.mktemp("boxed"), source, SourceOptions(boxes="box"))
 
 
@@ -76,7 +76,7 @@ def build(path: Path, backend: str = "shards", **settings: Any) -> loaders.Loade
 
 
 @pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
 def test_a_mask_is_cropped_resized_and_mirrored_as_its_picture(
     backend: str, kind: str, augment: str, masked: MakeFolder, device: str
 ) -> None:
@@ -130,10 +130,8 @@ def spoil_a_mask(path: Path) -> int:
     return sample.id
 
 
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
-def test_a_mask_that_changed_on_disk_is_not_served(
-    backend: str, kind: str, masked: MakeFolder, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
+def test_a_changed_mask_is_not_served(backend: str, kind: str, masked: MakeFolder, tmp_path: Path) -> None:
     """Nor its picture."""
     path = Path(shutil.copytree(masked(kind), tmp_path / "out"))
     damaged = spoil_a_mask(path)
@@ -156,7 +154,7 @@ def test_a_mask_that_changed_on_disk_is_not_served(
 @pytest.mark.parametrize("augment", sorted(AUGMENTATIONS))
 @pytest.mark.parametrize(
     ("backend", "kind", "fit"),
-    with_marks(
+    backend_params(
         *(("shards", "shards", fit) for fit in FITS),
         *((backend, backend, "crop") for backend in ("webdataset", "dali")),
     ),
@@ -189,7 +187,7 @@ def check_boxes(path: Path, backend: str, size: int, augment: Any, device: str) 
 
 
 @pytest.mark.parametrize("what", ["masked", "boxed"])
-def test_masks_and_boxes_of_floats_are_those_of_integers(what: str, request: pytest.FixtureRequest) -> None:
+def test_masks_and_boxes_do_not_depend_on_dtype(what: str, request: pytest.FixtureRequest) -> None:
     path = request.getfixturevalue(what)("shards")
     contract.check_floats_are_normalised(partial(build, path, size=STORED, crop_ratio=1.0))
 

@@ -61,7 +61,7 @@ def pairs(batches: Any) -> list[tuple[int, int]]:
     ]
 
 
-def test_every_batch_has_its_shares_and_the_first_is_served_once_an_epoch(build: contract.Build) -> None:
+def test_every_batch_holds_the_shares_of_its_datasets(build: contract.Build) -> None:
     with build() as loader:
         assert loader.samples == IMAGES + round(IMAGES / 3)
         served = []
@@ -104,7 +104,7 @@ def test_pictures_and_labels_are_those_of_their_dataset(build: contract.Build, p
             assert all(torch.equal(v[row], e) for v, e in zip(batch.views, views, strict=True))
 
 
-def test_the_contract_of_any_loader_holds(build: contract.Build) -> None:
+def test_a_mixture_holds_the_loader_contract(build: contract.Build) -> None:
     """Beside what the state machine does with a mixture, without shares."""
     contract.check_order_depends_on_seed_and_epoch_alone(build)
     contract.check_resume(build)
@@ -118,7 +118,7 @@ def test_the_contract_of_any_loader_holds(build: contract.Build) -> None:
         loader.close()
 
 
-def test_a_damaged_sample_is_left_out_with_its_neighbours_in_their_places(
+def test_skipping_a_sample_keeps_the_order_of_the_mixture(
     converted: dict[str, Path], other: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(other["shards"], tmp_path / "damaged"))
@@ -135,7 +135,9 @@ def test_a_damaged_sample_is_left_out_with_its_neighbours_in_their_places(
                 assert torch.equal(getattr(batch, name), getattr(expected, name)[kept])
 
 
-def test_what_cannot_be_mixed_is_refused(converted: dict[str, Path], other: dict[str, Path]) -> None:
+def test_wrong_shares_or_settings_of_a_mixture_are_refused(
+    converted: dict[str, Path], other: dict[str, Path]
+) -> None:
     both = [converted["shards"], other["shards"]]
     refusals: list[tuple[dict[str, Any], str]] = [
         *(({"shares": shares}, "shares must be 2 numbers above 0") for shares in ((1, 2, 3), (1, 0), 0.5)),

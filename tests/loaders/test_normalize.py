@@ -44,7 +44,7 @@ def test_every_split_is_normalised_as_the_training_split(
 
 
 @pytest.mark.parametrize("kind", ["raw", "shards", "webdataset"])
-def test_a_model_takes_what_is_served_by_default(
+def test_default_batches_are_normalised_for_a_model(
     kind: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     path = {"raw": raw_tree, **converted}[kind]
@@ -57,7 +57,7 @@ def test_a_model_takes_what_is_served_by_default(
 
 
 @pytest.mark.parametrize("default", [torch.float64, "meta"], ids=str)
-def test_what_is_torchs_default_changes_no_value(
+def test_torchs_default_dtype_and_device_change_no_value(
     converted: dict[str, Path], default: torch.dtype | str
 ) -> None:
     """Large models are built under another dtype or device. A function does what a GPU's arithmetic is."""
@@ -85,13 +85,13 @@ def test_what_is_torchs_default_changes_no_value(
 
 
 @pytest.mark.parametrize("normalize", ["imagnet", (MEAN,), (MEAN, (0.0, 1.0, 1.0)), (("a", "b", "c"), STD)])
-def test_a_wrong_setting_says_what_would_do(converted: dict[str, Path], normalize: Any) -> None:
+def test_a_wrong_normalize_lists_what_to_give(converted: dict[str, Path], normalize: Any) -> None:
     with pytest.raises(SettingError, match=r"normalize.*('imagenet', 'dataset'|dataset, imagenet)"):
         build_loader(converted["shards"], normalize=normalize)
 
 
 @pytest.mark.parametrize("normalize", ["dataset", (MEAN, STD), np.array([MEAN, STD])])
-def test_integers_that_are_to_be_normalised_are_refused(converted: dict[str, Path], normalize: Any) -> None:
+def test_normalising_integers_is_refused(converted: dict[str, Path], normalize: Any) -> None:
     with pytest.raises(SettingError, match="uint8"):
         build_loader(converted["shards"], dtype="uint8", normalize=normalize)
     build_loader(converted["shards"], dtype="uint8", normalize=None).close()

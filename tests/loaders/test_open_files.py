@@ -22,7 +22,7 @@ from tests.building import build_loader
 from tests.cloud.uploading import upload
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import ids_of
-from tests.loaders.arms import OF_FILES, OF_SHARDS
+from tests.loaders.cases import CONVERTED_CASES, TREE_CASES
 
 EVERY = [*range(IMAGES)]
 SHUFFLES: tuple[Any, ...] = (True, "window", False)
@@ -56,8 +56,8 @@ def scattered(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize(("backend", "kind"), [*OF_SHARDS, *OF_FILES])
-def test_files_are_few_whatever_the_number_of_shards(
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
+def test_open_files_do_not_grow_with_the_number_of_shards(
     backend: str, kind: str, shuffle: Any, scattered: dict[str, Path]
 ) -> None:
     """A validation runs in the midst of a training, with a batch of all."""
@@ -74,12 +74,14 @@ def test_files_are_few_whatever_the_number_of_shards(
 @pytest.mark.parametrize(
     "settings", [{"cache": "ram"}, {"memory_bytes": 1 << 30, "shuffle": "window"}], ids=str
 )
-def test_files_are_few_whatever_is_kept(settings: dict[str, Any], scattered: dict[str, Path]) -> None:
+def test_open_files_stay_few_with_a_cache_or_memory_bytes(
+    settings: dict[str, Any], scattered: dict[str, Path]
+) -> None:
     with free_files(30), build_loader(scattered["shards"], size=16, **settings) as loader:
         assert sorted(ids_of(loader)) == sorted(ids_of(loader)) == EVERY
 
 
-def test_files_are_few_of_a_mixture_and_of_samples_alone(scattered: dict[str, Path]) -> None:
+def test_open_files_stay_few_in_a_mixture_and_an_image_dataset(scattered: dict[str, Path]) -> None:
     dataset = loaders.ImageDataset(scattered["shards"], decode="tensor")
     with free_files(60), build_loader([scattered[name] for name in FORMATS], size=16) as mixture:
         assert sorted(ids_of(mixture)) == sorted(EVERY * len(FORMATS))
@@ -90,7 +92,7 @@ def test_files_are_few_of_a_mixture_and_of_samples_alone(scattered: dict[str, Pa
     ("kind", "shuffle"),
     [("shards", "full"), ("shards", "window"), ("shards", False), ("webdataset", "window")],
 )
-def test_files_are_few_of_a_url(
+def test_open_files_stay_few_at_a_url(
     kind: str,
     shuffle: Any,
     scattered: dict[str, Path],
@@ -106,8 +108,8 @@ def test_files_are_few_of_a_url(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # torch's own iterator
 @pytest.mark.parametrize("when", ["before", "midway"])
-@pytest.mark.parametrize(("backend", "kind"), [*OF_SHARDS, *OF_FILES])
-def test_no_room_for_a_file_is_said_and_costs_nothing(
+@pytest.mark.parametrize(("backend", "kind"), [*CONVERTED_CASES, *TREE_CASES])
+def test_too_many_open_files_are_an_error_that_loses_no_sample(
     backend: str, kind: str, when: str, scattered: dict[str, Path]
 ) -> None:
     """Nothing is wrong with the dataset: once others have closed their files, all of it is served."""

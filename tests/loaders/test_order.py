@@ -36,7 +36,7 @@ def served(epochs: Epochs, epoch: int = 0, **settings: Any) -> np.ndarray:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_orders_are_permutations_and_pure(kind: str) -> None:
+def test_orders_are_reproducible_permutations(kind: str) -> None:
     epochs = [served(make_epochs(kind), epoch) for epoch in range(3)]
     assert all(np.array_equal(np.sort(epoch), np.arange(1000)) for epoch in epochs)
     assert np.array_equal(served(make_epochs(kind), 2, batch_size=7), epochs[2])
@@ -48,7 +48,7 @@ def test_orders_are_permutations_and_pure(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_batch_is_had_without_those_before_it(kind: str) -> None:
+def test_any_batch_is_computed_without_those_before_it(kind: str) -> None:
     order = make_order(make_epochs(kind, (400,) * 1000), batch_size=64)
     whole = list(order.batches(1))
     assert len(whole) == len(order) == 6250
@@ -57,7 +57,7 @@ def test_any_batch_is_had_without_those_before_it(kind: str) -> None:
 
 
 @pytest.mark.parametrize("window", [1, 4, 100])
-def test_a_window_touches_no_more_than_its_shards(window: int) -> None:
+def test_a_window_reads_only_its_own_shards(window: int) -> None:
     shard_of = np.repeat(np.arange(len(SHARDS)), SHARDS)[served(make_epochs("window", window_shards=window))]
     place = 0
     while place < len(shard_of):
@@ -91,7 +91,7 @@ def test_shuffled_orders_mix_as_a_true_permutation_does(samples: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1000, 100_000])
-def test_a_part_is_served_in_the_order_that_it_has_among_all(count: int) -> None:
+def test_a_subset_keeps_the_order_of_the_whole_split(count: int) -> None:
     """So a rejected sample does not change the order of the others."""
     among_all = served(make_epochs("full", (count,)), 2)
     some = np.flatnonzero(np.random.default_rng(0).random(count) < 0.3)
@@ -152,7 +152,7 @@ def test_ranks_share_an_epoch(
 
 
 @pytest.mark.parametrize("kind", ["window", "none"])
-def test_nodes_of_a_small_set_have_one_shard_in_common_at_most(kind: str) -> None:
+def test_two_nodes_share_at_most_one_shard(kind: str) -> None:
     epochs = make_epochs(kind, (100,) * 14)
     readers: dict[int, set[int]] = {}
     for rank in range(8):
@@ -165,7 +165,7 @@ def test_nodes_of_a_small_set_have_one_shard_in_common_at_most(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "mixture"])
-def test_the_first_batch_of_a_billion_samples_is_there_at_once(kind: str) -> None:
+def test_a_batch_of_a_billion_samples_takes_under_a_second(kind: str) -> None:
     shards = np.full(600_000, 1666)
     shards[:400_000] += 1
     epochs: Epochs | MixedEpochs
@@ -191,7 +191,7 @@ def test_the_first_batch_of_a_billion_samples_is_there_at_once(kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_mixture_is_what_its_parts_make_listed(kind: str) -> None:
+def test_a_mixture_equals_its_parts_sorted_by_time(kind: str) -> None:
     """Place by place, against all of an epoch sorted by time."""
     counts = (1000, 900, 37)
     parts = tuple(make_epochs(kind, sizes) for sizes in (SHARDS, (40, 13, 27), (50, 50)))
@@ -199,7 +199,7 @@ def test_a_mixture_is_what_its_parts_make_listed(kind: str) -> None:
         listed = []
         for part, count in zip(parts, counts, strict=True):
             first, last = epoch * count // part.samples, (epoch * count + count - 1) // part.samples
-            epochs = [part.look_up(e)(np.arange(part.samples)) for e in range(first, last + 1)]
+            epochs = [part.order(e)(np.arange(part.samples)) for e in range(first, last + 1)]
             listed.append(np.concatenate(epochs)[epoch * count % part.samples :][:count])
         times = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
         offsets = np.repeat([0, 1000, 1080], counts)
@@ -215,7 +215,7 @@ def test_a_mixture_is_what_its_parts_make_listed(kind: str) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 255, 256, 257, 1000, 65_537, 1 << 17, (1 << 17) + 1, 300_000])
-def test_each_sample_comes_once_and_its_place_can_be_asked(count: int) -> None:
+def test_a_keyed_permutation_can_be_inverted(count: int) -> None:
     places = np.arange(count)
     permutation = KeyedPermutation(count, (3, 1, 4))
     positions = permutation.at(places)
@@ -227,7 +227,7 @@ def test_each_sample_comes_once_and_its_place_can_be_asked(count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [10**9, (1 << 30) + 1, 10**12, 1 << 40])
-def test_places_of_any_number_of_samples_can_be_asked(count: int) -> None:
+def test_a_huge_permutation_can_be_inverted(count: int) -> None:
     places = np.random.default_rng(0).integers(0, count, 50_000)
     permutation = KeyedPermutation(count, (0, 0, 1))
     positions = permutation.at(places)
@@ -242,7 +242,7 @@ def test_a_permutation_is_the_same_on_every_machine() -> None:
     assert of_many.tolist() == [508507684, 837948263, 580567251]
 
 
-def test_a_permutation_mixes_as_lots_do() -> None:
+def test_a_permutation_is_statistically_uniform() -> None:
     """By chi-squared statistics, less than five standard deviations off: four rounds are off by 9.
 
     Each sample comes anywhere as often; what comes side by side lies as far apart; places that differ in one

@@ -11,7 +11,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from loaders import augment
-from loaders.augment import RandomAugmentation, augment_batch, crop_and_resize, shown_boxes
+from loaders.augment import RandomAugmentation, augment_batch, centre_boxes, crop_and_resize
 from precache import Recipe, convert
 from precache.pictures.jpeg import psnr
 from tests import pixel_contract as contract
@@ -130,26 +130,26 @@ def test_a_device_resizes_as_pillow_does(side: int) -> None:
 
 
 @pytest.mark.parametrize("size", [8, 13, (9, 40), (30, 5)])
-def test_a_device_cuts_out_what_the_cpu_does(size: tuple[int, int] | int) -> None:
+def test_a_device_crops_the_same_pixels_as_the_cpu(size: tuple[int, int] | int) -> None:
     """Crops that are not resized: to the byte, with black around where less is stored."""
     stored, ids, crop = (10, 12), np.arange(20), RandomAugmentation(scale=None)
     pictures = np.random.default_rng(0).integers(0, 256, (len(ids), *stored, 3), np.uint8)
     found = augment_batch(crop, 3, size, torch.from_numpy(pictures), torch.from_numpy(ids), 1)
     expected = np.empty(found.shape, np.uint8)
     for picture, box, mirrored, out in zip(
-        pictures, *augment.Crops(stored, size, crop, 3).of(1, ids), expected, strict=True
+        pictures, *augment.Crops(stored, size, crop, 3).boxes_and_flips(1, ids), expected, strict=True
     ):
-        augment.place_all([picture], [box.tolist()], [bool(mirrored)], [out])
+        augment.crop_into([picture], [box.tolist()], [bool(mirrored)], [out])
     assert np.array_equal(found.numpy(), expected)
 
 
 @pytest.mark.parametrize("size", [32, 64, 224])
-def test_the_middle_is_torchvisions_of_any_shape(size: int) -> None:
+def test_centre_boxes_equal_torchvisions_for_any_shape(size: int) -> None:
     """Of 1 pixel, of 1:100, and all between: the box that `Resize` and `CenterCrop` show."""
     rng = np.random.default_rng(0)
     shapes = np.concatenate((rng.integers(1, 700, (200, 2)), [(1, 1), (3, 300), (300, 3), (256, 256)]))
     recipe = v2.Compose([v2.Resize(round(size / 0.875)), v2.CenterCrop(size)])
-    for (height, width), box in zip(shapes.tolist(), shown_boxes(shapes, size, 0.875), strict=True):
+    for (height, width), box in zip(shapes.tolist(), centre_boxes(shapes, size, 0.875), strict=True):
         if max(height, width) * size / min(height, width) > 20_000:
             continue  # torchvision would make a picture of millions of pixels
         ramps = np.stack(np.meshgrid(np.arange(width), np.arange(height))).astype(np.float32)

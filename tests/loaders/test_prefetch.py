@@ -11,7 +11,7 @@ from operator import length_hint
 
 import pytest
 
-from loaders.deliver import Pool, Prefetch
+from loaders.threads import Pool, Prefetch
 
 
 def wait_until(condition: object, timeout_s: float = 10.0) -> None:
@@ -21,7 +21,7 @@ def wait_until(condition: object, timeout_s: float = 10.0) -> None:
     assert condition()  # type: ignore[operator]
 
 
-def test_order_is_kept_and_it_runs_ahead_by_depth_and_no_further() -> None:
+def test_prefetch_keeps_the_order_and_its_depth() -> None:
     assert list(Prefetch(iter(range(100)), 3)) == list(range(100))
     coming = iter(range(100))
     ahead = Prefetch(coming, 3)
@@ -32,7 +32,7 @@ def test_order_is_kept_and_it_runs_ahead_by_depth_and_no_further() -> None:
     ahead.close()
 
 
-def test_ctrl_c_ends_the_wait_for_a_thread_which_ends_by_itself() -> None:
+def test_ctrl_c_ends_the_wait_for_a_reading_thread() -> None:
     reads_on = threading.Event()
 
     def source() -> Iterator[int]:
@@ -57,7 +57,7 @@ def test_ctrl_c_ends_the_wait_for_a_thread_which_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize("where", ["own", "helper"])
-def test_an_iterator_that_its_own_threads_collect_ends_them(where: str) -> None:
+def test_a_prefetch_collected_in_its_own_thread_ends(where: str) -> None:
     """A cycle is collected by whichever thread happens to; none may wait for itself."""
     dropped, collected = threading.Event(), threading.Event()
 

@@ -16,14 +16,14 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.command import ROOT
 from tests.loader_contract import ids_of
-from tests.loaders.arms import MAIN
+from tests.loaders.cases import MAIN_CASES
 
 # Imports once and forks for each run, which then ends as a program does that was started by itself. The
 # augmentation is inside torch whenever the program ends.
 ENDING = """
 import gc, itertools, json, os, sys, tempfile, threading, time
 import loaders
-from loaders import deliver
+from loaders import threads
 from loaders.read import decoding
 import precache.formats
 import torch
@@ -48,7 +48,7 @@ def hang():
             os.read(never, 1)
         return read(*arguments)
 
-    decoding.read, deliver._READERS_S = read_or_hang, 0.3
+    decoding.read, threads._READERS_S = read_or_hang, 0.3
     return hanging
 
 
@@ -130,7 +130,7 @@ QUICK = {"dali": ["kept", "forked"], "pytorch": [*FEW, "hung"]}
 def arms(raw_tree: Path, converted: dict[str, Path]) -> list[tuple[str, str]]:
     """(backend, path) of each that can run here."""
     folders = {"raw": raw_tree, **converted}
-    here = [arm.values for arm in MAIN if not any(mark.args[0] for mark in arm.marks)]
+    here = [arm.values for arm in MAIN_CASES if not any(mark.args[0] for mark in arm.marks)]
     return [(backend, str(folders[kind])) for backend, kind in here]
 
 
@@ -195,8 +195,8 @@ def test_workers_end_with_a_program_that_is_stopped(
     assert psutil.wait_procs(children, timeout=15)[1] == []
 
 
-@pytest.mark.parametrize(("backend", "kind"), MAIN[:2])
-def test_a_forked_process_builds_its_own_loader_and_leaves_the_parents_alone(
+@pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[:2])
+def test_a_forked_process_needs_a_loader_of_its_own(
     backend: str, kind: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     path = {"raw": raw_tree, **converted}[kind]

@@ -80,7 +80,7 @@ def test_each_node_reads_shards_of_its_own(converted: dict[str, Path], shuffle: 
 
 
 @pytest.mark.parametrize("name", ["LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "LOCAL_RANK"])
-def test_what_is_no_number_of_ranks_is_as_if_unset_or_named(
+def test_launcher_variables_are_ignored_if_empty_and_named_if_wrong(
     name: str,
     raw_tree: Path,
     converted: dict[str, Path],

@@ -38,7 +38,7 @@ def same(ours: Any, theirs: Any) -> bool:
 
 
 @pytest.mark.parametrize("kind", [pytest.param("raw", marks=pytest.mark.slow), "shards"])
-def test_what_is_damaged_or_gone_is_named_or_left_out_as_by_a_local_reader(
+def test_ray_handles_damaged_and_missing_files_like_a_local_reader(
     kind: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path, on_ray: dict[str, Any]
 ) -> None:
     path = Path(shutil.copytree(raw_tree if kind == "raw" else converted[kind], tmp_path / "copy"))
@@ -69,7 +69,7 @@ def test_what_is_damaged_or_gone_is_named_or_left_out_as_by_a_local_reader(
     assert len(ids_of(served[0])) == 69
 
 
-def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(
+def test_a_dead_ray_worker_loses_and_repeats_no_sample(
     raw_tree: Path, tmp_path: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def dies_once(job: list[Any], request: Request) -> Any:
@@ -85,7 +85,7 @@ def test_a_worker_that_dies_loses_nothing_and_repeats_nothing(
     assert (tmp_path / "died").exists()
 
 
-def test_a_node_of_other_versions_is_refused_by_name(
+def test_a_node_with_other_versions_is_named(
     raw_tree: Path, on_ray: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def with_another(job: list[Any], request: Request) -> Any:
@@ -98,7 +98,7 @@ def test_a_node_of_other_versions_is_refused_by_name(
 
 
 @pytest.mark.parametrize("there", ["raw", "webdataset", "none"])
-def test_a_node_that_sees_something_else_is_refused_by_name(
+def test_a_node_that_sees_other_data_is_named(
     there: str,
     raw_tree: Path,
     converted: dict[str, Path],
@@ -190,7 +190,7 @@ def test_workers_of_ray_train_share_an_epoch(raw_tree: Path, tmp_path: Path, ray
 
 
 @pytest.mark.slow
-def test_a_node_that_goes_loses_nothing_and_repeats_nothing(
+def test_a_lost_node_loses_and_repeats_no_sample(
     raw_tree: Path, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First one of two; then the last one, which is an error."""

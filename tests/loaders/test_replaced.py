@@ -19,7 +19,7 @@ from precache.formats import FORMATS
 from tests.building import build_loader
 from tests.conftest import small_recipe
 from tests.loader_contract import check_another_dataset_in_its_place_is_never_served, ids_of
-from tests.loaders.arms import with_marks
+from tests.loaders.cases import backend_params
 
 PICTURES = 48
 
@@ -137,7 +137,7 @@ READERS = [
     pytest.param("webdataset", "webdataset", False, id="webdataset-False"),
     *(
         pytest.param(*arm.values, "window", id=arm.id, marks=arm.marks)
-        for arm in with_marks(("dali", "dali"))
+        for arm in backend_params(("dali", "dali"))
     ),
 ]
 
@@ -156,7 +156,7 @@ def test_another_dataset_is_never_served(backend: str, place: Place, change: str
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("place", FORMATS, indirect=True)
-def test_a_map_style_dataset_never_shows_another(place: Place, change: str) -> None:
+def test_an_image_dataset_never_reads_a_replaced_dataset(place: Place, change: str) -> None:
     dataset = loaders.ImageDataset(place.folder, decode="tensor")
     before = [(picture.numpy().tobytes(), label) for picture, label in dataset]
     CHANGES[change](place)
@@ -169,7 +169,7 @@ def test_a_map_style_dataset_never_shows_another(place: Place, change: str) -> N
 
 
 @pytest.mark.parametrize("place", FORMATS, indirect=True)
-def test_a_replaced_dataset_is_told_from_a_damaged_one(place: Place) -> None:
+def test_a_replaced_dataset_is_not_reported_as_damaged(place: Place) -> None:
     """Also without checksums; and the new one can be opened."""
     with build_loader(place.folder, shuffle="window", batch_size=4, check="never") as loader:
         assert len(ids_of(loader)) == PICTURES
@@ -181,7 +181,7 @@ def test_a_replaced_dataset_is_told_from_a_damaged_one(place: Place) -> None:
 
 
 @pytest.mark.parametrize("place", ["webdataset"], indirect=True)
-def test_what_is_made_of_a_dataset_is_never_made_of_another(place: Place, tmp_path: Path) -> None:
+def test_a_conversion_never_reads_a_replaced_dataset(place: Place, tmp_path: Path) -> None:
     """A conversion that reads one; it comes to an end, or to an error that names it."""
     with pytest.raises(DatasetError, match=f"{place.folder}: .* was replaced"):
         convert(

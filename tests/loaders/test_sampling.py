@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from loaders.dataset import open_split
-from loaders.order import draw, gather_windows
+from loaders.order import draw_samples, shuffle_in_windows
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES
@@ -24,7 +24,7 @@ TRAIN: dict[str, Any] = {"augment": "train", "size": 32, "batch_size": 16}
 
 def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     weights = np.array([0.0, 1.0, 5.0])[IDS % 3]
-    drawn = np.concatenate([draw(weights, 0, epoch) for epoch in range(50)])
+    drawn = np.concatenate([draw_samples(weights, 0, epoch) for epoch in range(50)])
     shares = np.bincount(IDS[drawn] % 3, minlength=3) / len(drawn)
     assert shares[0] == 0
     assert abs(shares[2] / shares[1] - 5) < 0.15
@@ -32,12 +32,12 @@ def test_samples_are_drawn_as_often_as_their_weights_say() -> None:
     often = np.bincount(drawn, minlength=len(IDS))[weights == 5]
     assert abs(often.var() / often.mean() - 1) < 0.1, "independent draws: the counts are Poisson's"
     for few in ([0, 1, 0], [1e-300, 0, 0], [0, 0, 1e300], [5e-324, 0, 5e-324]):
-        assert (np.array(few)[draw(np.array(few, float), 0, 0)] > 0).all()
+        assert (np.array(few)[draw_samples(np.array(few, float), 0, 0)] > 0).all()
 
 
-def test_windows_hold_what_was_drawn_of_their_shards_and_mix_it() -> None:
-    drawn = draw(np.ones(4000), 0, 0)
-    order = gather_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
+def test_drawn_samples_are_shuffled_within_windows_of_shards() -> None:
+    drawn = draw_samples(np.ones(4000), 0, 0)
+    order = shuffle_in_windows(drawn, np.arange(0, 4001, 100), 0, 0, 8)
     assert np.array_equal(np.sort(order), np.sort(drawn))
     shards = order // 100
     first, last = ({s: f(np.flatnonzero(shards == s)) for s in range(40)} for f in (np.min, np.max))
@@ -46,7 +46,7 @@ def test_windows_hold_what_was_drawn_of_their_shards_and_mix_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["shards", "webdataset"])
-def test_a_sample_that_comes_again_is_augmented_anew_and_as_before_by_any_rank(
+def test_a_repeated_sample_is_augmented_anew_alike_on_all_ranks(
     kind: str, converted: dict[str, Path]
 ) -> None:
     rare = np.zeros(IMAGES)
@@ -64,7 +64,7 @@ def test_a_sample_that_comes_again_is_augmented_anew_and_as_before_by_any_rank(
         rank.close()
 
 
-def test_balanced_draws_each_class_as_often(converted: dict[str, Path]) -> None:
+def test_balanced_weights_draw_each_class_equally_often(converted: dict[str, Path]) -> None:
     data = open_split(converted["shards"], "train")
     labels = np.asarray(data.labels)
     one, other = np.flatnonzero(labels == 0)[:2], np.flatnonzero(labels == 1)
@@ -75,7 +75,9 @@ def test_balanced_draws_each_class_as_often(converted: dict[str, Path]) -> None:
     assert abs(np.mean(served == 0) - 0.5) < 0.03, f"2 of class 0, {len(other)} of class 1"
 
 
-def test_a_state_fits_the_same_choice_alone(converted: dict[str, Path], shaped: dict[str, Path]) -> None:
+def test_a_state_is_refused_with_other_sampling_settings(
+    converted: dict[str, Path], shaped: dict[str, Path]
+) -> None:
     ids, both = list(range(20)), [converted["shards"], shaped["rectangle-shards"]]
     choices: list[dict[str, Any]] = [
         {}, {"subset": ids}, {"subset": ids[1:]}, {"classes": ["001.anchor"]}, {"weights": "balanced"},
@@ -100,9 +102,7 @@ def test_a_state_fits_the_same_choice_alone(converted: dict[str, Path], shaped: 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_picture_that_is_left_out_is_left_out_of_every_view(
-    workers: int, raw_tree: Path, tmp_path: Path
-) -> None:
+def test_a_skipped_picture_is_left_out_of_every_view(workers: int, raw_tree: Path, tmp_path: Path) -> None:
     damaged = damage_tree(raw_tree, tmp_path / "tree")
     with build_loader(raw_tree, views=2, workers=0, **TRAIN) as whole:
         expected = {int(i): [v[n] for v in b.views] for b in whole for n, i in enumerate(b.ids)}
@@ -122,7 +122,7 @@ BAD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("given", BAD, ids=lambda given: str(given)[:40])
-def test_what_cannot_be_chosen_is_refused(converted: dict[str, Path], given: dict[str, Any]) -> None:
+def test_wrong_sampling_settings_are_refused(converted: dict[str, Path], given: dict[str, Any]) -> None:
     said = r"(must be|; |matches|not in this split|makes one view)"
     with pytest.raises(SettingError, match=rf"^{next(iter(given))}\b.*{said}"):
         build_loader(converted["shards"], workers=1, **given)

@@ -10,14 +10,14 @@ import torch
 from PIL import Image
 from torchvision.transforms import CenterCrop, RandomResizedCrop, Resize
 
-from loaders.augment import crop_boxes, uniforms
+from loaders.augment import random_boxes, uniforms
 from precache import convert, open_dataset
 from precache.errors import DatasetError, SettingError
 from precache.formats import FORMATS
 from precache.pictures.jpeg import psnr
 from tests.building import build_loader
 from tests.conftest import IMAGES, RECTANGLE, STORED_SIZE, small_recipe
-from tests.loaders.arms import OF_SHARDS
+from tests.loaders.cases import CONVERTED_CASES
 from tests.loaders.test_augment import by_id, largest_gap
 
 COUNT = 20_000
@@ -43,7 +43,7 @@ def longer(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
     return {name: root / name for name in FORMATS}
 
 
-def test_boxes_of_pictures_that_are_no_squares_are_distributed_as_torchvisions() -> None:
+def test_random_boxes_of_rectangles_are_distributed_as_in_torchvision() -> None:
     """Two samples of 20,000 from one distribution lie within 0.0193 in 999 of 1,000 cases."""
     torch.manual_seed(0)
     height, width = 400, 256
@@ -52,14 +52,14 @@ def test_boxes_of_pictures_that_are_no_squares_are_distributed_as_torchvisions()
         [RandomResizedCrop.get_params(picture, (0.08, 1), (3 / 4, 4 / 3)) for _ in range(COUNT)]
     )
     shapes = np.tile((height, width), (COUNT, 1))
-    ours = crop_boxes(shapes, uniforms(0, 0, np.arange(COUNT), 40), (0.08, 1.0), (3 / 4, 4 / 3))
+    ours = random_boxes(shapes, uniforms(0, 0, np.arange(COUNT), 40), (0.08, 1.0), (3 / 4, 4 / 3))
     for column, their_column in enumerate((1, 0, 3, 2)):
         assert largest_gap(ours[:, column], theirs[:, their_column].astype(float)) < 0.0193
     assert (ours[:, 0] + ours[:, 2]).max() == width
     assert (ours[:, 1] + ours[:, 3]).max() == height
 
 
-@pytest.mark.parametrize(("backend", "kind"), OF_SHARDS)
+@pytest.mark.parametrize(("backend", "kind"), CONVERTED_CASES)
 def test_small_pictures_are_enlarged_or_have_black_around_them(
     backend: str, kind: str, longer: dict[str, Path]
 ) -> None:
@@ -77,7 +77,7 @@ def test_small_pictures_are_enlarged_or_have_black_around_them(
             assert distance > (34 if kind != "shards" else 1000 if augment else 50)
 
 
-def test_caches_of_one_size_keep_what_each_ratio_shows(raw_tree: Path, shaped: dict[str, Path]) -> None:
+def test_caches_with_other_crop_ratios_are_not_mixed_up(raw_tree: Path, shaped: dict[str, Path]) -> None:
     """Two loaders at a time: what one has made of a picture is not what the other serves."""
     for path in (raw_tree, shaped["keep-shards"], shaped["keep-webdataset"]):
         settings: dict[str, Any] = {"size": 32, "shuffle": False, "workers": 1, "batch_size": IMAGES}
@@ -109,11 +109,11 @@ def test_shards_of_another_shape_than_the_index_says_are_refused(
         list(loader)
 
 
-def test_what_no_crop_fits_into_gives_torchvisions_fallback() -> None:
+def test_extreme_shapes_fall_back_as_in_torchvision() -> None:
     shapes = np.array([(20, 400), (400, 20), (100, 100), (1, 900), (900, 1), (90, 100)])
     draws = uniforms(0, 0, np.arange(len(shapes)), 40)
     for ratio in ((3 / 4, 4 / 3), (3.0, 4.0), (0.2, 0.25)):
-        boxes = crop_boxes(shapes, draws, (1.0, 1.0), ratio)
+        boxes = random_boxes(shapes, draws, (1.0, 1.0), ratio)
         for (height, width), box in zip(shapes.tolist(), boxes.tolist(), strict=True):
             picture = torch.empty(3, height, width)
             top, left, rows, columns = RandomResizedCrop.get_params(picture, (1.0, 1.0), ratio)
@@ -122,7 +122,7 @@ def test_what_no_crop_fits_into_gives_torchvisions_fallback() -> None:
                 assert max(abs(box[0] - left), abs(box[1] - top)) <= 1
 
 
-def test_the_size_is_that_of_the_batches(shaped: dict[str, Path], raw_tree: Path) -> None:
+def test_loader_size_is_that_of_its_batches(shaped: dict[str, Path], raw_tree: Path) -> None:
     for path, asked, expected in (
         (raw_tree, None, 224),
         (raw_tree, (20, 30), (20, 30)),

@@ -210,7 +210,7 @@ def test_ranks_share_one_copy_and_decode_each_picture_once(
 
 
 @pytest.mark.parametrize("kind", ["webdataset", "keep-webdataset"])
-def test_what_was_broken_off_midway_is_never_served(
+def test_a_half_written_picture_is_never_served(
     kind: str, converted: dict[str, Path], shaped: dict[str, Path], start: Start
 ) -> None:
     """A rank is killed with half a picture written, another goes on, and a third comes."""
@@ -251,7 +251,7 @@ def same(ours: Loader, theirs: Loader) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value),
 )
-def test_a_share_of_what_does_not_fit_serves_the_same_pixels(
+def test_a_cache_of_a_part_serves_the_same_pixels(
     kind: str,
     how: dict[str, Any],
     raw_tree: Path,
@@ -271,7 +271,7 @@ def test_a_share_of_what_does_not_fit_serves_the_same_pixels(
         same(cached, plain)
 
 
-def test_auto_takes_half_of_what_is_free_and_memory_is_promised_once(
+def test_auto_cache_takes_half_of_the_free_memory_once(
     raw_tree: Path,
     converted: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
@@ -293,7 +293,7 @@ def test_auto_takes_half_of_what_is_free_and_memory_is_promised_once(
     assert 25 <= int(second.split()[0]) <= 30
 
 
-def test_a_cache_that_lacks_little_does_not_look_ahead_for_epochs(
+def test_a_nearly_full_cache_does_not_read_epochs_ahead(
     converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A window of shards is read ahead, of which hardly a sample is still asked for."""
@@ -331,7 +331,7 @@ def test_another_picture_of_the_same_name_is_not_served_from_memory(raw_tree: Pa
 
 
 @pytest.mark.parametrize("other", [{"size": 32}, {"split": "val"}, {"check": "never"}], ids=str)
-def test_what_would_be_other_pixels_is_not_shared_and_what_is_closed_is_gone(
+def test_other_pixels_are_not_shared_and_closing_frees_memory(
     other: dict[str, Any], raw_tree: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "out"
@@ -342,7 +342,7 @@ def test_what_would_be_other_pixels_is_not_shared_and_what_is_closed_is_gone(
     assert not memory_files()
 
 
-def test_nobody_can_shorten_the_memory_or_read_it_as_another_user() -> None:
+def test_shared_memory_is_sealed_and_private() -> None:
     memory = host_memory.share_memory("sealed", lambda promised: 10_000)
     (path,) = memory_files().values()
     assert os.stat(path).st_mode & 0o777 == 0o600
@@ -353,7 +353,7 @@ def test_nobody_can_shorten_the_memory_or_read_it_as_another_user() -> None:
     del memory
 
 
-def test_who_comes_at_the_same_time_gets_the_same_memory() -> None:
+def test_concurrent_openers_get_the_same_memory() -> None:
     def size_of(promised: int) -> int:
         time.sleep(0.02)  # in which the others look for it
         return 100
@@ -364,7 +364,7 @@ def test_who_comes_at_the_same_time_gets_the_same_memory() -> None:
     del memories
 
 
-def test_a_control_group_limits_what_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_memory_respects_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Or the training would be killed in its container; both versions of them."""
 
     def write(folder: str, **files: object) -> None:

@@ -12,7 +12,7 @@ import torch
 import loaders
 import precache
 from precache.errors import DatasetError, ImageError, SettingError
-from precache.sources.rejected_list import default_list
+from precache.sources.rejected_list import default_list_path
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader
@@ -111,7 +111,7 @@ def test_every_backend_skips_the_same_pictures_and_names_each_once(
 
 
 @pytest.mark.parametrize("decode", ["pil", "tensor"])
-def test_image_dataset_names_what_lists_such_pictures(
+def test_image_dataset_names_the_command_that_lists_bad_pictures(
     decode: str, damaged: tuple[dict[str, Path], list[int]]
 ) -> None:
     """Which is all that it has to offer: it leaves nothing out."""
@@ -121,19 +121,19 @@ def test_image_dataset_names_what_lists_such_pictures(
         with pytest.raises(ImageError) as caught:
             dataset[position]
         assert caught.value.path == dataset.samples[position][0]
-        assert f"precache check {folders['raw']}" in caught.value.reason
-        assert "on_error" not in caught.value.reason
+        assert f"precache check {folders['raw']}" in caught.value.remedy
+        assert "on_error" not in caught.value.remedy
 
 
 @pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)
-def test_states_ranks_and_caches_share_what_is_left(build: contract.Build, good: list[int]) -> None:
+def test_states_ranks_and_caches_work_with_skipped_pictures(build: contract.Build, good: list[int]) -> None:
     contract.check_resume(build)
     contract.check_a_cache_changes_nothing_but_the_reading(build, "ram")
     contract.check_ranks_share_what_can_be_decoded(build, good)
 
 
 @pytest.mark.parametrize("build", OF_EACH_KIND, indirect=True)
-def test_a_batch_of_which_nothing_is_left_raises(
+def test_a_batch_without_any_good_picture_raises(
     build: contract.Build, damaged: tuple[dict[str, Path], list[int]]
 ) -> None:
     """One picture a batch, in stored order: those before the first bad one are served."""
@@ -150,7 +150,7 @@ def test_a_batch_of_which_nothing_is_left_raises(
     assert served == stored[: min(stored.index(sample_id) for sample_id in bad)]
 
 
-def test_what_is_listed_is_left_out_before_the_order_is_made(
+def test_listed_pictures_are_left_out_before_ordering(
     listed: tuple[contract.Build, Path, list[int]],
     good: list[int],
     raw_tree: Path,
@@ -166,7 +166,7 @@ def test_what_is_listed_is_left_out_before_the_order_is_made(
             assert batches == [batch.ids.tolist() for batch in reference]
     assert [record.name for record in caplog.records] == ["loaders.dataset"] * 2
     assert f"{len(DAMAGE)} of {IMAGES}" in caplog.text
-    assert str(default_list(tree)) in caplog.text
+    assert str(default_list_path(tree)) in caplog.text
     with build(on_error="raise") as all_of_them:
         assert all_of_them.samples == IMAGES
     path = scan_tree(tree).samples[bad[0]].path

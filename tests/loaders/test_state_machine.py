@@ -36,7 +36,7 @@ from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.loader_contract import new_threads_and_processes, threads_and_processes
-from tests.loaders.arms import MAIN
+from tests.loaders.cases import MAIN_CASES
 
 GLOBAL_BATCH = 12
 WORLDS = (1, 2, 3)
@@ -246,8 +246,8 @@ def settles(holds: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
-@pytest.mark.parametrize(("backend", "kind"), [*MAIN, pytest.param("auto", "mixture", id="mixture")])
-def test_any_training_is_served_what_it_asks_for(
+@pytest.mark.parametrize(("backend", "kind"), [*MAIN_CASES, pytest.param("auto", "mixture", id="mixture")])
+def test_any_training_gets_the_batches_of_the_order(
     backend: str, kind: str, times: int, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     paths = {"raw": raw_tree, "mixture": [converted["shards"], converted["webdataset"]], **converted}
@@ -276,7 +276,7 @@ def test_any_training_is_served_what_it_asks_for(
     )
 
 
-@pytest.mark.parametrize(("backend", "kind"), MAIN[1:3])
+@pytest.mark.parametrize(("backend", "kind"), MAIN_CASES[1:3])
 def test_a_hundred_loaders_leave_no_memory(backend: str, kind: str, converted: dict[str, Path]) -> None:
     """Each step of 20 would leave 20 batches; allocators grow now and then, not at every step."""
     batch_bytes, taken = 32 * 40 * 40 * 3, []

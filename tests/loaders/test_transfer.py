@@ -44,7 +44,7 @@ def addresses(take: Take) -> set[int]:
     return {tensor.data_ptr() for tensor in [take().fill_(9) for _ in range(4)]}
 
 
-def test_memory_comes_back_when_nobody_looks_at_it_any_more(take: Take) -> None:
+def test_a_buffer_is_reused_once_no_view_of_it_is_left(take: Take) -> None:
     """No tensor that shows a part of it, no array, and no graph that wants it for the way back."""
     weight = torch.ones(2, 4, 4, 3, requires_grad=True)
     for look in (
@@ -65,7 +65,7 @@ def test_memory_comes_back_when_nobody_looks_at_it_any_more(take: Take) -> None:
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [("raw", "uint8"), ("shards", "uint8"), ("shards", "float32")])
-def test_batches_that_are_dropped_share_few_buffers_and_those_that_are_kept_stay(
+def test_dropped_batches_share_buffers_and_kept_ones_stay(
     kind: str, dtype: str, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     """More of them than there are buffers; iterators dropped in the middle lose none, nor does a loader."""
@@ -88,7 +88,7 @@ def test_batches_that_are_dropped_share_few_buffers_and_those_that_are_kept_stay
     assert len(expected) == IMAGES
 
 
-def test_no_thread_fails_unheard_or_reads_on_behind_the_end(converted: dict[str, Path]) -> None:
+def test_a_filling_thread_raises_its_error_and_ends_in_time(converted: dict[str, Path]) -> None:
     """A batch would be half filled; files are closed by then."""
     ended, late = threading.Event(), []
 

@@ -29,7 +29,7 @@ NAMES = st.sampled_from(("1.jpg", "10.JPG", "2.jpeg", "a.png", "Z.webp", "a-b.jp
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(FOLDERS, NAMES), max_size=25))
-def test_a_tree_holds_what_imagefolder_finds_in_its_order(found: list[tuple[Any, str]]) -> None:
+def test_a_tree_has_the_samples_and_order_of_image_folder(found: list[tuple[Any, str]]) -> None:
     """Samples, labels and classes; and so does an archive of it."""
     names = ["first/in/1.jpg", "last/1.jpg", *("/".join((top, *inner, name)) for (top, inner), name in found)]
     files = {name: b"text" if name.endswith(".txt") else JPEG for name in names}
@@ -82,7 +82,7 @@ def test_splits_of_a_tree_are_those_of_its_conversion(seed: int, raw_tree: Path,
         loaders.build(source, splits=listed, precache=tmp_path / "out")
 
 
-def test_other_splits_than_there_are_are_refused(
+def test_wrong_splits_of_a_tree_are_refused(
     raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     folders = put(
@@ -106,7 +106,7 @@ def test_other_splits_than_there_are_are_refused(
                 build(path, **given_settings)
 
 
-def test_training_on_a_tree_asks_no_file_for_its_size(
+def test_training_on_a_tree_stats_no_picture(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A state is of the names: it goes on with a picture that is written again, not with a renamed one."""
@@ -135,7 +135,7 @@ def test_training_on_a_tree_asks_no_file_for_its_size(
         other.load_state_dict(state)
 
 
-def test_class_folders_lie_as_deep_as_is_said(raw_tree: Path, tmp_path: Path) -> None:
+def test_class_depth_says_where_class_folders_are(raw_tree: Path, tmp_path: Path) -> None:
     files = {f"animals/{name}": content for name, content in files_of(raw_tree).items()}
     tree = put(tmp_path / "tree", files)
     plain = loaders.ImageDataset(raw_tree)

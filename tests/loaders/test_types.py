@@ -2,11 +2,11 @@
 
 from typing import get_args
 
-from loaders.augment import NAMED
+from loaders.augment import AUGMENTATIONS
 from loaders.read import BACKENDS
 from loaders.settings import AugmentName, Backend
 
 
-def test_every_name_of_a_backend_and_an_augmentation_is_there() -> None:
+def test_types_list_every_backend_and_augmentation() -> None:
     assert {*BACKENDS, "auto"} == set(get_args(Backend))
-    assert NAMED.keys() == set(get_args(AugmentName))
+    assert AUGMENTATIONS.keys() == set(get_args(AugmentName))

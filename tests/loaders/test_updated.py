@@ -14,7 +14,7 @@ from precache.formats import FORMATS
 from tests.building import build_loader
 from tests.conftest import IMAGES, small_recipe
 from tests.loader_contract import check_ranks_share_each_epoch, check_resume, ids_of, pairs_of
-from tests.loaders.arms import OF_SHARDS
+from tests.loaders.cases import CONVERTED_CASES
 
 Updated = tuple[Path, dict[int, int], set[int]]
 
@@ -46,8 +46,8 @@ def updated(raw_tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return found
 
 
-@pytest.mark.parametrize(("backend", "name"), OF_SHARDS)
-def test_what_is_removed_is_never_served_and_what_is_added_is(
+@pytest.mark.parametrize(("backend", "name"), CONVERTED_CASES)
+def test_removed_samples_are_not_served_and_added_ones_are(
     updated: dict[str, Updated], backend: str, name: str
 ) -> None:
     out, all_labels, removed = updated[name]
@@ -71,14 +71,14 @@ def test_what_is_removed_is_never_served_and_what_is_added_is(
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_the_map_style_dataset_leaves_out_what_is_removed(updated: dict[str, Updated], name: str) -> None:
+def test_image_dataset_leaves_out_removed_samples(updated: dict[str, Updated], name: str) -> None:
     out, labels, _ = updated[name]
     dataset = pickle.loads(pickle.dumps(loaders.ImageDataset(out, decode="tensor")))
     assert {int(i): dataset[row][1] for row, i in enumerate(dataset.ids)} == labels
     assert len(dataset) == len(labels)
 
 
-def test_a_state_of_before_the_update_is_refused(raw_tree: Path, tmp_path: Path) -> None:
+def test_a_state_from_before_an_update_is_refused(raw_tree: Path, tmp_path: Path) -> None:
     tree, out = Path(shutil.copytree(raw_tree, tmp_path / "tree")), tmp_path / "out"
     convert(tree, out, small_recipe("shards"), workers=0)
     with build_loader(out, workers=1) as loader:

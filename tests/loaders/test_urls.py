@@ -75,7 +75,7 @@ def few_of(path: Path | Url) -> Any:
         ("webdataset", "window", True),
     ],
 )
-def test_a_url_serves_what_the_folder_serves_whichever_request_fails_once(
+def test_a_url_serves_the_folders_batches_if_any_request_fails_once(
     kind: str,
     shuffle: str | bool,
     in_part: bool,
@@ -108,7 +108,7 @@ def test_a_url_serves_what_the_folder_serves_whichever_request_fails_once(
         ("gone", "train-00002.safetensors", {}),
     ],
 )
-def test_a_fault_that_stays_ends_the_epoch_with_the_url(
+def test_a_lasting_fault_ends_the_epoch_and_names_the_url(
     fault: str,
     name: str,
     how: dict[str, Any],
@@ -129,7 +129,7 @@ def test_a_fault_that_stays_ends_the_epoch_with_the_url(
     assert time.monotonic() - begin_s < 8
 
 
-def test_a_set_that_does_not_fit_is_served_and_in_part_kept(
+def test_a_dataset_larger_than_the_cache_is_kept_in_part(
     converted: dict[str, Path], bucket: Url, storage: Storage, cache: Path
 ) -> None:
     url = upload(converted["webdataset"], bucket / "a")
@@ -144,7 +144,7 @@ def test_a_set_that_does_not_fit_is_served_and_in_part_kept(
     assert len([seen for seen in asked_of_shards(storage, before) if seen.path.endswith(".tar")]) <= 4
 
 
-def test_image_dataset_reads_a_url_also_elsewhere(converted: dict[str, Path], bucket: Url) -> None:
+def test_image_dataset_reads_a_url_in_other_processes(converted: dict[str, Path], bucket: Url) -> None:
     url = upload(converted["shards"], bucket / "a")
     here, there = (ImageDataset(path, decode="tensor") for path in (converted["shards"], url))
     forked = DataLoader(there, num_workers=1, batch_size=None, multiprocessing_context="fork")
@@ -155,7 +155,7 @@ def test_image_dataset_reads_a_url_also_elsewhere(converted: dict[str, Path], bu
         assert all(torch.equal(dataset[place][0], here[place][0]) for place in range(len(here)))
 
 
-def test_ranks_share_what_is_fetched(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
+def test_ranks_fetch_each_shard_once(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
     url = upload(converted["shards"], bucket / "a")
     with ExitStack() as stack:
         both = [loaders.Ranks(rank=rank, world_size=2) for rank in range(2)]
@@ -187,7 +187,7 @@ def test_few_samples_are_fetched_by_their_ranges(
     assert_same(served(url), served(converted[kind], shuffle="window"))
 
 
-def test_closing_does_not_wait_for_a_storage_that_is_silent(
+def test_closing_does_not_wait_for_a_silent_storage(
     converted: dict[str, Path], bucket: Url, storage: Storage
 ) -> None:
     url = upload(converted["shards"], bucket / "a")
@@ -244,7 +244,7 @@ def by_dataset(path: Url | Path) -> dict[int, bytes]:
     ("kind", "read"),
     [("shards", by_loader), ("webdataset", by_loader), ("webdataset", in_part), ("dali", by_dataset)],
 )
-def test_what_is_damaged_in_the_cache_never_blocks_the_run_after(
+def test_a_damaged_cache_is_repaired_by_the_next_run(
     kind: str,
     read: Callable[[Url | Path], dict[int, bytes]],
     converted: dict[str, Path],
@@ -267,9 +267,7 @@ def test_what_is_damaged_in_the_cache_never_blocks_the_run_after(
             assert found == expected, (first, seed)
 
 
-def test_the_second_epoch_asks_the_storage_for_nothing(
-    converted: dict[str, Path], bucket: Url, storage: Storage
-) -> None:
+def test_the_second_epoch_sends_no_request(converted: dict[str, Path], bucket: Url, storage: Storage) -> None:
     url = upload(converted["shards"], bucket / "a")
     with loaders.build(url, **QUIET) as loader:
         first = sorted(id for batch in loader for id in batch.ids.tolist())

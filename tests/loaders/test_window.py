@@ -47,7 +47,7 @@ def dropped(shards: Path) -> tuple[str, ...]:
     return files
 
 
-def test_the_cache_of_the_files_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
+def test_page_cache_stays_within_memory_bytes(shards: Path, dropped: tuple[str, ...]) -> None:
     data = open_split(shards, "train")
     memory_bytes = 4 * int(max(data.shard_bytes))
     assert sum(data.shard_bytes) > 2 * memory_bytes

@@ -20,7 +20,7 @@ from tests.building import build_loader
 from tests.conftest import IMAGES
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
-from tests.loaders.arms import OF_SHARDS, with_marks
+from tests.loaders.cases import CONVERTED_CASES, backend_params
 
 SETTINGS: list[dict[str, Any]] = [
     {"shuffle": "window"},
@@ -28,7 +28,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"size": 40, "augment": "crop"},
     {"cache": "ram", "size": 40, "augment": "train"},
 ]
-CASES = [*OF_SHARDS, *with_marks(("shards", "keep-shards"), ("dali", "keep-dali"))]
+CASES = [*CONVERTED_CASES, *backend_params(("shards", "keep-shards"), ("dali", "keep-dali"))]
 
 
 @pytest.fixture(params=[pytest.param(case.values, id=case.id, marks=case.marks) for case in CASES])

@@ -15,7 +15,7 @@ from tests.format_contract import stored_samples
 def test_sums_are_exact_of_the_brightest_picture_too(dtype: type[np.integer]) -> None:
     picture = np.full((200, 7, 4), np.iinfo(dtype).max, dtype)
     picture[:5] = np.random.default_rng(0).integers(0, 255, (5, 7, 4), dtype)
-    sums = PixelSums.of(picture)
+    sums = PixelSums.from_picture(picture)
     wide = picture.astype(object).reshape(-1, 4)
     assert sums == PixelSums(len(wide), tuple(wide.sum(0)), tuple((wide**2).sum(0)))
     assert sums + NO_PIXELS == NO_PIXELS + sums == sums
@@ -25,7 +25,9 @@ def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Pat
     recipe = small_recipe("shards", splits="train=0.7,val=0.3")
     manifest = convert(raw_tree, tmp_path / "out", recipe, workers=0).manifest
     for split in ("train", "val"):
-        pictures = [s.pixels("") for path, s in stored_samples(open_dataset(tmp_path / "out")) if split in path]
+        pictures = [
+            s.pixels("") for path, s in stored_samples(open_dataset(tmp_path / "out")) if split in path
+        ]
         pixels, found = np.concatenate([*map(np.vstack, pictures)]) / 255, manifest.statistics[split]
         assert found.pixels == len(pixels)
         assert found.mean == pytest.approx(pixels.mean(axis=0), abs=1e-12)

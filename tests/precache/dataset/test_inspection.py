@@ -16,7 +16,7 @@ from precache.formats import FORMATS
 from precache.pictures import jpeg
 from tests.command import run_here
 from tests.conftest import CLASSES, small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 
 
 def test_page_shows_stored_pictures_of_each_class_and_rejected_files(tree: Path, tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_page_shows_stored_pictures_of_each_class_and_rejected_files(tree: Path,
         assert name in text
     pictures = re.findall(r'<img alt="[^"]* (\d+)" [^>]*src="data:image/jpeg;base64,([^"]+)">', text)
     assert len(pictures) == text.count("<img") == 24 + 5 * CLASSES
-    pixels = {sample.id: sample.pixels(name) for name, sample in stored(dataset)}
+    pixels = {sample.id: sample.pixels(name) for name, sample in stored_samples(dataset)}
     for sample_id, data in pictures:
         shown = jpeg.decode_jpeg(base64.b64decode(data), "page").astype(int)
         picture = Image.fromarray(pixels[int(sample_id)])

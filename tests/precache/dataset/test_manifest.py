@@ -15,7 +15,7 @@ from precache.sharing.push_pull import pull, push
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 from tests.conftest import small_recipe
-from tests.damage import edit_manifest, lead_away
+from tests.damage import edit_manifest, rename_split
 from tests.precache.destinations import THESIS, contents
 
 NAMES: list[Any] = ["/etc/x", "../x", "a/b", "..", ".", "", ".x", "-x", "a b", "a\nb", "a\0b", "\ud800"]
@@ -39,7 +39,7 @@ def test_open_dataset_refuses_a_split_of_this_name(
     name: Any, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     path = Path(shutil.copytree(converted["shards"], tmp_path / "set"))
-    lead_away(path, name)
+    rename_split(path, name)
     with pytest.raises(DatasetError, check=lambda error: error.path == path / MANIFEST_NAME):
         open_dataset(path)
 
@@ -62,7 +62,7 @@ def test_forged_split_leads_no_command_to_files_of_another_folder(
     (tmp_path / "user").mkdir()
     for shard in open_dataset(path).manifest.shards:
         (tmp_path / "user" / shard.file_name).write_bytes(THESIS)
-    lead_away(path, "../user/train")
+    rename_split(path, "../user/train")
     ObjectStore(bucket).upload(path / MANIFEST_NAME, MANIFEST_NAME)
     before = contents(tmp_path)
     with pytest.raises(DatasetError, match=MANIFEST_NAME):

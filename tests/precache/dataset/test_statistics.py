@@ -8,7 +8,7 @@ import pytest
 from precache import convert, open_dataset
 from precache.dataset.statistics import NO_PIXELS, PixelSums
 from tests.conftest import small_recipe
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
@@ -30,7 +30,7 @@ def test_statistics_are_those_of_the_stored_pixels(raw_tree: Path, tmp_path: Pat
     manifest = convert(raw_tree, tmp_path / "out", recipe, workers=0).manifest
     dataset = open_dataset(tmp_path / "out")
     for split in ("train", "val"):
-        pictures = [sample.pixels("") for path, sample in stored(dataset) if split in path]
+        pictures = [sample.pixels("") for path, sample in stored_samples(dataset) if split in path]
         pixels, statistics = np.concatenate([*map(np.vstack, pictures)]) / 255, manifest.statistics[split]
         assert statistics.pixels == len(pixels)
         assert statistics.mean == pytest.approx(pixels.mean(axis=0), abs=1e-12)

@@ -49,7 +49,7 @@ def decode_mask(sample: StoredSample, path: Any) -> Any:
 def test_masks_of_every_format_fit_the_stored_pixels(fit: str, trees: Trees, tmp_path: Path) -> None:
     for name in FORMATS:
         dataset = make(trees, tmp_path / name, name, fit=fit)
-        samples = list(format_contract.stored(dataset))
+        samples = list(format_contract.stored_samples(dataset))
         assert len(samples) == PICTURES
         for path, sample in samples:
             mask = decode_mask(sample, path)
@@ -60,7 +60,7 @@ def test_masks_of_every_format_fit_the_stored_pixels(fit: str, trees: Trees, tmp
 
 
 def test_tarfile_reads_the_masks_of_webdataset(trees: Trees, tmp_path: Path) -> None:
-    for path, sample in format_contract.stored(make(trees, tmp_path / "out", "webdataset")):
+    for path, sample in format_contract.stored_samples(make(trees, tmp_path / "out", "webdataset")):
         with tarfile.open(path) as tar:
             png = tar.extractfile(f"{sample.id:08}.mask.png")
             assert png is not None
@@ -69,7 +69,7 @@ def test_tarfile_reads_the_masks_of_webdataset(trees: Trees, tmp_path: Path) -> 
 
 
 def test_safetensors_reads_the_masks_of_shards(trees: Trees, tmp_path: Path) -> None:
-    for path, sample in format_contract.stored(make(trees, tmp_path / "out", "shards", fit="crop")):
+    for path, sample in format_contract.stored_samples(make(trees, tmp_path / "out", "shards", fit="crop")):
         tensors = safetensors.numpy.load_file(path)
         mask = decode_mask(sample, path)
         assert np.array_equal(tensors["masks"][tensors["ids"] == sample.id], [mask])

@@ -15,9 +15,9 @@ from precache.sharing.push_pull import pull, push
 from precache.storage import temporary_path
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
-from tests.cloud.storages import Seen, Storage
+from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import objects, upload
-from tests.command import check_bad_input, interrupted, run_here
+from tests.command import check_bad_input, run_and_interrupt, run_here
 from tests.conftest import small_recipe
 from tests.damage import flip_a_bit
 from tests.precache.destinations import contents
@@ -277,7 +277,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_silent_storage(
     if command in ("pull", "verify"):
         push(converted["shards"], bucket)
 
-    def be_silent(seen: Seen) -> str | None:
+    def be_silent(seen: StorageRequest) -> str | None:
         is_silent = bool(storage.faults) or (seen.method == method and "train-" in seen.path)
         return "silent" if is_silent else None
 
@@ -288,7 +288,7 @@ def test_ctrl_c_ends_a_command_that_waits_for_a_silent_storage(
         "verify": (bucket,),
         "convert": (raw_tree, bucket, "--format", "shards", "--workers", "1"),
     }
-    stopped, took_s = interrupted(
+    stopped, took_s = run_and_interrupt(
         lambda: storage.faults["silent"] > 0, command, *words[command], cwd=tmp_path
     )
     (line,) = stopped.stderr.splitlines()
@@ -309,7 +309,7 @@ def flip_a_shard(storage: Storage, folder: Path, times: int) -> str:
     """Make the storage change a bit of a shard for this number of requests, and return its name."""
     name = next(folder.glob("train-*.safetensors")).name
 
-    def flip(seen: Seen) -> str | None:
+    def flip(seen: StorageRequest) -> str | None:
         is_wrong = seen.method == "GET" and seen.path.endswith(name) and storage.faults["flip"] < times
         return "flip" if is_wrong else None
 

@@ -13,7 +13,7 @@ from precache.storage import objects
 from precache.storage.objects import PART_BYTES, ObjectStore
 from precache.storage.retries import ObjectNotFoundError, Patience
 from precache.storage.urls import Url, locate
-from tests.cloud.storages import Storage, storing
+from tests.cloud.storages import Storage, run_storage
 
 obstore = pytest.importorskip("obstore")
 
@@ -26,7 +26,7 @@ CONTENT = np.random.default_rng(5).bytes(300_000)
 
 @pytest.fixture(params=PLACES)
 def any_storage(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Storage]:
-    with storing(request.param) as storage:
+    with run_storage(request.param) as storage:
         storage.buckets.add("bucket")
         storage.page_objects = 2
         for name, value in storage.environment().items():

@@ -196,7 +196,7 @@ def test_bad_input_ends_with_one_line_and_keeps_the_checkpoint(
     assert run(data, out, "--epochs", 1, name=name) == 0
     check_refused("add --resume", data, out)
     check_refused("--model resnet10", data, out, "--resume", "--model", "resnet18")
-    check_refused("another --out", tree, out, "--resume")
+    check_refused(": this state ", tree, out, "--resume")
     check_refused("nowhere: ", tmp_path / "nowhere", other)
     check_refused(f"--val {tmp_path / 'classes'}", data, other, "--val", tmp_path / "classes")
     names = ("checkpoint.pt", "checkpoint.ckpt", "loader.pt")

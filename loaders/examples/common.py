@@ -156,7 +156,7 @@ class Sigterm:
 
 
 def run(name: str, main: Callable[[], int], device: str = "cpu") -> int:
-    """Return the exit code of `main()`; 2, and one line on stderr, where it raises an error of bad input.
+    """Run `main()` and return its exit code; bad input is one line on stderr, and exit code 2.
 
     Args:
         name: name of the program, for that line.

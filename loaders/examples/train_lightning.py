@@ -35,15 +35,15 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         Only then does a loader know with how many ranks it shares each epoch.
         """
         self.args.device = str(self.trainer.strategy.root_device)
-        self.training, self.validation = common.build_loaders(self.args, self.trainer.world_size)
-        self.net = build_model(self.args.model, len(self.training.classes), self.args.seed)
+        self.train_loader, self.val_loader = common.build_loaders(self.args, self.trainer.world_size)
+        self.net = build_model(self.args.model, len(self.train_loader.classes), self.args.seed)
 
     def train_dataloader(self) -> Any:
         """Return the loader; Lightning saves and restores its state with the checkpoints."""
-        return self.training
+        return self.train_loader
 
     def val_dataloader(self) -> Any:
-        return [] if self.validation is None else self.validation
+        return [] if self.val_loader is None else self.val_loader
 
     def validation_step(self, batch: Batch, number: int) -> None:
         self.training_step(batch, number, "validation_")
@@ -59,7 +59,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
         return loss
 
     def configure_optimizers(self) -> Any:
-        steps = self.args.epochs * len(self.training)
+        steps = self.args.epochs * len(self.train_loader)
         optimizer, schedule = build_optimizer(self.args.model, self.net, steps, self.args.lr)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -70,7 +70,7 @@ class Classifier(lightning.LightningModule):  # type: ignore[misc]
     def on_train_start(self) -> None:
         """Replace Lightning's handler of SIGTERM.
 
-        That one broadcasts at once, when another rank may be within another collective operation.
+        Lightning's broadcasts at once, while another rank may be within a different collective operation.
         """
         self.sigterm.install_handler()
         self.served, self.started = 0, time.perf_counter()

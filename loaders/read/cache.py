@@ -213,7 +213,9 @@ def open_cached(
         free, _ = host_memory.free_memory()
         _LOGGER.warning(
             "%s: cache %r keeps nothing, %.1f GiB of main memory are free; all samples are read each time",
-            *(printable(str(data.path)), cache, free / 2**30),
+            printable(str(data.path)),
+            cache,
+            free / 2**30,
         )
         return open_reader(crops)
     try:
@@ -228,7 +230,7 @@ def _is_cached_by_system(backend: str, spec: LoaderSpec, data: SplitData) -> boo
     """Whether the pictures lie decoded in local files that all fit into main memory."""
     if backend != "shards" or data.remote is not None or spec.reading.engine != "local":
         return False
-    if spec.reading.memory_bytes is not None:  # within which the reader drops files from the system's cache
+    if spec.reading.memory_bytes is not None:  # the reader then drops files from the system's cache
         return False
     return host_memory.has_room(int(data.shard_bytes.sum()))
 
@@ -257,12 +259,12 @@ def _host_pictures(
     """Memory for decoded pictures, shared if possible; None where nothing is to be cached.
 
     Args:
-        decoder: what the pixels depend on besides data, crops and versions.
+        decoder: settings that the pixels depend on besides data, crops and versions.
     """
     offsets = split_offsets(data, crops)
 
     def choose_bytes(promised: int, ranks: int = 1) -> int:
-        """Bytes of the memory, if other caches may still use `promised` bytes of what is free."""
+        """Bytes of the memory, if other caches may still use `promised` of the free bytes."""
         free, total = host_memory.free_memory()
         if spec.reading.cache == "auto":
             max_bytes = (free - promised) * _AUTO_SHARE
@@ -276,7 +278,8 @@ def _host_pictures(
     except OSError as error:
         _LOGGER.warning(
             "%s: this process keeps decoded pictures for itself, which others of this host cannot share (%s)",
-            *(printable(str(data.path)), os_reason(error)),
+            printable(str(data.path)),
+            os_reason(error),
         )
         size = choose_bytes(0, count_local_ranks())
         memory = HostMemory(mmap.mmap(-1, size)) if size else None
@@ -297,7 +300,10 @@ def _count_fitting(spec: LoaderSpec, data: SplitData, offsets: Offsets, max_byte
         _LOGGER.warning(
             "%s: cache %r keeps %s of %s samples, %.1f GiB, for which there is room; it reads the others "
             "each time",
-            *(printable(str(data.path)), spec.reading.cache, f"{count:,}", f"{len(data):,}"),
+            printable(str(data.path)),
+            spec.reading.cache,
+            f"{count:,}",
+            f"{len(data):,}",
             offsets[count] / 2**30,
         )
     return count
@@ -337,7 +343,7 @@ def _read_shapes(data: SplitData, threads: int) -> list[tuple[int, int]]:
 
 
 class CachedReader:
-    """Serves cached pictures, and caches what `reader` decodes of the others."""
+    """Serves cached pictures, and caches those that `reader` decodes."""
 
     def __init__(self, reader: Reader, cached: HostPictures | DevicePictures, data: SplitData) -> None:
         self.random_access = reader.random_access

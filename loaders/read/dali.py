@@ -65,7 +65,7 @@ class DaliReader:
         self._crops = crops
         self._encoded = EncodedPictures(spec, data, spec.workers)
         self.random_access = self._encoded.random_access
-        # What has its checksum is what the converter wrote: DALI may decode it without a look at its header.
+        # Bytes with the right checksum are the converter's, and DALI may decode them without a further check.
         self._trusted = not self.random_access and spec.reading.check != "never"
         self._batches: Generator[EncodedBatch, None, None]
         self._in_pipeline: deque[_BatchInPipeline] = deque()

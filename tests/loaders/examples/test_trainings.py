@@ -18,7 +18,7 @@ from loaders.examples import common
 from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.loader_contract import ids_of
-from tests.loaders.examples import served
+from tests.loaders.examples import batch_record
 from tests.loaders.examples.conftest import CLASSES, SIZE, TRAINED
 
 BATCHES, EPOCHS = 4, 2
@@ -56,7 +56,7 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a run that nothing ended, with its batches (`served`) and its last figures (`figures`)."""
     out = tmp_path_factory.mktemp("undisturbed")
     reported: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch, served.record_batches(out / "served"):
+    with pytest.MonkeyPatch.context() as patch, batch_record.record_batches(out / "served"):
         patch.setattr("loaders.examples.common.report", lambda epoch, figures, *_: reported.append(figures))
         assert run(data, out) == 0
     torch.save(reported[-1], out / "figures")
@@ -92,19 +92,19 @@ def test_training_ended_by_sigterm_resumes_to_the_same_weights(
 
     def fsync_with_second_sigterm(descriptor: int) -> None:
         """Send another SIGTERM while the checkpoint of the first one is being saved."""
-        if [row[1:3] for row in served.read(record, split)][-1:] == [place]:
+        if [row[1:3] for row in batch_record.read(record, split)][-1:] == [place]:
             os.kill(os.getpid(), signal.SIGTERM)
         fsync(descriptor)
 
     with (
-        served.record_batches(record, signal.SIGTERM, split, place),
+        batch_record.record_batches(record, signal.SIGTERM, split, place),
         mock.patch.object(os, "fsync", fsync_with_second_sigterm),
     ):
         assert run(data, tmp_path) == 143
-    assert served.read(record, split)[-1][1:3] == place, "it is the last batch"
-    with served.record_batches(record):
+    assert batch_record.read(record, split)[-1][1:3] == place, "it is the last batch"
+    with batch_record.record_batches(record):
         assert run(data, tmp_path, "--resume") == 0
-    assert served.read(record) == served.read(undisturbed / "served")
+    assert batch_record.read(record) == batch_record.read(undisturbed / "served")
     check_same_weights(tmp_path, undisturbed)
 
 
@@ -114,12 +114,12 @@ def test_training_ended_by_ctrl_c_resumes_from_its_last_epoch(
     """Ctrl-C saves nothing, so that it stands for SIGKILL, too."""
     with (
         pytest.raises(KeyboardInterrupt),
-        served.record_batches(tmp_path / "ended", signal.SIGINT, "train", (1, 1)),
+        batch_record.record_batches(tmp_path / "ended", signal.SIGINT, "train", (1, 1)),
     ):
         run(data, tmp_path)
-    with served.record_batches(tmp_path / "served"):
+    with batch_record.record_batches(tmp_path / "served"):
         assert run(data, tmp_path, "--resume") == 0
-    assert served.read(tmp_path / "served") == served.read(undisturbed / "served")[BATCHES:]
+    assert batch_record.read(tmp_path / "served") == batch_record.read(undisturbed / "served")[BATCHES:]
     check_same_weights(tmp_path, undisturbed)
 
 
@@ -133,11 +133,11 @@ def test_other_libraries_end_with_the_same_model_after_a_sigterm(
     for path in user_files:
         path.parent.mkdir(parents=True)
         path.write_text("{}")
-    with served.record_batches(tmp_path / "served", signal.SIGTERM, "train", (1, 1)):
+    with batch_record.record_batches(tmp_path / "served", signal.SIGTERM, "train", (1, 1)):
         assert run(data, tmp_path / "out", name=name) == 143
-    with served.record_batches(tmp_path / "served"):
+    with batch_record.record_batches(tmp_path / "served"):
         assert run(data, tmp_path / "out", "--resume", name=name) == 0
-    assert served.read(tmp_path / "served") == served.read(undisturbed / "served")
+    assert batch_record.read(tmp_path / "served") == batch_record.read(undisturbed / "served")
     assert len(reported) == EPOCHS
     expected = torch.load(undisturbed / "figures")
     for figure in ("validation_loss", "validation_accuracy"):
@@ -156,7 +156,15 @@ def test_sigterm_to_one_of_two_ranks_ends_both_after_the_same_batch(
     """torchrun starts both ranks, with gloo; one rank resumes. Each sample is served once an epoch."""
     import_example(name)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, "-m"]
-    command += ["tests.loaders.examples.served", tmp_path / "served.{}", signal.SIGTERM, 1, "train", 1, 1]
+    command += [
+        "tests.loaders.examples.batch_record",
+        tmp_path / "served.{}",
+        signal.SIGTERM,
+        1,
+        "train",
+        1,
+        1,
+    ]
     command += [f"loaders.examples.{name}", data, "--out", tmp_path / "run", *SMALL]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ended = subprocess.run(
@@ -165,11 +173,11 @@ def test_sigterm_to_one_of_two_ranks_ends_both_after_the_same_batch(
     assert ended.returncode != 0
     assert "exitcode  : 143" in ended.stderr
     assert ended.stdout.count("epoch 1:") == 1
-    with served.record_batches(tmp_path / "served.2"):
+    with batch_record.record_batches(tmp_path / "served.2"):
         assert run(data, tmp_path / "run", "--resume", name=name) == 0
-    ranks = [served.read(file) for file in sorted(tmp_path.glob("served.?"))]
+    ranks = [batch_record.read(file) for file in sorted(tmp_path.glob("served.?"))]
     for epoch in range(EPOCHS):
-        ids = [i for rows in ranks for i in served.ids_of(rows, epoch)]
+        ids = [i for rows in ranks for i in batch_record.ids_of(rows, epoch)]
         assert len(ids) == len(set(ids)) == TRAINED
     assert len({len(rows) for rows in ranks[:2]}) == 1
 
@@ -188,7 +196,7 @@ def test_bad_input_ends_with_one_line_and_keeps_the_checkpoint(
     assert run(data, out, "--epochs", 1, name=name) == 0
     check_refused("add --resume", data, out)
     check_refused("--model resnet10", data, out, "--resume", "--model", "resnet18")
-    check_refused("another --out", tree, out, "--resume")
+    check_refused(": this state ", tree, out, "--resume")
     check_refused("nowhere: ", tmp_path / "nowhere", other)
     check_refused(f"--val {tmp_path / 'classes'}", data, other, "--val", tmp_path / "classes")
     names = ("checkpoint.pt", "checkpoint.ckpt", "loader.pt")
@@ -218,7 +226,7 @@ def train_and_die(settings: dict[str, Any]) -> None:
     rank, folder = train.get_context().get_world_rank(), Path(settings["out"]).parent
     life = int((folder / f"0-{rank}").exists())
     sent = signal.SIGKILL if (life, rank) == (0, 1) else 0
-    with served.record_batches(folder / f"{life}-{rank}", sent, "train", (1, 2)):
+    with batch_record.record_batches(folder / f"{life}-{rank}", sent, "train", (1, 2)):
         import_module("loaders.examples.train_ray").train_worker(settings)
 
 
@@ -233,13 +241,13 @@ def test_training_that_loses_a_worker_resumes_from_its_checkpoint(
     monkeypatch.setenv("PYTHONPATH", os.getcwd())
     command = [str(data), "--out", str(tmp_path / "run"), *SMALL]
     assert train_ray.main([*command, "--save-every", "2"]) == 0
-    batches: served.ServedBatches = []
+    batches: batch_record.ServedBatches = []
     for rank in range(2):
-        first, second = (served.read(tmp_path / f"{life}-{rank}") for life in range(2))
+        first, second = (batch_record.read(tmp_path / f"{life}-{rank}") for life in range(2))
         resumed_at = (second[0][1], second[0][2])
         assert (0, 0) < resumed_at <= (1, 2)
         batches += [row for row in first if (row[1], row[2]) < resumed_at] + second
     for epoch in range(2):
-        ids = served.ids_of(batches, epoch)
+        ids = batch_record.ids_of(batches, epoch)
         assert len(ids) == len(set(ids)) == TRAINED
     assert train_ray.main(command) == 2, "an existing run is not resumed without --resume"

@@ -1,6 +1,6 @@
 """Run a program, record the batches that its loaders serve, and send it a signal at one of them.
 
-    python -m tests.loaders.examples.served FILE SIGNAL RANK SPLIT EPOCH BATCH MODULE ARGUMENTS...
+    python -m tests.loaders.examples.batch_record FILE SIGNAL RANK SPLIT EPOCH BATCH MODULE ARGUMENTS...
 
 runs MODULE as `python -m` does. Each batch becomes a line of FILE, in whose name `{}` stands for the rank:
 [split, epoch, number, ids]. Signal 0 sends none.

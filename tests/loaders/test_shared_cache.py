@@ -84,7 +84,7 @@ def _run(
     tempfile.tempdir = scratch
     host_memory._PREFIX = prefix
     read = copied = 0
-    take_in, write = cache.CachedReader._take_in, host_memory.HostMemory.write
+    take_in, write = cache.CachedReader._store_and_serve, host_memory.HostMemory.write
 
     def count(self: Any, request: Any, slots: Any, batch: Any) -> Any:
         nonlocal read
@@ -99,7 +99,7 @@ def _run(
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, start, pixels)
 
-    cache.CachedReader._take_in = count  # type: ignore[method-assign]
+    cache.CachedReader._store_and_serve = count  # type: ignore[method-assign]
     host_memory.HostMemory.write = break_off  # type: ignore[method-assign]
     with build_loader(path, **{"cache": "ram", "workers": 1, "batch_size": 8, **settings}) as loader:
         connection.send("ready")

@@ -35,7 +35,7 @@ import loaders
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
-from tests.loader_contract import left, running
+from tests.loader_contract import new_threads_and_processes, threads_and_processes
 from tests.loaders.cases import MAIN_CASES
 
 GLOBAL_BATCH = 12
@@ -53,7 +53,7 @@ class Training(RuleBasedStateMachine):
     def __init__(self, build: Callable[..., loaders.Loader], expected: Callable[[int], Steps]) -> None:
         super().__init__()
         self._build, self._expected, self._steps = build, expected, len(expected(0))
-        self._before, self._files = running(), open_files()
+        self._before, self._files = threads_and_processes(), open_files()
         self._ranks: list[Any] = []
         self._forget()
 
@@ -172,8 +172,8 @@ class Training(RuleBasedStateMachine):
         closed = repr(self._ranks)  # not they themselves: each has its mapped index open until it goes
         self._end(closes=True)
         gc.collect()
-        tidy = settles(lambda: not left(self._before) and open_files() <= self._files)
-        assert tidy, (closed, left(self._before), open_files() - self._files)
+        tidy = settles(lambda: not new_threads_and_processes(self._before) and open_files() <= self._files)
+        assert tidy, (closed, new_threads_and_processes(self._before), open_files() - self._files)
 
     def _next(self) -> tuple[int, int]:
         return (self._coming, 0) if self._asked is None else self._asked[:2]

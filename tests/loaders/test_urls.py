@@ -26,7 +26,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.urls import Url
 from tests.building import build_loader
-from tests.cloud.storages import Seen, Storage
+from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import upload
 from tests.faults.mutations import spoil
 
@@ -55,7 +55,7 @@ def assert_same(found: Served, expected: Served) -> None:
         assert torch.equal(ours[2], theirs[2])
 
 
-def asked_of_shards(storage: Storage, since: int = 0) -> list[Seen]:
+def asked_of_shards(storage: Storage, since: int = 0) -> list[StorageRequest]:
     return [seen for seen in storage.seen[since:] if "train-" in seen.path and seen.method == "GET"]
 
 

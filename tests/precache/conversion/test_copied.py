@@ -13,7 +13,7 @@ from precache.conversion.shard_writer import make_stored_picture, predict_bytes
 from precache.errors import ImageError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
-from tests.format_contract import stored as stored_in
+from tests.format_contract import stored_samples as stored_in
 from tests.precache.destinations import contents
 
 SIZE = (70, 50)  # width, height

@@ -16,7 +16,7 @@ from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
-from tests.format_contract import stored
+from tests.format_contract import stored_samples
 from tests.precache.sources.archives import read_shards
 from tests.precache.sources.objects import Items, picture
 from tests.precache.sources.tables import write_spot_table
@@ -41,7 +41,7 @@ def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Pat
 def test_export_keeps_the_bytes_of_jpegs(converted: dict[str, Path], tmp_path: Path) -> None:
     for name in ("webdataset", "dali"):
         export(converted[name], tmp_path / name, workers=0)
-        jpegs = {sample.data for _, sample in stored(open_dataset(converted[name]))}
+        jpegs = {sample.data for _, sample in stored_samples(open_dataset(converted[name]))}
         assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == jpegs
 
 
@@ -122,7 +122,7 @@ def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> Non
     assert np.array_equal(before.read_index().mask_checksums, after.read_index().mask_checksums)
     assert after.manifest.source_options["boxes"] == "box"
     (left, top, right, bottom), *_ = after.read_index().fields["box"].array(0).tolist()
-    (_, sample), *_ = stored(after)
+    (_, sample), *_ = stored_samples(after)
     bright = sample.pixels("")[..., 0] > 127
     assert bright[round(top) : round(bottom), round(left) : round(right)].all()
     assert bright.sum() == round((right - left) * (bottom - top))

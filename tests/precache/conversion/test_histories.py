@@ -23,7 +23,7 @@ from precache import PrecacheError, Recipe, convert, open_dataset, verify
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.storage.urls import Location
-from tests.faults.worlds import make_tree
+from tests.faults.trees import make_tree
 from tests.precache.destinations import THESIS, contents
 from tests.precache.sources.archives import put
 from tests.stopping import WAYS, KilledError, Stop, stopping

@@ -121,7 +121,7 @@ def make_trees(
             damaged[ref.path] = str(error).removeprefix(f"{path}: ")
             continue
         except ImageError as error:  # a conversion would leave it out, too
-            damaged[ref.path] = f"{error.reason}; {error.remedy}" if error.remedy else error.reason
+            damaged[ref.path] = error.reason_and_remedy
             if data and (kind := kinds.undecodable_kind(data)):
                 undecodable[ref.path] = kind
             continue

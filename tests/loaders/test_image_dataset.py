@@ -277,7 +277,7 @@ def test_an_overridden_make_dataset_lists_a_tree_only(places: dict[str, Path]) -
             ours(places[kind])
 
 
-def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], tmp_path: Path) -> None:
+def test_loader_and_is_valid_file_read_a_tree_like_image_folder(places: dict[str, Path], tmp_path: Path) -> None:
     """Hidden files and those that are no pictures are the rule's to choose, as by ImageFolder."""
     tree = Path(shutil.copytree(places["tree"], tmp_path / "tree"))
     for name in NAMES:

@@ -1,8 +1,7 @@
 """Ray cluster of several nodes on this machine, one for all tests of a session."""
 
 import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,11 +29,3 @@ def cluster_of_one_node() -> Iterator[Any]:
     finally:
         ray.shutdown()
         cluster.shutdown()
-
-
-def eventually(condition: Callable[[], bool], timeout_s: float = 20) -> bool:
-    """Return whether `condition()` becomes true within `timeout_s` seconds."""
-    deadline_s = time.monotonic() + timeout_s
-    while not condition() and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    return condition()

@@ -59,7 +59,7 @@ INTEGERS = {
 
 
 def test_integer_settings_accept_numpy_and_torch_values(converted: dict[str, Path]) -> None:
-    """They become Python integers, so that a state is JSON."""
+    """Integers of NumPy and torch become Python's, so that a state is JSON."""
     settings: dict[str, Any] = {"shuffle": "window", "augment": "train", **INTEGERS}
     with build_loader(converted["shards"], **settings) as loader:
         expected = [batch.ids.tolist() for batch in loader]

@@ -40,7 +40,7 @@ def loader(path: Path) -> Iterator[Any]:
 
 
 def test_a_loader_has_dataset_and_samplers_of_a_dataloader(loader: Any, path: Path) -> None:
-    """Its sampler yields the positions of the samples that come."""
+    """The sampler yields the positions of the samples that come."""
     assert len(loader.dataset) == len(loader.sampler) == IMAGES
     assert list(loader.dataset.class_to_idx) == list(loader.classes)
     assert f" {path}: train, {IMAGES} samples" in repr(loader.dataset)

@@ -350,7 +350,7 @@ MISSING = [make_nothing, make_an_empty_folder, make_no_class, make_no_picture, m
 def test_missing_pictures_raise_the_errors_of_image_folder(
     make: Callable[[Path], None], rule: Any, tmp_path: Path
 ) -> None:
-    """They are FileNotFoundError, RuntimeError (of older versions) and PrecacheError, and name the path."""
+    """Errors are FileNotFoundError, RuntimeError (of older versions) and PrecacheError, and name the path."""
     root = tmp_path / "photos"
     make(root)
     with pytest.raises(FileNotFoundError):
@@ -465,7 +465,7 @@ STORED = [*FORMATS, *(f"grey-{kind}" for kind in FORMATS)]
 def test_samples_equal_those_that_a_loader_serves(
     kind: str, converted: dict[str, Path], shaped: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are complete if the system returns less than asked for, as a network's file system may."""
+    """Samples are whole even if the system returns less than asked for, as a network's file system may."""
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda file, count, start: pread(file, min(count, 999), start))
     path = {**converted, **shaped}[kind]
@@ -534,7 +534,7 @@ def test_workers_serve_each_sample_once(method: str, raw_tree: Path, converted: 
 def test_a_damaged_sample_or_shard_is_named_also_in_a_worker(
     kind: str, converted: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Only the damaged sample raises; a truncated or missing shard raises for all of its samples."""
+    """A damaged sample raises alone; a truncated or missing shard raises for all of its samples."""
     folder = Path(shutil.copytree(converted[kind], tmp_path / kind))
     shard, bad = flip_a_bit(folder, shard_number=1, row=1)
     read, unread = ImageDataset(folder, transform=pil_to_tensor), ImageDataset(folder)

@@ -120,7 +120,7 @@ def test_a_truncated_index_is_named(converted: dict[str, Path], tmp_path: Path) 
 
 @pytest.mark.parametrize("target", ["class", "classes", "number", "none"])
 def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: Path) -> None:
-    """After updates the shards of a split do not follow one another any more."""
+    """Shards of a split do not follow one another any more after updates."""
     recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
     settings = {"workers": 0, "max_rejects": 1}
     convert(listed(target, missing=range(3, 11)), tmp_path / "out", recipe, **settings)

@@ -96,7 +96,7 @@ def test_a_mask_is_cropped_resized_and_mirrored_as_its_picture(
 @pytest.mark.filterwarnings("ignore:.*is enlarged")
 @pytest.mark.parametrize("fit", FITS)
 def test_masks_follow_pictures_of_every_fit(fit: str, masked: MakeFolder, device: str) -> None:
-    """They follow pictures that are cut out, resized and enlarged."""
+    """Pictures are cut out, resized and enlarged."""
     # (size, crop ratio, pixels around a label's edge in which resizing mixes greys)
     cases: list[tuple[Any, float, int]] = [(24, 0.875, 2), (48, 1.0, 3), (STORED, 1.0, 1)]
     if fit == "keep-longer":
@@ -176,14 +176,14 @@ def check_boxes(path: Path, backend: str, size: int, augment: Any, device: str) 
     ) as loader:
         for batch in (*loader, *loader):
             for row, picture in enumerate(batch.images[:, 0].cpu().numpy()):
-                boxes, kept = batch.fields["box"][row], batch.fields["box_kept"][row]
-                assert (boxes.dtype, boxes.shape) == (torch.float32, (len(kept), 4))
-                assert kept.dtype == torch.int64
+                boxes, numbers = batch.fields["box"][row], batch.fields["box_kept"][row]
+                assert (boxes.dtype, boxes.shape) == (torch.float32, (len(numbers), 4))
+                assert numbers.dtype == torch.int64
                 assert ((boxes >= 0) & (boxes <= size)).all()
-                assert (kept[1:] > kept[:-1]).all()
-                assert set(kept.tolist()) < set(range(len(batch.fields["kind"][row]) + 1))
-                assert not {3, 4} & set(kept.tolist()), "outside, and without an area"
-                check_box(picture > 127, boxes[kept == 0])
+                assert (numbers[1:] > numbers[:-1]).all()
+                assert set(numbers.tolist()) < set(range(len(batch.fields["kind"][row]) + 1))
+                assert not {3, 4} & set(numbers.tolist()), "outside, and without an area"
+                check_box(picture > 127, boxes[numbers == 0])
 
 
 @pytest.mark.parametrize("fixture", ["masked", "boxed"])

@@ -58,7 +58,7 @@ def test_ctrl_c_ends_the_wait_for_a_reading_thread() -> None:
 
 @pytest.mark.parametrize("where", ["own", "helper"])
 def test_a_prefetch_collected_in_its_own_thread_ends(where: str) -> None:
-    """Any thread may run the garbage collector, and it must not wait for itself."""
+    """The garbage collector may run in any thread, which must not wait for itself."""
     dropped, collected = threading.Event(), threading.Event()
 
     def collect() -> None:

@@ -192,7 +192,7 @@ def test_workers_of_ray_train_share_an_epoch(raw_tree: Path, tmp_path: Path, ray
 def test_a_lost_node_loses_and_repeats_no_sample(
     raw_tree: Path, ray_cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One node of two is removed; then the last one, which is an error."""
+    """Removing one node of two is no error; removing the last one is."""
     monkeypatch.setattr(ray_reader, "_NO_NODE_S", 1.0)
     settings = {"batch_size": 4, "size": 32, "augment": "train"}
     node = ray_cluster.add_node(num_cpus=8, object_store_memory=STORE_BYTES)

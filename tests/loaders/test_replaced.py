@@ -171,7 +171,7 @@ def test_an_image_dataset_never_reads_a_replaced_dataset(place: Place, change: s
 
 @pytest.mark.parametrize("place", FORMATS, indirect=True)
 def test_a_replaced_dataset_is_not_reported_as_damaged(place: Place) -> None:
-    """It is reported even without checksums, and the new dataset can be opened."""
+    """The replacement is reported even without checksums, and the new dataset can be opened."""
     with build_loader(place.folder, shuffle="window", batch_size=4, check="never") as loader:
         assert len(ids_of(loader)) == PICTURES
         overwrite(place)

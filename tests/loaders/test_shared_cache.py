@@ -62,7 +62,7 @@ class Rank:
         return self._connection.recv()
 
     def start_epoch(self, epoch: int) -> None:
-        """Let the process serve an epoch; `receive` returns the result."""
+        """Tell the process to serve an epoch; `receive` returns the result."""
         self._connection.send(epoch)
 
     def serve(self, epoch: int) -> tuple[dict[int, int], int]:
@@ -366,7 +366,7 @@ def test_concurrent_openers_get_the_same_memory() -> None:
 
 
 def test_free_memory_respects_control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container the training would be killed otherwise; versions 1 and 2 of control groups differ."""
+    """A training in a container would be killed otherwise; versions 1 and 2 of control groups differ."""
 
     def write(folder: str, **files: object) -> None:
         (tmp_path / folder).mkdir(parents=True)

@@ -18,9 +18,9 @@ from loaders.batch import Positions
 from loaders.order import WINDOW_SHARDS
 from loaders.settings import count_local_ranks
 from loaders.threads import stop_check
-from precache.dataset.columns import Column, from_zero
+from precache.dataset.columns import Column, nonnegative_positions
 from precache.dataset.converted import ConvertedDataset, OpenedFolder, is_converted, open_dataset
-from precache.dataset.files import hold_whole
+from precache.dataset.files import open_checked_file
 from precache.dataset.index import SampleIndex, checksum_of
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardTable
@@ -38,13 +38,13 @@ from precache.errors import (
 from precache.formats import FORMATS, StoredSample
 from precache.formats.shards import DATA_START, picture_starts
 from precache.pictures.images import CHANNELS, Rendering
-from precache.pictures.reading import steadily
-from precache.pictures.sizes import Size, sides, written
+from precache.pictures.reading import read_with_retries
+from precache.pictures.sizes import Size, sides, size_text
 from precache.plan import split_rows
-from precache.recipe import DEFAULT_SPLITS, Recipe, flag_of
-from precache.reporting import some
+from precache.recipe import DEFAULT_SPLITS, Recipe, flag_name
+from precache.reporting import abridge
 from precache.sources.base import Scan
-from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.splits import apply_list, is_list_file
 from precache.sources.tree import list_tree, split_of
 from precache.storage import read_regular_part
@@ -92,8 +92,8 @@ class RemoteShards:
         with ExitStack() as stack:
             if with_index or part is not None:
                 for file in index_files:
-                    stack.enter_context(hold_whole(self.mirror, file, check))
-            stack.enter_context(self.mirror.hold(shard, check, part))
+                    stack.enter_context(open_checked_file(self.mirror, file, check))
+            stack.enter_context(self.mirror.open_file(shard, check, part))
             return stack.pop_all()
 
     def remove_damaged(self, number: int) -> str:
@@ -230,7 +230,7 @@ class SplitData:
                 yield Path(self.files[number])
         else:
             assert self.folder is not None
-            with self.folder.unchanged():
+            with self.folder.check_unchanged():
                 yield Path(self.files[number])
 
     def read(self, number: int, reader: Callable[[Path], T], *, with_index: bool = False) -> T:
@@ -260,7 +260,7 @@ class SplitData:
         """
         start, count = place.tolist()
         try:
-            content = steadily(lambda: read_regular_part(path, start, count), str(path))
+            content = read_with_retries(lambda: read_regular_part(path, start, count), str(path))
             sample = FORMATS[self.kind].read_sample(content)
             problem = f"its index points to sample {sample.id}"
             if sample.id in (-1, self.ids[position]):
@@ -292,7 +292,7 @@ class SplitData:
             return self.part_of[1][positions]
         if isinstance(positions, slice):
             return np.arange(*positions.indices(len(self)))
-        return from_zero(positions, len(self))
+        return nonnegative_positions(positions, len(self))
 
     def select(self, positions: Positions) -> "SplitData":
         """Return the samples at `positions` alone, in this order.
@@ -383,11 +383,11 @@ class SplitData:
         """
         if self.kind == RAW or all(map(le, sides(needed), sides(self.size))):
             return
-        cut = "" if needed == served else f" is cut from {written(needed)}, and"
+        cut = "" if needed == served else f" is cut from {size_text(needed)}, and"
         result = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
         warnings.warn(
-            f"{self.path} stores {written(self.size)} pixels: size {written(served)}{cut} {result}; convert "
-            f"with --size {written(needed)}, or build with a smaller size",
+            f"{self.path} stores {size_text(self.size)} pixels: size {size_text(served)}{cut} {result}; convert "
+            f"with --size {size_text(needed)}, or build with a smaller size",
             stacklevel=2,
         )
 
@@ -504,7 +504,7 @@ def open_split(
         empty = [repr(name) for label, name in enumerate(scan.classes) if label not in filled]
         if empty:
             raise NothingFoundError(
-                f"class folders without a picture: {some(empty)}",
+                f"class folders without a picture: {abridge(empty)}",
                 path=path,
                 remedy="remove them, or give allow_empty=True",
             )
@@ -517,7 +517,7 @@ def _check_no_tree_setting(name: str, value: object, dataset: ConvertedDataset) 
         raise SettingError(
             f"{name} {value!r}: {dataset.place} is converted, with the splits "
             f"{', '.join(sorted(dataset.manifest.shards.split_names))} and its classes",
-            remedy=f"leave it out, or convert again with {flag_of(name)}",
+            remedy=f"leave it out, or convert again with {flag_name(name)}",
         )
 
 
@@ -605,7 +605,7 @@ def _find_rejected(scan: Scan, rows: Positions) -> Positions:
     Raises:
         SourceError: it names all of them.
     """
-    path = default_list(scan.root)
+    path = default_list_path(scan.root)
     if not path.exists():
         return np.empty(0, np.int64)
     rejected = np.flatnonzero(np.isin(rows, rejected_rows(scan, read_list(path))))

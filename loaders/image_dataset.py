@@ -32,7 +32,7 @@ from precache.formats.base import Places
 from precache.pictures import images
 from precache.pictures.jpeg import Pixels, decode_jpeg
 from precache.recipe import Recipe
-from precache.reporting import some
+from precache.reporting import abridge
 from precache.sources.tree import split_of
 from precache.storage.urls import Url
 
@@ -268,7 +268,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         )
         if self.class_to_idx.keys().isdisjoint(own_classes):
             raise NothingFoundError(
-                f"find_classes names none of its classes ({some([*map(repr, own_classes)])})",
+                f"find_classes names none of its classes ({abridge([*map(repr, own_classes)])})",
                 path=self.root,
                 remedy="choose from what super().find_classes(directory) returns",
             )
@@ -280,7 +280,7 @@ class ImageDataset(folder.ImageFolder):  # type: ignore[misc]  # torchvision has
         empty = [repr(name) for name in self.class_to_idx if name not in filled]
         if empty and not allow_empty:
             raise NothingFoundError(
-                f"find_classes names classes without a picture: {some(empty)}",
+                f"find_classes names classes without a picture: {abridge(empty)}",
                 path=self.root,
                 remedy="leave them out, or give allow_empty=True",
             )

@@ -44,7 +44,7 @@ from loaders.device import Lane, upload
 from loaders.read.filler import BufferPool
 from loaders.settings import LoaderSpec, Normalize, as_floats
 from loaders.threads import Pool
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Column
 from precache.dataset.index import REMEDY
 from precache.errors import ImageError, SettingError
@@ -307,7 +307,7 @@ class FieldReader:
             if name == self._data.boxes:
                 assert self._data.rendering is not None
                 sizes = self._index["source_sizes"][rows]
-                stored = moved(column.select(rows), sizes, self._data.rendering, cut=True)
+                stored = fit_boxes(column.select(rows), sizes, self._data.rendering, clip=True)
                 served_boxes, kept_numbers = [], []
                 for row in range(len(rows)):
                     crop, is_mirrored = boxes[row].tolist(), bool(mirrored[row])

@@ -36,7 +36,7 @@ except ImportError as error:
         raise
     if not TYPE_CHECKING:
 
-        def __getattr__(name: str) -> object:  # later, so that `precache doctor` runs
+        def __getattr__(name: str) -> object:  # fail at the first use, so that `precache doctor` still runs
             if name in __all__:
                 check_pillow()
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

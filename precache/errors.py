@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose.
+"""The errors that this project raises on purpose.
 
     PrecacheError                 one line: the path or value, what was expected, the remedy
     ├── SettingError              a value that a caller or a flag gave (also a ValueError)
@@ -32,16 +32,16 @@ from pathlib import Path
 from typing import Any, SupportsIndex
 
 if sys.platform != "win32":
-    import resource  # not when there is no file left for it
+    import resource  # early: once too many files are open, it could not be imported
 
-_MOST_FILES = 65_536
-_MOST_COMPARED = 1_000  # names in a folder; of 20,000, to compare them takes a second
+_MAX_FILES = 65_536
+_MAX_COMPARED = 1_000  # names in a folder; comparing 20,000 takes a second
 
 
 class PrecacheError(Exception):
-    """Base of the tree above; `str(error)` is one line, 'PATH: MESSAGE; REMEDY', without what is not given.
+    """Base of the tree above; `str(error)` is one line, 'PATH: MESSAGE; REMEDY'.
 
-    What is not printable, as in a file's name, is escaped in that line.
+    PATH or REMEDY is left out where it is not given. Unprintable characters, as in file names, are escaped.
 
     Attributes:
         path: the path or URL that is at fault, as it was given; None where the message names none.
@@ -71,7 +71,7 @@ class SourceError(PrecacheError):
 
 
 class ImageError(PrecacheError):
-    """One picture cannot be read or decoded.
+    """A picture cannot be read or decoded.
 
     Attributes:
         path: path of the picture, as it was given.
@@ -79,19 +79,24 @@ class ImageError(PrecacheError):
     """
 
     def __init__(self, path: str, reason: str = "", *, remedy: str = "") -> None:
-        if not reason:  # a DataLoader has made the error again from its text
+        if not reason:  # a DataLoader creates the error again from its text alone
             path, _, reason = _without_traceback(path).partition(": ")
         super().__init__(reason, path=path, remedy=remedy)
-        self.args = (path, reason)  # what pickle makes the error from
+        self.args = (path, reason)  # pickle creates the error from these
         self.reason = reason
+
+    @property
+    def reason_and_remedy(self) -> str:
+        """Reason, followed by the remedy if there is one: 'REASON; REMEDY'."""
+        return f"{self.reason}; {self.remedy}" if self.remedy else self.reason
 
 
 class DatasetError(PrecacheError):
-    """A converted folder cannot be used as asked: missing, damaged, or of another format."""
+    """A converted folder cannot be used: missing, damaged, of another format, or without what is needed."""
 
 
 class SampleError(DatasetError, ImageError):
-    """One sample of a converted dataset is not as it was written.
+    """A sample of a converted dataset differs from what was written.
 
     Attributes:
         path: the shard's file, the sample's id and the path of its source.
@@ -100,11 +105,11 @@ class SampleError(DatasetError, ImageError):
 
 
 class NothingFoundError(DatasetError, SourceError, FileNotFoundError, RuntimeError):
-    """No data at a path: it does not exist, or has no class folders with pictures, or a class has none."""
+    """A path has no data: it does not exist, or has no class folders with pictures, or a class has none."""
 
 
 class StorageError(PrecacheError):
-    """An object storage refuses, does not answer, or does not hold what was asked for; names the URL."""
+    """An object storage refuses, does not answer, or lacks an object; the message names the URL."""
 
 
 class DownloadError(PrecacheError):
@@ -116,7 +121,7 @@ class WorkerError(PrecacheError):
 
 
 class OpenFilesError(PrecacheError):
-    """A file cannot be opened because too many others are open; the one that it names is not at fault."""
+    """A file cannot be opened because too many others are open; `path`, if given, is not at fault."""
 
 
 class MissingDependencyError(PrecacheError, ImportError):
@@ -134,24 +139,28 @@ def _without_traceback(text: str) -> str:
 
 
 def open_files_error(error: BaseException | None, path: object = None) -> OpenFilesError | None:
-    """What to raise instead of `error`, of opening `path`, a pipe or such, where too many files are open."""
+    """Return the error to raise instead of `error` if too many files are open; else None.
+
+    Args:
+        path: the file that could not be opened; None for a pipe.
+    """
     if not isinstance(error, OSError):
         return None
-    about = "cannot be opened" if path else "a pipe cannot be opened"
+    problem = "cannot be opened" if path else "a pipe cannot be opened"
     if error.errno == errno.EMFILE and sys.platform != "win32":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
-        remedy = f"run 'ulimit -n {most}' before it"
-        if most <= soft:
+        limit = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+        remedy = f"run 'ulimit -n {limit}' before it"
+        if limit <= soft:
             remedy = "raise the hard limit ('ulimit -Hn'), and then 'ulimit -n'"
         return OpenFilesError(
-            f"{about}, for all the {soft:,} files are open that this process may have",
+            f"{problem}, for all the {soft:,} files are open that this process may have",
             path=path,
             remedy=remedy,
         )
     if error.errno == errno.ENFILE:
         return OpenFilesError(
-            f"{about}, for too many files are open on this machine",
+            f"{problem}, for too many files are open on this machine",
             path=path,
             remedy="end other programs, or raise its limit ('sysctl fs.file-max')",
         )
@@ -159,29 +168,32 @@ def open_files_error(error: BaseException | None, path: object = None) -> OpenFi
 
 
 def check_open_files(error: OSError, path: object = None) -> None:
-    """Raise `open_files_error`, if there is one."""
-    if (instead := open_files_error(error, path)) is not None:
-        raise instead from error
+    """Raise OpenFilesError instead of `error` if too many files are open."""
+    too_many = open_files_error(error, path)
+    if too_many is not None:
+        raise too_many from error
 
 
 def os_reason(error: BaseException) -> str:
-    """What the system says of an error, as 'No such file or directory'; else the error's own words."""
+    """Return the system's words for an error, as 'No such file or directory'; else its own message."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 
 @contextmanager
-def os_errors_as(kind: type[PrecacheError], what: str, remedy: str) -> Iterator[None]:
-    """Raise a `kind` of one line, '`what` (REASON); `remedy`', for an OSError of the block.
+def os_errors_as(
+    kind: type[PrecacheError], message: str, remedy: str, *, path: object = None
+) -> Iterator[None]:
+    """Raise a `kind`, 'PATH: MESSAGE (REASON); REMEDY', for an OSError of the block.
 
-    Errors of this project, and OpenFilesError where too many files are open, are raised as they are.
+    A PrecacheError is raised as it is. Where too many files are open, OpenFilesError is raised.
     """
     try:
         yield
-    except PrecacheError:  # NothingFoundError is an OSError, too
+    except PrecacheError:  # first, because NothingFoundError is an OSError, too
         raise
     except OSError as error:
         check_open_files(error, error.filename)
-        raise kind(f"{what} ({os_reason(error)})", remedy=remedy) from error
+        raise kind(f"{message} ({os_reason(error)})", path=path, remedy=remedy) from error
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
@@ -193,25 +205,27 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
 
 
 def similar_name(name: object, choices: Iterable[str]) -> str:
-    """`; did you mean 'shards'?` where one of `choices` is nearly `name`; else empty."""
-    near = get_close_matches(str(name).lower(), choices, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    """Return `; did you mean 'shards'?` if `name` is nearly one of `choices`; else an empty string."""
+    matches = get_close_matches(str(name).lower(), choices, n=1)
+    return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
 def check_range(name: str, value: SupportsIndex, low: int, high: int | None = None) -> int:
-    """The int that `value` is, which may be NumPy's or torch's; SettingError unless low <= it <= high."""
+    """Return `value`, an int of Python, NumPy or torch, as an int; SettingError unless low <= it <= high."""
     try:
         number = None if isinstance(value, bool) else index(value)
     except TypeError:
         number = None
     if number is None or number < low or (high is not None and number > high):
-        wanted = f"an integer of at least {low:,}" if high is None else f"an integer from {low:,} to {high:,}"
-        raise SettingError(f"{name} must be {wanted}, got {value!r}")
+        expected = (
+            f"an integer of at least {low:,}" if high is None else f"an integer from {low:,} to {high:,}"
+        )
+        raise SettingError(f"{name} must be {expected}, got {value!r}")
     return number
 
 
 def is_number(value: object) -> bool:
-    """Whether `value` is a number, Python's or NumPy's; True and False are none."""
+    """Whether `value` is a number of Python or NumPy, and not a Boolean."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
@@ -222,9 +236,9 @@ def check_share(name: str, value: float) -> None:
 
 
 def printable(text: str) -> str:
-    """`text` on one line that commands nothing of a terminal: what is not printable becomes an escape.
+    """Return `text` on one line, with an escape for each character that could control a terminal.
 
-    That is control characters (C0, C1, DEL), format characters such as those that turn the direction of
+    These are control characters (C0, C1, DEL), format characters such as those that turn the direction of
     writing, and bytes that are no text.
     """
     if text.isprintable():
@@ -233,33 +247,37 @@ def printable(text: str) -> str:
 
 
 def did_you_mean(path: str | os.PathLike[str]) -> str:
-    """`; did you mean photos?` where `path` is missing and what is there has nearly its name; else empty.
+    """Return `; did you mean photos?` if `path` is missing and an existing path has nearly its name.
 
-    So it is where very many files are.
+    Else, and in a folder of more than 1,000 names, which would take too long, it is an empty string.
     """
     missing = Path(path)
     try:
         while not missing.parent.is_dir():
             missing = missing.parent
         with os.scandir(missing.parent) as entries:
-            names = [entry.name for entry in islice(entries, _MOST_COMPARED + 1)]
-        known = missing.exists() or len(names) > _MOST_COMPARED
-        near = [] if known else get_close_matches(missing.name, names, n=1)
-        found = missing.parent.joinpath(*near, Path(path).relative_to(missing))
-        return f"; did you mean {found}?" if near and found.exists() else ""
+            names = [entry.name for entry in islice(entries, _MAX_COMPARED + 1)]
+        if missing.exists() or len(names) > _MAX_COMPARED:
+            return ""
+        matches = get_close_matches(missing.name, names, n=1)
+        if not matches:
+            return ""
+        similar = missing.parent / matches[0] / Path(path).relative_to(missing)
+        return f"; did you mean {similar}?" if similar.exists() else ""
     except OSError:
         return ""
 
 
 def shell_command(*words: object) -> str:
-    """The command line of `words` to paste into a shell; one as `precache convert` stays two words.
+    """Return the command line of `words`, to paste into a shell.
 
-    A path or a URL is one word whatever it holds; one that begins with a dash is not an option.
+    A string is inserted as it is, so `precache convert` stays two words. A path or a URL is quoted, so that
+    it is one word, and no option if it begins with a dash.
     """
-    return " ".join(word if isinstance(word, str) else _quoted(word) for word in words)
+    return " ".join(word if isinstance(word, str) else _quote(word) for word in words)
 
 
-def _quoted(path: object) -> str:
+def _quote(path: object) -> str:
     text = str(os.fspath(path)) if isinstance(path, os.PathLike) else str(path)
     if text.startswith("-"):
         text = f"./{text}"

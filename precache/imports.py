@@ -1,8 +1,8 @@
-"""Which files `import` finds: a `loaders.py` in the working folder hides the package `loaders`.
+"""Find files that hide a module: a `loaders.py` in the working folder hides the package `loaders`.
 
-`python train.py` puts the script's folder in front of the path where modules are looked for, `python -m` and
-`python -c` the working folder. A file there hides whatever has its name: a package of this project, one that
-it needs, or a module of Python (`random.py`).
+`python train.py` puts the script's folder first on `sys.path`; `python -m` and `python -c` put the working
+folder there. A file in it hides each module of its name: a package of this project, a package that it needs,
+or a module of Python (`random.py`).
 """
 
 import os
@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from importlib.machinery import FrozenImporter, PathFinder
 from pathlib import Path
 
-OURS = ("bench", "loaders", "precache")
+from precache.errors import MissingDependencyError
+
+OUR_PACKAGES = ("bench", "loaders", "precache")
 _NEEDED = (
     "PIL", "boto3", "click", "cv2", "datasets", "google_crc32c", "numpy", "obstore",
     "plotly", "psutil", "pyarrow", "ray", "rich", "simplejpeg", "tensorboard", "torch", "torchvision",
@@ -23,9 +25,9 @@ _ROOT = Path(__file__).resolve().parent.parent
 
 
 def child_environment() -> dict[str, str]:
-    """Environment for Python processes that find our packages, and nothing in their working folder.
+    """Return an environment in which Python finds our packages, and imports nothing of its working folder.
 
-    Python 3.10 does not know PYTHONSAFEPATH, and looks in the working folder all the same.
+    Python 3.10 ignores PYTHONSAFEPATH, and still looks in the working folder.
     """
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     if _ROOT not in _installed_folders():
@@ -36,19 +38,19 @@ def child_environment() -> dict[str, str]:
 
 
 def hiding_files(path: Sequence[str], names: Sequence[str] = ()) -> list[Path]:
-    """Files and folders on `path`, as `sys.path` is, that hide modules of other places.
+    """Return the files and folders on `path`, a list like `sys.path`, that hide modules of other places.
 
     Args:
-        names: of the modules; none: those of Python, of this project, and of what it needs.
+        names: modules to look for; by default those of Python, of this project, and of its dependencies.
     """
     if not names:
-        names = (*OURS, *_NEEDED, *sorted(sys.stdlib_module_names - set(sys.builtin_module_names)))
+        names = (*OUR_PACKAGES, *_NEEDED, *sorted(sys.stdlib_module_names - set(sys.builtin_module_names)))
     installed = {_ROOT, *_installed_folders()}
     hiding = []
     for name in names:
-        if FrozenImporter.find_spec(name) is not None:  # found before any file is looked for
+        if FrozenImporter.find_spec(name) is not None:  # Python imports it before it looks for files
             continue
-        modules, folders = [], []  # a folder without an __init__.py is a module where there is no other
+        modules, folders = [], []  # a folder without an __init__.py is imported only if nothing else is there
         for place in dict.fromkeys(path):
             spec = PathFinder.find_spec(name, [place])
             if spec is None:
@@ -58,25 +60,27 @@ def hiding_files(path: Sequence[str], names: Sequence[str] = ()) -> list[Path]:
             else:
                 module = Path(spec.origin)
                 modules.append(module.parent if module.name == "__init__.py" else module)
-        found = [*modules, *folders] if name in OURS else modules
-        has_another = len(modules) > 1 or name in OURS
-        if found and has_another:
-            first = found[0].resolve()
-            # Ray puts a psutil of its own, in its package, in front of the installed one
+        is_ours = name in OUR_PACKAGES
+        candidates = [*modules, *folders] if is_ours else modules
+        if candidates and (is_ours or len(modules) > 1):
+            first = candidates[0].resolve()
+            # Ray puts the psutil inside its own package in front of the installed one
             is_in_package = any("site-packages" in folder.name for folder in first.parents)
             if first.parent not in installed and not is_in_package:
-                hiding.append(found[0])
+                hiding.append(candidates[0])
     return hiding
 
 
-def explain_hiding(files: Sequence[Path]) -> str:
-    """Sentence that says what the files hide, and the remedy."""
+def hiding_error(files: Sequence[Path], problem: str = "") -> MissingDependencyError:
+    """Return the error that says which modules `files` hide, after the `problem` that this has caused."""
     hidden = ", ".join(f"{file} hides the module {file.stem}" for file in files)
-    return f"{hidden}; rename {'it' if len(files) == 1 else 'them'}, or run from another folder"
+    message = f"{problem}; {hidden}" if problem else hidden
+    pronoun = "it" if len(files) == 1 else "them"
+    return MissingDependencyError(message, remedy=f"rename {pronoun}, or run from another folder")
 
 
 def _installed_folders() -> set[Path]:
-    """Folders of Python's own modules, and of installed packages."""
+    """Return the folders of Python's own modules and of installed packages."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     folders = [sysconfig.get_path(name) for name in names]
     folders += [os.path.join(folder, "lib-dynload") for folder in folders[:2]]

@@ -1,19 +1,20 @@
-"""Packages that the core does without, looked up without importing them."""
+"""Look up optional packages without importing them, and give the commands that install them."""
 
 import shlex
 import sys
+from dataclasses import dataclass
 from importlib import metadata
 
 from precache.errors import MissingDependencyError
-from precache.imports import OURS, explain_hiding, hiding_files
+from precache.imports import OUR_PACKAGES, hiding_error, hiding_files
 
 DALI = ("nvidia-dali-cuda120", "nvidia-dali-cuda130")
-"""For CUDA 12 and CUDA 13; the same modules."""
+"""Builds of DALI for CUDA 12 and CUDA 13, with the same modules."""
 _CUDA_13_DRIVER = 580  # https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/
 
 
-def version_of(package: str) -> str | None:
-    """The installed version; None: it is not installed."""
+def installed_version(package: str) -> str | None:
+    """Return the installed version of `package`; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -21,46 +22,50 @@ def version_of(package: str) -> str | None:
 
 
 def dali_package(driver: str | None = None) -> str:
-    """The build of DALI that is installed, else that for this version of the driver, else for CUDA 12."""
-    installed = [name for name in DALI if version_of(name)]
+    """Return the installed build of DALI, else the one for this version of the driver, else for CUDA 12."""
+    for name in DALI:
+        if installed_version(name):
+            return name
     major = (driver or "").partition(".")[0]
-    newer = major.isdigit() and int(major) >= _CUDA_13_DRIVER
-    return (installed or [DALI[1] if newer else DALI[0]])[0]
+    supports_cuda_13 = major.isdigit() and int(major) >= _CUDA_13_DRIVER
+    return DALI[1] if supports_cuda_13 else DALI[0]
 
 
-def install_extra(extra: str) -> str:
-    """The command line that installs what the extra brings into the running Python."""
-    return pip_install(f"precache[{extra}]")
+def install_command(extra: str) -> str:
+    """Return the command line that installs precache's `extra` into the running Python."""
+    return pip_command(f"precache[{extra}]")
 
 
-def pip_install(*arguments: str) -> str:
-    """The command line that installs `arguments` into the running Python."""
+def pip_command(*arguments: str) -> str:
+    """Return the command line that installs `arguments` into the running Python."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 
 def check_package(error: ImportError, user: str, extra: str = "") -> None:
-    """Raise MissingDependencyError where `error` is of a package of others: missing, broken, too old, hidden.
+    """Raise MissingDependencyError if a third-party package causes `error`: missing, broken, too old, hidden.
 
     Args:
-        user: what needs it.
-        extra: that brings it; else precache itself does.
+        user: the program or module that needs the package.
+        extra: the extra that installs it; by default precache itself does.
     """
     name = (error.name or "").partition(".")[0]
-    # what is there and cannot be imported may itself import a file that lies in the way
+    # an installed package that fails to import may have imported a file of the working folder instead
     hiding = hiding_files(sys.path, [name] if isinstance(error, ModuleNotFoundError) else ())
     if hiding:
-        raise MissingDependencyError(f"{user}: {error}; {explain_hiding(hiding)}") from None
-    if name and name not in OURS:
-        command = install_extra(extra) if extra else pip_install("precache")
-        raise MissingDependencyError(f"{user} needs the package {name} ({error}); run: {command}") from None
+        raise hiding_error(hiding, f"{user}: {error}") from None
+    if name and name not in OUR_PACKAGES:
+        command = install_command(extra) if extra else pip_command("precache")
+        raise MissingDependencyError(
+            f"{user} needs the package {name} ({error})", remedy=f"run: {command}"
+        ) from None
 
 
-def put_pillow(name: str) -> str:
-    """The command line that gives the running Python `pillow` or `pillow-simd`, and removes the other.
+def pillow_install_command(name: str) -> str:
+    """Return the command line that installs `pillow` or `pillow-simd`, and removes the other.
 
-    Both are the package PIL, so that removing one breaks the other: both are removed, whichever is there. The
-    new one is downloaded, and compiled, before that: where that fails, nothing has changed. It is compiled
-    anew: what pip may have in its cache does not know of headers that were installed later.
+    Both contain the package PIL, and uninstalling one breaks the other, so the command uninstalls both. It
+    first downloads and compiles the new one, so that a failure there changes nothing. It does not use pip's
+    cache: a wheel there may have been compiled before headers were installed that Pillow can use.
     """
     pip = shlex.join([sys.executable, "-m", "pip"])
     return (
@@ -70,17 +75,26 @@ def put_pillow(name: str) -> str:
     )
 
 
-def pillow_fault() -> tuple[str, str] | None:
-    """What is wrong with PIL if it cannot be imported, and the command line that repairs it; else None."""
+@dataclass(frozen=True, slots=True)
+class PillowFault:
+    """The reason why PIL cannot be imported, and the command line that repairs it."""
+
+    problem: str
+    command: str
+
+
+def pillow_fault() -> PillowFault | None:
+    """Return why PIL cannot be imported; None if it can."""
     try:
         from PIL import Image, features  # noqa: F401
-    except Exception as error:  # half a package may raise anything
-        name = "pillow-simd" if version_of("pillow-simd") else "pillow"
-        return f"Pillow is missing or broken ({error})", put_pillow(name)
+    except Exception as error:  # a package that lacks files may raise anything
+        name = "pillow-simd" if installed_version("pillow-simd") else "pillow"
+        return PillowFault(f"Pillow is missing or broken ({error})", pillow_install_command(name))
     return None
 
 
 def check_pillow() -> None:
     """Raise MissingDependencyError if PIL cannot be imported."""
-    if fault := pillow_fault():
-        raise MissingDependencyError("; run: ".join(fault))
+    fault = pillow_fault()
+    if fault is not None:
+        raise MissingDependencyError(fault.problem, remedy=f"run: {fault.command}")

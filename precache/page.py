@@ -1,8 +1,8 @@
-"""One HTML skeleton for every page that this project writes: `precache inspect --html` and those of `bench`.
+"""The HTML skeleton of every page that this project writes: `precache inspect --html` and those of `bench`.
 
 A page is one file that needs no network and no script of its own; it follows the reader's light or dark
-mode, and prints. Functions here take text and escape it; what they return is HTML. A name that ends in
-`_html` is HTML already.
+mode, and can be printed. Functions here escape the text that they take, and return HTML. Arguments whose
+names end in `_html` are HTML already.
 """
 
 import os
@@ -14,7 +14,7 @@ from pathlib import Path
 from precache.errors import SettingError, os_errors_as
 from precache.storage import atomic_write
 
-# Colours have names, so that a chart can take them from the page: dark mode and print need no script.
+# Colours are CSS variables, which charts use too: so dark mode and print need no script.
 _STYLE = """
 :root { color-scheme: light dark;
   --fg: #1c1e21; --bg: #fff; --soft: #5d636b; --line: #d9dce1; --tint: #eef3f9; --bar: #2b83c6; }
@@ -73,7 +73,7 @@ summary { cursor: pointer; font-weight: 600; }
 
 
 def document(title: str, content_html: str, *, head_html: str = "", style: str = "") -> str:
-    """A page of `content_html`; `head_html` holds scripts that it needs, `style` CSS that only it needs."""
+    """Return a page of `content_html`, with scripts in `head_html` and further CSS in `style`."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -83,23 +83,23 @@ def document(title: str, content_html: str, *, head_html: str = "", style: str =
 
 
 def paragraphs(lines: Iterable[str]) -> str:
-    """Each line one."""
+    """Return a paragraph for each line."""
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
 def facts(values: Mapping[str, object]) -> str:
-    """Names and values, one per line; the parts of a value stand side by side."""
+    """Return a list of names and values, one pair per line; parts of a value stand side by side."""
     lines = (f"<dt>{escape(name)}</dt><dd>{escape(_text(value))}</dd>" for name, value in values.items())
     return f"<dl>{''.join(lines)}</dl>"
 
 
-def folded(title: str, content_html: str, *, shown: bool = False) -> str:
-    """`content_html` below its title, hidden until a click unless `shown`."""
+def collapsible(title: str, content_html: str, *, shown: bool = False) -> str:
+    """Return `content_html` below its title, hidden until a click unless `shown`."""
     return f"<details{' open' if shown else ''}><summary>{escape(title)}</summary>{content_html}</details>"
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Titles and cells, as text; numbers to the right, words, with `code` in them, to the left."""
+    """Return a table of texts: numbers are aligned right, words, which may hold `code`, left."""
     lines = [list(row) for row in rows]
     words = {
         column
@@ -108,12 +108,12 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         if cell[:1].isalpha() or cell[:1] in ("`", "'")
     }
     kinds = ["words" if column in words else "" for column in range(len(titles))]
-    drawn = ([with_code(cell) for cell in line] for line in lines)
+    drawn = ([format_code(cell) for cell in line] for line in lines)
     return html_table([escape(title) for title in titles], drawn, kinds)
 
 
 def html_table(titles_html: Sequence[str], rows_html: Iterable[Sequence[str]], kinds: Sequence[str]) -> str:
-    """Titles and cells; `kinds` holds a column's class each: 'words', 'bar', or '' for numbers."""
+    """Return a table; `kinds` holds each column's class: 'words', 'bar', or '' for numbers."""
     classes = [f' class="{kind}"' if kind else "" for kind in kinds]
     head = "".join(f"<th{kind}>{title}</th>" for kind, title in zip(classes, titles_html, strict=True))
     body = "".join(
@@ -124,22 +124,22 @@ def html_table(titles_html: Sequence[str], rows_html: Iterable[Sequence[str]], k
 
 
 def bar(share: float) -> str:
-    """A bar as wide as `share`, 0 to 1, of its cell, which is of the class 'bar'."""
+    """Return a bar that fills the `share`, 0 to 1, of its cell, whose column has the class 'bar'."""
     return f'<div style="width:{100 * min(max(share, 0.0), 1.0):.1f}%"></div>'
 
 
-def with_code(text: str) -> str:
-    """`text`, what stands between backticks as code."""
+def format_code(text: str) -> str:
+    """Return `text`, with what stands between backticks as code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def write(path: str | os.PathLike[str], text: str) -> None:
     """Write a page, or another text, whole or not at all; SettingError if `path` cannot be written."""
     with (
-        os_errors_as(SettingError, f"{path}: cannot be written", "name another file"),
+        os_errors_as(SettingError, "cannot be written", "name another file", path=path),
         atomic_write(Path(path)) as file,
     ):
-        file.write(text.encode(errors="backslashreplace"))  # a name of a file may hold bytes that are no text
+        file.write(text.encode(errors="backslashreplace"))  # file names may hold bytes that are no text
 
 
 def _text(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What a run reports: warnings, progress, and what is kept when it is interrupted."""
+"""Report what a run does: warnings, progress, numbers in words, and what an interruption leaves."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -10,23 +10,23 @@ _LOGGER = logging.getLogger("precache")
 
 
 def warn(message: str) -> None:
-    """Say `message` on one line; control characters of the names in it as escapes."""
+    """Log `message` as a warning on one line, with its control characters escaped."""
     _LOGGER.warning("%s", printable(message))
 
 
-def some(names: list[str]) -> str:
-    """The first three of `names`, and how many more there are."""
+def abridge(names: list[str]) -> str:
+    """Return the first three of `names`, and how many more there are: 'a, b, c and 4 more'."""
     rest = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return f"{', '.join(names[:3])}{rest}"
 
 
-def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number and its noun: '1 picture', '9,144 pictures'; `plural` where an s does not make it."""
+def quantity(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun: '1 picture', '9,144 pictures'; by default the plural is `noun` + 's'."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def human_bytes(count: float) -> str:
-    """Bytes in binary units, three digits: 1,798,237,072 -> '1.67 GiB'."""
+    """Return bytes in binary units with three digits: '1.67 GiB' for 1,798,237,072."""
     power = 0
     while abs(count) >= 1024 and power < 4:
         count, power = count / 1024, power + 1
@@ -35,26 +35,26 @@ def human_bytes(count: float) -> str:
 
 
 Progress = Callable[[int, int], None]
-"""Called with (units done, units in all), a few times a second; an exception that it raises ends the work."""
+"""Function called with (units done, units in all) a few times a second; what it raises ends the work."""
 
 
-def unseen(done: int, total: int) -> None:
-    """Report no progress."""
+def no_progress(done: int, total: int) -> None:
+    """Report nothing: the default of `on_progress`."""
 
 
 @contextmanager
-def tells(what_is_kept: Callable[[], str]) -> Iterator[None]:
-    """Add `what_is_kept` to the message of what ends the work from outside, as Ctrl-C does."""
+def explain_interruption(describe_kept: Callable[[], str]) -> Iterator[None]:
+    """Give an interruption, such as Ctrl-C, a message that says what is kept, unless it has one."""
     try:
         yield
     except Exception:
         raise
     except BaseException as stop:
         if not stop.args:
-            stop.args = (what_is_kept(),)
+            stop.args = (describe_kept(),)
         raise
 
 
-def nothing_lost() -> str:
-    """For `tells`: the message for a moment when nothing is half done."""
+def nothing_lost_message() -> str:
+    """Return the message of an interruption before or after the conversion of pictures."""
     return "while nothing was being converted; nothing is lost, and the same command goes on"

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from precache import open_dataset
 from precache.dataset.columns import Column
-from precache.dataset.index import columns_of, write_arrays
+from precache.dataset.index import column_arrays, write_arrays
 from precache.dataset.manifest import MANIFEST_NAME, _checksum
 from precache.formats import FORMATS, Sample
 from precache.sources.tree import scan_tree
@@ -77,7 +77,7 @@ def edit_manifest(path: Path, **changes: Any) -> None:
 def edit_samples(path: Path, **columns: Column) -> None:
     """Change these columns of the samples in the index; all checksums fit."""
     index = path / open_dataset(path).manifest.index.name
-    edit_manifest(path, index=asdict(write_arrays(index, {**load_file(index), **columns_of(columns)})))
+    edit_manifest(path, index=asdict(write_arrays(index, {**load_file(index), **column_arrays(columns)})))
 
 
 def lead_away(path: Path, split: str) -> None:

@@ -1,16 +1,21 @@
-"""What typical mistakes are answered by, each command's whole text: `tests/golden_messages.txt`.
+"""Write `tests/golden_messages.txt`: the help of each command, and the answers to typical mistakes.
 
-`python -m tests.messages` writes that file anew; look at its difference before it is committed.
+`python -m tests.messages` writes that file again; look at its difference before it is committed.
 """
 
 import os
 import re
 import shlex
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
+
 import loaders
+from bench.cli import main as bench
 from precache import Recipe, convert
+from precache.cli.main import main as precache
 from precache.errors import PrecacheError
 from precache.example_data.sample_tree import make_sample
 from tests.command import ROOT, run_here
@@ -63,12 +68,23 @@ loaders.build("shards", ranks=loaders.Ranks(rank=0, world_size=3, per_node=2))
 """.strip().splitlines()
 
 
+def help_commands() -> Iterator[str]:
+    for program, group in (("precache", precache), ("bench", bench)):
+        context = click.Context(group)
+        yield f"{program} --help"
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
+            assert command is not None
+            options = {option for parameter in command.params for option in parameter.opts}
+            yield f"{program} {name} {'--help-all' if '--help-all' in options else '--help'}"
+
+
 def answers() -> str:
-    """Each command, its exit code and what it says, in a folder made for that."""
+    """Commands with their exit codes and their output, run in a folder that is made for them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name).resolve()
         _fill(folder)
-        parts = [_answer(command, folder) for command in COMMANDS]
+        parts = [_answer(command, folder) for command in [*help_commands(), *COMMANDS]]
     text = "\n".join(parts).replace(str(folder), "WORKING-FOLDER")
     return re.sub(r"[0-9.]+ [KMGT]iB are free|(?<=one per CPU )\([0-9]+\)", "...", text)  # of this machine
 

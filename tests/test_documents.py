@@ -1,4 +1,4 @@
-"""What the documents name is there."""
+"""Links, names of tests and figures in the documents lead to what is in the repository."""
 
 import re
 from pathlib import Path
@@ -13,49 +13,69 @@ DOCUMENTS = [
     path for name in (".", "precache", "loaders", "bench", "tests") for path in (ROOT / name).glob("*.md")
 ]
 DOCUMENTS += [path for name in ("precache", "bench") for path in (ROOT / name).glob("*/*.md")]
+TEST = re.compile(r"`(test_\w+\.py)::(test_\w+)`")
+ATTACK = re.compile(r"`faults\[(\w+)\]`")
+# pyproject.toml: packages at the beginning of a string, before a version
+PACKAGE = re.compile(r"\"([a-z0-9-]+)(?:\[[a-z0-9,]*\])?[><=]=?\d")
 
 
-def test_every_promise_names_the_tests_and_attacks_that_hold_it() -> None:
-    rows = [line for line in PROMISES.splitlines() if line.startswith("| ")]
-    promises = [row for row in rows if not row.startswith(("| what happens", "| ---"))]
+def without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def headings(path: Path) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    titles = re.findall(r"^#+ (.*)$", without_code(path.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_every_promise_names_a_test_or_an_attack() -> None:
+    promises = re.split(r"^### ", PROMISES, flags=re.MULTILINE)[1:]
     assert len(promises) > 30
-    assert all(re.search(r"`test_\w+\.py::test_\w+`|`faults\[\w+\]`", row) for row in promises)
-    there = {
+    for promise in promises:
+        section = re.split(r"^## ", promise, flags=re.MULTILINE)[0]
+        assert TEST.search(section) or ATTACK.search(section), section
+
+
+def test_every_test_and_attack_of_the_promises_exists() -> None:
+    tests = {
         (path.name, name)
         for path in (ROOT / "tests").rglob("test_*.py")
         for name in re.findall(r"def (test_\w+)\(", path.read_text())
     }
-    assert set(re.findall(r"`(test_\w+\.py)::(test_\w+)`", PROMISES)) <= there
-    assert set(re.findall(r"`faults\[(\w+)\]`", PROMISES)) <= ATTACKS.keys()
-
-
-def headings(path: Path) -> set[str]:
-    """What a link into this page may name behind its #."""
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+    assert set(TEST.findall(PROMISES)) <= tests
+    assert set(ATTACK.findall(PROMISES)) <= ATTACKS.keys()
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_to_a_file_and_a_heading_that_are_there(path: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
-    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+def test_every_link_leads_to_a_file_and_a_heading(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_code(path.read_text())):
+        if link.startswith("https://"):
+            continue
         name, _, heading = link.partition("#")
         target = (path.parent / name).resolve() if name else path
-        if not link.startswith("https://"):
-            assert target.exists(), link
-            assert not heading or heading in headings(target), link
+        assert target.exists(), link
+        assert not heading or heading in headings(target), link
 
 
-def test_the_readme_draws_the_conclusions_of_its_page_of_results() -> None:
+@pytest.mark.parametrize("package", ["precache", "loaders", "bench"])
+def test_every_dependency_that_a_guide_lists_is_one(package: str) -> None:
+    guide = (ROOT / package / "README.md").read_text()
+    rows = re.findall(r"^\| ([^|]*) \|", guide.split("\n## Dependencies\n")[1], re.MULTILINE)
+    names = [name for row in rows[2:] for name in re.sub(r" \(extra [^)]*\)", "", row).split(", ")]
+    assert names
+    assert set(names) <= set(PACKAGE.findall((ROOT / "pyproject.toml").read_text()))
+
+
+def test_the_readme_repeats_the_accuracy_of_the_page_of_results() -> None:
     number, verdict = r"([+-]\d\.\d+)", "(within noise|as good|worse|better)"
     page = (ROOT / "bench/results/README.md").read_text()
     rows = re.findall(rf"\| {number} \({number} to {number}\), {verdict} \|", page)
-    found = {(*(f"{float(value):+.1f}" for value in row[:3]), row[3]) for row in rows}
+    measured = {(*(f"{float(value):+.1f}" for value in row[:3]), row[3]) for row in rows}
     readme = re.findall(
         rf"\| (\**){number}\**, {verdict} \| {number} to {number} \|", (ROOT / "README.md").read_text()
     )
     assert len(readme) == 3
-    for bold, difference, said, low, high in readme:
-        assert (difference, low, high, said) in found
-        assert bool(bold) == (said in ("worse", "better")), "in bold: what is not within noise"
+    for bold, difference, conclusion, low, high in readme:
+        assert (difference, low, high, conclusion) in measured
+        assert bool(bold) == (conclusion in ("worse", "better")), "in bold: what is not within noise"

@@ -1,4 +1,4 @@
-"""What the documents tell people to type works as it stands there."""
+"""Commands and Python of the documents run as they are printed."""
 
 import csv
 import json
@@ -32,7 +32,8 @@ GUIDES = (
 )
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {"precache": precache, "bench": bench}
-# In the shell they print what they were given, so that its variables, loops and quotes are the shell's work.
+# Functions in the place of the commands print their arguments, after the shell has expanded variables,
+# loops and quotes.
 RECORD = 'precache() { record precache "$@"; }; bench() { record bench "$@"; }; pip() { :; }; make() { :; }\n'
 RECORD += "python() { :; }; mktemp() { :; }\n"
 RECORD += "record() { printf '%s\\x1f' \"$@\"; printf '\\n'; }; mkdir() { :; }; tar() { :; }\n"
@@ -41,10 +42,10 @@ SMALL = {
     "--pictures": "16", "--seconds": "0.1", "--workers": "1", "--trainer": "emulated:2000",
     "--seeds": "2", "--epochs": "2",
 }  # fmt: skip
-"""Options of `bench` that make a command quick, where the guide does not give them."""
+"""Options that make a command of `bench` quick, added where the guide does not give them."""
 QUICKER = {'"batch_size": 256, "size": 224': '"batch_size": 16, "size": 64', "resnet50": "resnet18"}
 QUICKER |= {"range(90)": "range(2)", 'if torch.cuda.is_available() else "cpu"': 'if False else "cpu"'}
-"""What is changed in the README's training loop, for a CPU and a minute."""
+"""Replacements in the README's training loop, so that it runs on a CPU in a minute."""
 
 TRAIN = """
 from torch.utils.data import DataLoader
@@ -57,11 +58,12 @@ for _ in range(3):
 
 
 def blocks(guide: str, kind: str) -> list[str]:
-    return [text for found, text in BLOCK.findall((ROOT / guide).read_text()) if found == kind]
+    """Return the code blocks of a guide that are marked as `kind`, sh or python."""
+    return [text for language, text in BLOCK.findall((ROOT / guide).read_text()) if language == kind]
 
 
 def commands(guide: str) -> Iterator[list[str]]:
-    """Each call of ours in the shell's blocks, in their order."""
+    """Yield each call of `precache` and `bench` in the shell blocks of a guide, in order."""
     for block in blocks(guide, "sh"):
         ended = subprocess.run(["bash", "-c", RECORD + block], capture_output=True, text=True, check=False)
         for line in ended.stdout.splitlines():
@@ -70,15 +72,15 @@ def commands(guide: str) -> Iterator[list[str]]:
 
 
 def in_bucket(words: list[str], bucket: Url) -> list[str]:
-    """The same command in a bucket that there is."""
+    """Return the same command with a bucket that exists."""
     return [word.replace("s3://bucket", str(bucket)) for word in words]
 
 
 def command_of(program: str, name: str) -> click.Command:
     group = PROGRAMS[program]
-    found = group.get_command(click.Context(group), name)
-    assert found is not None, f"{program} {name}"
-    return found
+    command = group.get_command(click.Context(group), name)
+    assert command is not None, f"{program} {name}"
+    return command
 
 
 @pytest.fixture
@@ -102,7 +104,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def draw_masks(root: Path, paths: list[str]) -> None:
-    """A mask for each of the photos, and a line with a box for each."""
+    """Write a mask for each of the photos, and boxes.jsonl with a box for each."""
     with open(root / "boxes.jsonl", "w") as file:
         for path in paths:
             with Image.open(root / "photos" / path) as opened:
@@ -115,36 +117,36 @@ def draw_masks(root: Path, paths: list[str]) -> None:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_every_command_of_a_guide_is_one_that_its_program_takes(guide: str) -> None:
-    found = list(commands(guide))
-    assert found
-    for program, name, *words in found:
+def test_every_command_of_a_guide_is_valid(guide: str) -> None:
+    calls = list(commands(guide))
+    assert calls
+    for program, name, *words in calls:
         if name != "--version":
             command_of(program, name).make_context(name, words)
 
 
 @pytest.mark.parametrize("guide", ["precache/README.md", "loaders/README.md"])
-def test_the_commands_of_a_guide_run_and_so_does_its_python(guide: str, photos: Path, bucket: Url) -> None:
+def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Url) -> None:
     store = ObjectStore(bucket / "photos")
     for sample in scan_tree(photos / "photos").samples:
         store.upload(photos / "photos" / sample.path, sample.path)
     for program, *words in commands(guide):
         if program == "precache" and words[0] not in ("doctor", "sample", "auto"):
             assert commandline.run(precache, "precache", in_bucket(words, bucket)) == 0, words
-    found = blocks(guide, "python")
-    assert found
-    for text in found:
+    programs = blocks(guide, "python")
+    assert programs
+    for text in programs:
         exec(compile(text, guide, "exec"), {"__name__": "__main__"})
 
 
 def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> None:
     (loop,) = (text for text in blocks("README.md", "python") if "optimizer" in text)
     quick = loop
-    for asked, instead in QUICKER.items():
-        assert asked in quick
-        quick = quick.replace(asked, instead)
+    for slow_part, quick_part in QUICKER.items():
+        assert slow_part in quick
+        quick = quick.replace(slow_part, quick_part)
     for program, *words in commands("README.md"):
-        # conversion on a cluster, in a folder that every node sees: tests/precache/engines
+        # conversion on a cluster needs a folder that every node sees: tests/precache/engines does that
         if words[0] in ("convert", "push", "pull") and "--engine" not in words:
             assert commandline.run(PROGRAMS[program], program, in_bucket(words, bucket)) == 0, words
     exec(compile(quick, "README.md", "exec"), {"__name__": "__main__"})
@@ -161,8 +163,15 @@ def test_the_commands_of_bench_run(photos: Path, monkeypatch: pytest.MonkeyPatch
         if program == "precache":
             assert commandline.run(precache, "precache", [name, *words]) == 0
             continue
-        takes = {option for parameter in command_of(program, name).params for option in parameter.opts}
-        added = takes & SMALL.keys() - {word.split("=")[0] for word in words}
-        small = [part for option in sorted(added) for part in (option, SMALL[option])]
-        ended = run("bench", name, *small, *words, cwd=photos)
+        quick = dict(SMALL)
+        if name == "watch":
+            quick["--batches"] = "8"  # fewer are refused
+        if "--convert" in words:
+            del quick["--workers"]  # refused, because the answer is for this machine
+        options = {option for parameter in command_of(program, name).params for option in parameter.opts}
+        added = options & quick.keys() - {word.split("=")[0] for word in words}
+        arguments = [part for option in sorted(added) for part in (option, quick[option])]
+        # a batch must not have more pictures than there are
+        arguments += [word.replace("32,64,128", "16,32") for word in words]
+        ended = run("bench", name, *arguments, cwd=photos)
         assert ended.returncode == 0, (name, words, ended.stderr)

@@ -1,10 +1,21 @@
-"""Messages, whole, in one place; other tests ask only for the path and the remedy."""
+"""Help and messages of all commands stand whole in one file; other tests ask for attributes of errors."""
 
-from tests.messages import GOLDEN, answers
+import pytest
+
+from tests.messages import GOLDEN, answers, help_commands
 
 
-def test_typical_mistakes_are_answered_as_in_the_golden_file_and_none_passes_as_done() -> None:
-    """After a change that is meant: `python -m tests.messages`, and read its difference."""
-    golden = GOLDEN.read_text()
-    assert answers() == golden
-    assert not any(bad in golden for bad in ("[exit code 0]", "[no error]", "Traceback"))
+@pytest.fixture(scope="module")
+def printed() -> str:
+    return answers()
+
+
+def test_commands_print_what_the_golden_file_says(printed: str) -> None:
+    """After a change that is meant, run `python -m tests.messages` and read the difference."""
+    assert printed == GOLDEN.read_text()
+
+
+def test_no_mistake_ends_as_if_the_job_were_done(printed: str) -> None:
+    assert printed.count("[exit code 0]") == len(list(help_commands()))
+    assert "[no error]" not in printed
+    assert "Traceback" not in printed

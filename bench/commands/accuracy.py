@@ -14,7 +14,7 @@ from bench.measure.accuracy import Recipe, compare_sources, find_pictures, open_
 from loaders.device import find_device
 from loaders.examples.models import MODELS
 from precache.cli import commandline
-from precache.cli.commandline import check_output, gathered
+from precache.cli.commandline import check_output, combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError, check_choice
 
@@ -60,7 +60,7 @@ _RECIPE = {
 @click.option(
     "--baseline", default="imagefolder", show_default=True, help="Source that the others are compared with."
 )
-@gathered("recipe", _recipe, _RECIPE)
+@combine_options("recipe", _recipe, _RECIPE)
 @click.option(
     "--seeds", default="5", show_default=True, help="Trainings of each source: how many, or which, as in 3-4."
 )

@@ -20,7 +20,7 @@ from bench.commands.recommend import (
 )
 from bench.measure.trainers import EPILOG
 from precache.cli import commandline
-from precache.cli.commandline import gathered
+from precache.cli.commandline import combine_options
 from precache.cli.main import RAW
 from precache.conversion.destination import resolve as resolve_place
 from precache.storage.urls import Location
@@ -32,8 +32,8 @@ from precache.storage.urls import Location
 @click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
 @click.option("--format", "formats", help=FORMATS_HELP)
 @click.option("--yes", is_flag=True, help="Convert without asking.")
-@gathered("converting", dict, CONVERTING)
-@gathered("asked", dict, MEASURING)
+@combine_options("converting", dict, CONVERTING)
+@combine_options("asked", dict, MEASURING)
 @output_options
 def command(
     src: Location,

@@ -11,7 +11,7 @@ from bench.commands.output import Output, output_options
 from bench.measure.conversion import ConversionSpec, measure
 from bench.peers.libraries import WRITERS
 from precache.cli import commandline
-from precache.cli.commandline import gathered
+from precache.cli.commandline import combine_options
 from precache.engines import worker_count
 from precache.pictures.images import FITS
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, FORMAT_NAMES, Recipe
@@ -44,7 +44,7 @@ _RECIPE = {
 
 @click.command(name="convert", cls=commandline.Command)
 @click.argument("src", type=PATH, default=DATA / "raw")
-@gathered("recipe", Recipe, _RECIPE)
+@combine_options("recipe", Recipe, _RECIPE)
 @click.option("--workers", type=int, help="Processes of each writer.  [default: one per CPU]")
 @click.option("--pictures", default=1000, show_default=True, help="Pictures that the stages are timed on.")
 @click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")

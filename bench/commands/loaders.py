@@ -19,7 +19,7 @@ from bench.measure.settings import Settings
 from bench.measure.trainers import EPILOG
 from bench.peers.libraries import PEERS
 from precache.cli import commandline
-from precache.cli.commandline import gathered
+from precache.cli.commandline import combine_options
 from precache.engines import available_cpus
 from precache.errors import SettingError, check_range
 from precache.recipe import FORMAT_NAMES
@@ -43,7 +43,7 @@ class PeerOptions:
     peer_data: Path
 
 
-peer_options = gathered(
+peer_options = combine_options(
     "peers",
     PeerOptions,
     {

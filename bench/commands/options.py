@@ -15,7 +15,7 @@ from bench.machine.hardware import AMP_HELP, WARMUP_HELP, choose_warmup
 from bench.measure.settings import Settings
 from bench.measure.trainers import CHOICES
 from loaders.device import find_device
-from precache.cli.commandline import PathOrUrl, gathered
+from precache.cli.commandline import PathOrUrl, combine_options
 from precache.engines import worker_count
 from precache.errors import SettingError
 
@@ -71,7 +71,7 @@ def run_options(*names: str, **own: _Own) -> Callable[[_Function], _Function]:
         names: of SHARED; what has no option keeps the default of `Settings`.
         own: what differs from SHARED, by name.
     """
-    return gathered("settings", make_settings, {name: option(name, own.get(name)) for name in names})
+    return combine_options("settings", make_settings, {name: option(name, own.get(name)) for name in names})
 
 
 def make_settings(

@@ -12,10 +12,10 @@ from bench.measure.trials import is_kept
 from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
-from precache.cli.commandline import STDOUT, check_output, gathered, note
+from precache.cli.commandline import STDOUT, check_output, combine_options, note
 from precache.cli.terminal import ProgressBar
 from precache.page import write as write_page
-from precache.reporting import Progress, tells, unseen
+from precache.reporting import Progress, explain_interruption, no_progress
 
 _PATH = click.Path(path_type=Path)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -53,9 +53,9 @@ class Output:
         is_shown = not self.quiet and self.json_path != STDOUT
         if is_shown and self.json_path is not None and self.json_path.is_file():
             note(f"{self.json_path} is there: the runs in it are not measured again")
-        with tells(self._describe_unfinished):
+        with explain_interruption(self._describe_unfinished):
             if self.quiet:
-                yield unseen
+                yield no_progress
             else:
                 with ProgressBar(title, unit) as bar:
                     yield bar
@@ -105,4 +105,4 @@ def output_options(function: _Function) -> _Function:
             help="Print nothing but errors; --json FILE or --html FILE has the result.",
         ),
     }
-    return gathered("output", Output, options)(function)
+    return combine_options("output", Output, options)(function)

@@ -27,7 +27,7 @@ from bench.measure.storing import check_free, choose, find_begun, find_limit, fr
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.measure.trials import read_document
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
-from bench.report.gain import TODAY_BACKEND, way
+from bench.report.gain import TODAY_BACKEND, source_name
 from bench.report.loaders import other_cpu_share
 from bench.report.recommendation import (
     USUAL_REJECTS,
@@ -41,7 +41,7 @@ from bench.report.stats import is_disturbed
 from bench.report.verdict import RAW_TREE, training_rate
 from loaders.dataset import open_split
 from precache.cli import commandline
-from precache.cli.commandline import STDOUT, gathered, note, parse_bytes, parse_share
+from precache.cli.commandline import STDOUT, combine_options, note, parse_bytes, parse_share
 from precache.cli.main import DATA, convert
 from precache.conversion.convert import Conversion
 from precache.conversion.destination import AUTO_NAME
@@ -166,8 +166,8 @@ def what_if(
 @click.option(
     "--convert", "dst", type=PLACE, metavar="DST", help="Convert as recommended, into DST, and measure that."
 )
-@gathered("changes", what_if, WHAT_IF)
-@gathered("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
+@combine_options("changes", what_if, WHAT_IF)
+@combine_options("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
 @output_options
 def command(
     src: Location,
@@ -292,9 +292,9 @@ def _choose(
     folders = {name: str(place) for name, place in places.items()}
     with output.measuring("recommend", "turn") as bar:
         result = recommend(question, output.json_path, bar, folders=folders)
-    if all(row.of["data"] == RAW_TREE for row in result.rows):
+    if all(row.key["data"] == RAW_TREE for row in result.rows):
         raise DatasetError(f"no format could be measured: {'; '.join(result.skipped.values())}")
-    sample = next(trial for trial in result.trials if trial.of["what"] == SAMPLE)
+    sample = next(trial for trial in result.trials if trial.key["what"] == SAMPLE)
     if not result.best:
         output.finish(result)
         note("Nothing is converted.")
@@ -305,7 +305,7 @@ def _choose(
             click.echo(f"    {printable(line)}")
         return None
     replace(output, html_path=None).finish(result)  # the page is of what comes of it
-    name = result.rows[result.best[0]].of["data"]
+    name = result.rows[result.best[0]].key["data"]
     recipe = replace(recipe, format=name, splits=conversions.splits)
     risk = "" if recipe.size == stored_size(settings.size) else f" {RISK}"
     note(f"Pictures are stored whole, their shorter side {stored_words(recipe)}, within {limit}.{risk}")
@@ -407,7 +407,7 @@ def _prove(
     if after.high < before.low:
         note(
             f"Converting lost: from {manifest.recipe.format} the trainer gets {after.median:,.0f} images/s, "
-            f"by {way(line)} from the tree {before.median:,.0f}."
+            f"by {source_name(line)} from the tree {before.median:,.0f}."
         )
         raise click.exceptions.Exit(1)
 
@@ -450,7 +450,7 @@ def _find_convert_s(place: Path, done: Conversion) -> dict[Location, float]:
 def _row_of(result: Result, data: str) -> Row | None:
     """The row of ours that reads this data, in a comparison."""
     for row in result.rows:
-        if row.of["data"] == data and row.of["backend"] != TODAY_BACKEND:
+        if row.key["data"] == data and row.key["backend"] != TODAY_BACKEND:
             return row
     return None
 
@@ -460,8 +460,8 @@ def _median_error(predicted: Result, measured: Result) -> float:
     errors = []
     for after in measured.rows:
         for before in predicted.rows:
-            same = all(before.of[name] == after.of[name] for name in ("backend", "data"))
-            if same and before.of["trainer"] == PREDICTED:
+            same = all(before.key[name] == after.key[name] for name in ("backend", "data"))
+            if same and before.key["trainer"] == PREDICTED:
                 errors.append(abs(training_rate(before).median / training_rate(after).median - 1))
     return median(errors) if errors else 0.0
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from bench.commands.output import Output, output_options
 from bench.measure.trials import read_document
 from bench.report import accuracy, conversion, hardware, loaders, ranks, recommendation, watch
 from bench.report.regression import (
-    Comparison,
+    ResultComparison,
     compare_results,
     find_differing_work,
     make_difference_table,
@@ -24,7 +23,7 @@ from bench.report.words import say
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT
 from precache.errors import SettingError, check_share
-from precache.reporting import counted
+from precache.reporting import quantity
 
 
 def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
@@ -127,14 +126,14 @@ def command(
             "before": str(paths[0]),
             "after": str(paths[1]),
             "tolerance": tolerance,
-            **asdict(comparison),
+            **comparison.to_json(),
         }
         _write_json(output.json_path, written, quiet=output.quiet)
     if not output.quiet and output.json_path != STDOUT:
-        count = counted(len(comparison.differences), "figure")
+        count = quantity(len(comparison.differences), "figure")
         say(f"{len(comparison.regressions)} of {count} got worse by more than {tolerance:.0%}.")
         if lost_rows:
-            say(f"{paths[1]} lacks {counted(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
+            say(f"{paths[1]} lacks {quantity(len(lost_rows), 'row')} of {paths[0]}; --force goes on without.")
         if differing:
             say(f"Compared although they differ in {'; '.join(differing)}.")
         results = [(paths[0], before), (paths[1], after)]
@@ -156,7 +155,7 @@ def _write_json(path: Path, content: object, *, quiet: bool) -> None:
 
 
 def _show_differences(
-    comparison: Comparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
+    comparison: ResultComparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
 ) -> None:
     table = make_difference_table(comparison)
     if markdown:

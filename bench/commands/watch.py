@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any
 
 import click
@@ -16,12 +15,12 @@ from bench.measure.watched import measure_replaced
 from bench.report import waiting
 from bench.report.result import Result, format_document, make_document, parse_document
 from bench.report.stats import is_disturbed
-from bench.report.waiting import Change, Replaced, Stream
-from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
+from bench.report.waiting import Change, MeasuredReplacement, Stream
+from bench.report.watch import make_result, paste_to_trial, replacement_to_trial, stream_to_trial
 from bench.watch import advice
 from bench.watch.advice import Advice
 from bench.watch.replacements import Replacements, find_replacements
-from bench.watch.run import Observed, command_line, watch
+from bench.watch.run import WatchedRun, command_line, watch
 from precache.cli import commandline
 from precache.cli.commandline import STDOUT, check_output, note
 from precache.errors import PrecacheError, SettingError
@@ -103,37 +102,39 @@ def command(
     raise click.exceptions.Exit(130 if found.interrupted else found.code)
 
 
-def _make_result(found: Observed, script: list[str], gpu_price: float | None) -> Result:
+def _make_result(found: WatchedRun, script: list[str], gpu_price: float | None) -> Result:
     """Measure what would help, and work out what all of it says."""
     streams = waiting.find_streams(found.processes)
-    faults = found.all("fault")
+    faults = found.events("fault")
     settings: dict[str, Any] = {
         "script": script,
         "exit_code": found.code,
         "ended": found.ended,
         "interrupted": found.interrupted,
-        "batches": len(found.all("batch")),
+        "batches": len(found.events("batch")),
         "fault": faults[0]["text"] if faults else "",
         "left_out": [],
-        **asdict(found.machine),
+        "cpus": found.machine.cpus,
+        "ours": found.machine.script_share,
+        "others": found.machine.other_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     skipped: dict[str, str] = {}
     first = streams[0] if streams else None
     if first is not None and not found.failed and waiting.can_change(first):
         advised = Replacements()
-        replaced: list[Replaced] = []
-        if first.source and not found.interrupted:
+        replaced: list[MeasuredReplacement] = []
+        if first.record and not found.interrupted:
             remade = bool(first.info.get("remade"))
-            advised = find_replacements(first.source, _SHARDS, remade=remade)
-        if advised.advices and not is_disturbed(found.machine.others):
+            advised = find_replacements(first.record, _SHARDS, remade=remade)
+        if advised.advices and not is_disturbed(found.machine.other_share):
             note("measuring what would help, on a sample of the pictures ...")
             try:
                 replaced = measure_replaced(advised.advices, first.info.get("batch_size"), first.parts)
             except PrecacheError as error:
                 skipped["another data set"] = str(error)
         settings["left_out"] = advised.left_out
-        trials += [replaced_to_trial(each) for each in replaced]
+        trials += [replacement_to_trial(each) for each in replaced]
         by_name = {each.name: each for each in advised.advices}
         for change in waiting.find_changes(first, streams, found.machine, replaced):
             trials.append(paste_to_trial(change, _lines(first, change, by_name)))
@@ -148,10 +149,10 @@ def _make_result(found: Observed, script: list[str], gpu_price: float | None) ->
 def _lines(first: Stream, change: Change, advised: Mapping[str, Advice]) -> list[str]:
     """What to write into the script, or to run; nothing where the script cannot have the change."""
     if change.name == "pillow-simd":
-        return advice.put_simd(first.source).lines(os.getcwd())
+        return advice.put_simd(first.record).lines(os.getcwd())
     told = advised.get(change.name)
     if told is None:
-        told = advice.set_arguments(first.source, change.arguments, remade=bool(first.info.get("remade")))
+        told = advice.set_arguments(first.record, change.arguments, remade=bool(first.info.get("remade")))
     return [] if told is None else told.lines(os.getcwd())
 
 

@@ -20,7 +20,7 @@ from bench.report.words import machine_line
 from precache.cli import commandline
 from precache.cli.terminal import ProgressBar
 from precache.errors import check_range
-from precache.reporting import counted
+from precache.reporting import quantity
 
 Run: TypeAlias = Callable[[], Mapping[str, float]]
 
@@ -100,7 +100,7 @@ def show(table: Table, turns: Turns, settings: str, versions: Iterable[str] = ("
     repeats = max(map(len, turns.figures.values()))
     busy = "" if turns.other_cpu is None else f"; other processes took {turns.other_cpu:.0%} of the CPUs"
     click.echo(table.markdown())
-    click.echo(f"\n{settings}; medians (ranges) of {counted(repeats, 'turn')}; {machine}{busy}")
+    click.echo(f"\n{settings}; medians (ranges) of {quantity(repeats, 'turn')}; {machine}{busy}")
 
 
 def main(command: click.Command, name: str) -> None:

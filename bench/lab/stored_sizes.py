@@ -88,7 +88,9 @@ def shown(
     shape = np.array([[original.height, original.width]])
     mirrored = False
     if random:
-        boxes, (mirrored,), _ = draw_augmentation(RandomAugmentation(), stored, size, 0, 0, np.array([sample_id]))
+        boxes, (mirrored,), _ = draw_augmentation(
+            RandomAugmentation(), stored, size, 0, 0, np.array([sample_id])
+        )
         left, top, width, height = (boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
         if np.array_equal(shape, stored):  # whole pixels: what lies around them has no part in it
             original = original.crop((int(left), int(top), int(left + width), int(top + height)))

@@ -134,11 +134,11 @@ def changes(tree: Path, seconds: str) -> Table:
                 f"{start_s:.0f} s",
             ]
             now = before.rows[0].values["images_per_s"].median
-            advised = [row for row in before.rows if _arguments(row.of.get("change", ""), before)]
+            advised = [row for row in before.rows if _arguments(row.key.get("change", ""), before)]
             if not advised:
                 rows.append([*name, f"{now:,.0f}", "none advised", "-", "-"])
             for row in advised:
-                arguments = _arguments(row.of["change"], before)
+                arguments = _arguments(row.key["change"], before)
                 after = _watch_options(script, seconds, tree, start_s, step_s, {**today, **arguments})
                 predicted = row.values["images_per_s"]
                 came = after.rows[0].values["images_per_s"].median
@@ -159,7 +159,7 @@ def _watch_options(
 
 def _arguments(change: str, result: Result) -> dict[str, Any]:
     """Arguments of the DataLoader that the change sets; empty where it is no such change."""
-    found = next((trial for trial in result.trials if trial.of.get("name") == change), None)
+    found = next((trial for trial in result.trials if trial.key.get("name") == change), None)
     if found is None:
         return {}
     arguments: dict[str, Any] = json.loads(found.facts.get("arguments", "{}"))

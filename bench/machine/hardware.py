@@ -11,7 +11,7 @@ import torch
 from precache.engines import available_cpus
 from precache.errors import SettingError, check_choice
 from precache.packages import DALI
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "off": torch.float32}
 AMP = ("auto", *DTYPES)
@@ -32,7 +32,7 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in _PACKAGES if _installed(name)},
-        **made_by(),
+        **decoder_versions(),
     }
 
 

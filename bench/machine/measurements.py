@@ -18,7 +18,7 @@ from precache.engines import available_cpus
 from precache.errors import ImageError, SettingError, check_range
 from precache.pictures import jpeg
 from precache.pictures.reading import MAX_PIXELS
-from precache.sources.base import Scan, reads_of
+from precache.sources.base import Scan, picture_readers
 
 PICTURES = 200
 _RANDOM_BYTES = (4 << 10, 128 << 10)
@@ -92,7 +92,7 @@ def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     refs = [scan.samples[row] for row in rows]
     files = []
-    for ref, read in zip(refs, reads_of(scan.source, refs, MAX_PIXELS), strict=True):
+    for ref, read in zip(refs, picture_readers(scan.source, refs, MAX_PIXELS), strict=True):
         try:
             data = read()
             assert isinstance(data, bytes), "a tree holds files"

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import torch
 
-from bench.report.result import Watched, summarise_watched
+from bench.report.result import Activity, summarise_activity
 from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
@@ -55,11 +55,11 @@ class Monitor:
         self._ended.set()
         self._thread.join()
 
-    def result(self) -> Watched:
+    def result(self) -> Activity:
         """All samples; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
-        watched = summarise_watched(tuple(self._times_s), series)
+        watched = summarise_activity(tuple(self._times_s), series)
         lasted_s = np.diff(self._times_s, prepend=0.0)
         swapped = float(np.dot(series.get("swap_bytes_per_s", ()), lasted_s))
         return replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped)))
@@ -118,7 +118,7 @@ def gpu_readings(device: torch.device) -> dict[str, Callable[[], float]]:
 
 
 def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: float) -> list[str]:
-    """Sentences for the limits that hurt, of the peaks and means of `Watched`."""
+    """Sentences for the limits that hurt, of the peaks and means of `Activity`."""
     flags = []
     if peak.get("gpu_memory_share", 0.0) > _GPU_MEMORY_LIMIT:
         flags.append(

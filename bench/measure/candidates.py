@@ -99,7 +99,7 @@ def folder_of(place: Location) -> Path:
         return place
     dataset = open_dataset(place)
     for file in dataset.manifest.files:
-        with dataset.held(file):
+        with dataset.local_files(file):
             pass
     return dataset.path
 

@@ -38,7 +38,7 @@ from precache.errors import (
     SourceError,
     WorkerError,
 )
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage.urls import Location
 
 AnyCandidate: TypeAlias = Candidate | PeerCandidate
@@ -72,7 +72,7 @@ class Comparison:
 def compare(
     comparison: Comparison,
     path: Path | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
     gpu_price: float | None = None,
 ) -> Result:
     """Measure each loader alone and with each trainer, and each peer, taking turns, `repeats` times.
@@ -188,14 +188,14 @@ class _Turns:
             return
         runs = self._plan_runs(one, point, repeat)
         # settings that were begun get all repeats: noise in a later round must not leave them with few
-        is_begun = any(self.trials.find(run.of) for run in self._plan_runs(one, point, 0))
+        is_begun = any(self.trials.find(run.key) for run in self._plan_runs(one, point, 0))
         if is_grid and isinstance(one, Candidate) and not is_begun:
             reason = self._find_reason_to_skip(one, point, too_large)
             if reason is not None:
                 self.trials.skipped[label] = reason
                 return
         for run in runs:
-            if self.trials.find(run.of) is None and not self._prepare_page_cache(one, run):
+            if self.trials.find(run.key) is None and not self._prepare_page_cache(one, run):
                 continue
             try:
                 self._run(run)
@@ -245,7 +245,7 @@ class _Turns:
     def _prepare_page_cache(self, one: AnyCandidate, run: "_Run") -> bool:
         """Drop or read in the files that the trial reads; False where they cannot be dropped."""
         folder = folder_of(one.reads) if isinstance(one, Candidate) else one.path
-        if run.of["what"] in (COLD, PEER_COLD):
+        if run.key["what"] in (COLD, PEER_COLD):
             left = page_cache.drop(folder)
             if left > _COLD_SHARE:
                 why = f"{left:.0%} of its bytes stay in memory: it is in use, or lies in a memory file system"
@@ -268,7 +268,7 @@ class _Turns:
                 numbers["other_cpu_share"] = share
             return replace(trial, numbers=numbers, facts={**trial.facts, **run.facts})
 
-        self.trials.measure(run.of, run_beside_others)
+        self.trials.measure(run.key, run_beside_others)
         self._done += 1
         self._on_progress(min(self._done, self._total), self._total)
 
@@ -290,9 +290,9 @@ class _Turns:
             measured = {
                 point_of(row): row
                 for row in rows
-                if row.of["backend"] == one.backend
-                and row.of["data"] == loaders.name_data(str(one.path), self.trials.settings)
-                and row.of["trainer"] == trainer
+                if row.key["backend"] == one.backend
+                and row.key["data"] == loaders.name_data(str(one.path), self.trials.settings)
+                and row.key["trainer"] == trainer
                 and point_of(row) != point
             }
             reason = find_reason_to_skip(point, measured, too_large)
@@ -306,9 +306,9 @@ class _Turns:
             if not isinstance(one, Candidate):
                 continue
             for run in self._plan_runs(one, point, repeat):
-                trial = self.trials.find(run.of)
-                if run.of["what"] in (LOADER, FED) and trial is not None:
-                    by_trainer.setdefault(run.of.get("trainer", NO_TRAINER), {})[one] = trial
+                trial = self.trials.find(run.key)
+                if run.key["what"] in (LOADER, FED) and trial is not None:
+                    by_trainer.setdefault(run.key.get("trainer", NO_TRAINER), {})[one] = trial
         for served in by_trainer.values():
             check_served(served)
 
@@ -323,7 +323,7 @@ class _Run:
         facts: what the trial says besides.
     """
 
-    of: dict[str, Any]
+    key: dict[str, Any]
     function: Callable[[], Trial]
     facts: Mapping[str, str] = field(default_factory=dict)
 

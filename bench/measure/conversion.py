@@ -25,7 +25,7 @@ from bench.measure.fresh import run_watched
 from bench.measure.peers import check_python, version_of, write_squares
 from bench.measure.trials import Trials
 from bench.peers.libraries import WRITERS
-from bench.report.conversion import OURS, STAGES, WHOLE, make_result
+from bench.report.conversion import PRECACHE, STAGES, WHOLE, make_result
 from bench.report.result import Result, Trial
 from precache.conversion.shard_writer import ShardTask, finish_shard, write_shard
 from precache.dataset.index import checksum_of
@@ -35,7 +35,7 @@ from precache.errors import SettingError, WorkerError, check_choice, check_range
 from precache.formats import FORMATS
 from precache.pictures import images, jpeg, reading
 from precache.recipe import Recipe
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.staging import temporary_folder
@@ -45,7 +45,7 @@ _STAGE_CODE: dict[str, tuple[CodeType, ...]] = {
     "decode": (images.decode_for.__code__,),
     "resize": (images.fit.__code__,),
     "encode": (jpeg.encode_jpeg.__code__,),
-    "statistics": (checksum_of.__code__, PixelSums.of.__code__),
+    "statistics": (checksum_of.__code__, PixelSums.from_picture.__code__),
 }
 """Functions in which a worker spends the time of each stage; what is left is that of writing."""
 
@@ -88,7 +88,7 @@ class ConversionSpec:
             raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
 
 
-def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progress = unseen) -> Result:
+def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progress = no_progress) -> Result:
     """Time the stages and whole conversions of a tree, `spec.repeats` times, taking turns.
 
     A writer whose library is missing is skipped, with the command that installs it.
@@ -131,7 +131,7 @@ def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progres
 
     for repeat in range(spec.repeats):
         run({"what": STAGES, "repeat": repeat}, partial(time_stages, scan, spec.recipe, spec.stage_images))
-        run({"what": WHOLE, "writer": OURS, "repeat": repeat}, partial(_convert, spec, scan))
+        run({"what": WHOLE, "writer": PRECACHE, "repeat": repeat}, partial(_convert, spec, scan))
         for name, version in versions.items():
             of = {"what": WHOLE, "writer": name, "repeat": repeat}
             run(of, partial(_convert_by_peer, spec, scan, name, version))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from bench.measure.answer import Outcome, answer
-from precache.engines.processes import environment_with
+from precache.engines.processes import set_environment
 from precache.errors import SettingError, WorkerError
 from precache.imports import child_environment
 
@@ -44,7 +44,7 @@ def run_fresh(function: Callable[..., T], *arguments: object) -> T:
     connection, theirs = context.Pipe(duplex=False)
     process = context.Process(target=answer, args=(theirs, pickle.dumps((function, arguments))))
     try:
-        with environment_with(**child_environment()):
+        with set_environment(**child_environment()):
             process.start()
     except (EOFError, OSError) as error:
         raise WorkerError(

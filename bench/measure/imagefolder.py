@@ -26,7 +26,7 @@ from loaders.batch import Batch
 from loaders.settings import CROP_RATIO
 from loaders.transfer import IMAGENET_MEAN, IMAGENET_STD
 from precache.errors import DatasetError, check_choice
-from precache.reporting import counted, some
+from precache.reporting import abridge, quantity
 from precache.sources.base import Scan
 
 NAME = TODAY_BACKEND
@@ -72,7 +72,7 @@ class Refused:
         if self.empty_classes:
             said.append(
                 f"ImageFolder itself refuses this tree: it knows no picture in "
-                f"{counted(len(self.empty_classes), 'class folder')} ({some(list(self.empty_classes))})."
+                f"{quantity(len(self.empty_classes), 'class folder')} ({abridge(list(self.empty_classes))})."
             )
         if self.files:
             path, reason = next(iter(self.files.items()))

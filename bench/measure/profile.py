@@ -18,7 +18,7 @@ from bench.measure.trainers import resolve
 from bench.measure.trial import HostClock, measure
 from bench.report.words import machine_line, say
 from precache.errors import DatasetError
-from precache.reporting import counted
+from precache.reporting import quantity
 
 WAIT, STEP = "wait for batch", "train step"
 STEPS = 10
@@ -72,7 +72,7 @@ def profile(
     instead = f" (instead of {asked}, which does not compute)" if is_emulated else ""
     say(
         f"trainer {trainer}{instead}, batch {batch_size} of {settings.size}x{settings.size}, "
-        f"{counted(workers, 'worker')}, {counted(STEPS, 'step')} after {settings.warmup}; "
+        f"{quantity(workers, 'worker')}, {quantity(STEPS, 'step')} after {settings.warmup}; "
         f"{machine_line(describe_machine(device))}"
     )
     click.echo(f"wrote {trace}: open it in https://ui.perfetto.dev")

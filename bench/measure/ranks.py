@@ -36,7 +36,7 @@ from loaders.batch import Batch
 from precache.engines import available_cpus
 from precache.errors import DatasetError, PrecacheError, SettingError, WorkerError
 from precache.imports import child_environment
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage.staging import temporary_folder
 
 _WRITTEN = ("size", "warmup", "batches", "repeats", "amp", "augment")
@@ -51,7 +51,7 @@ def compare_ranks(
     settings: Settings,
     ranks: int,
     path: Path | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Result:
     """Train on several ranks of this machine: one alone, each at its own pace, then all in step.
 
@@ -111,7 +111,7 @@ def compare_ranks(
     return result
 
 
-def launch(settings: Settings, ranks: int, on_progress: Progress = unseen) -> list[Measured]:
+def launch(settings: Settings, ranks: int, on_progress: Progress = no_progress) -> list[Measured]:
     """Start so many ranks, on the GPU of their number where the device is one; what each measured.
 
     Raises:

@@ -46,7 +46,7 @@ from precache.errors import (
     check_choice,
 )
 from precache.recipe import FORMAT_NAMES, Recipe
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.sources.base import Scan
 from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url
@@ -95,7 +95,7 @@ class Question:
 def recommend(
     question: Question,
     path: Path | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
     changes: Mapping[str, Any] | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> Result:

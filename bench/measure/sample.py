@@ -24,7 +24,7 @@ from precache.errors import ImageError, SourceError
 from precache.pictures import images, kinds
 from precache.pictures.reading import MAX_PIXELS
 from precache.recipe import Recipe
-from precache.sources.base import SampleRef, Scan, reads_of
+from precache.sources.base import SampleRef, Scan, picture_readers
 from precache.storage.urls import Url
 
 SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
@@ -115,7 +115,7 @@ def make_trees(
             continue
         except ImageError as error:  # a conversion would leave it out, too
             damaged[ref.path] = error.reason
-            if data and (kind := kinds.missing_decoder(data)):
+            if data and (kind := kinds.undecodable_kind(data)):
                 undecodable[ref.path] = kind
             continue
         decode_s += time.perf_counter() - start_s
@@ -154,7 +154,9 @@ def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[st
         yield from (f"{scan.root}/{ref.path}" for ref in refs)
         return
     folder.mkdir()
-    for number, (ref, read) in enumerate(zip(refs, reads_of(scan.source, refs, MAX_PIXELS), strict=True)):
+    for number, (ref, read) in enumerate(
+        zip(refs, picture_readers(scan.source, refs, MAX_PIXELS), strict=True)
+    ):
         path = folder / f"{number:06d}{Path(ref.path).suffix}"
         try:
             content = read()

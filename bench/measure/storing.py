@@ -9,12 +9,12 @@ from bench.report.forecast import SLACK, stored_words, ways_to_store
 from precache.cli.commandline import parse_bytes
 from precache.conversion.destination import is_untouched
 from precache.conversion.journal import JOURNAL_NAME, check_empty, read_header
-from precache.conversion.shard_writer import dataset_bytes, spread_evenly, store
+from precache.conversion.shard_writer import dataset_bytes, make_stored_picture, sample_evenly
 from precache.dataset.converted import is_converted, open_dataset
 from precache.errors import DatasetError, ImageError, PrecacheError, SettingError
 from precache.recipe import Recipe
 from precache.reporting import human_bytes
-from precache.sources.base import Scan, check_apart
+from precache.sources.base import Scan, check_no_overlap
 
 _PICTURES = 100
 
@@ -51,10 +51,10 @@ def choose(
 def measure_bytes(scan: Scan, recipe: Recipe) -> int:
     """Bytes that `scan` takes in `recipe`'s format, by a hundred pictures that are converted in memory."""
     how, sizes = recipe.rendering, []
-    for ref in spread_evenly(scan, _PICTURES):
+    for ref in sample_evenly(scan, _PICTURES):
         with suppress(ImageError):
             path = scan.source.where(ref)
-            stored, *_ = store(scan.source.read(ref, recipe.max_pixels), path, recipe, how)
+            stored, *_ = make_stored_picture(scan.source.read(ref, recipe.max_pixels), path, recipe, how)
             sizes.append(len(stored) if isinstance(stored, bytes) else stored.nbytes)
     return dataset_bytes(scan, recipe, sum(sizes) / len(sizes) if sizes else 0)
 
@@ -96,7 +96,7 @@ def find_begun(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
 
 def check_free(scan: Scan, place: Path, overwrite: bool) -> None:
     """Raise an error, before minutes are spent, if nothing can be converted into `place`."""
-    check_apart(scan.source, place)
+    check_no_overlap(scan.source, place)
     if not overwrite and not is_untouched(place):
         raise DatasetError(
             f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "

@@ -222,7 +222,7 @@ def _time_batches(
         numbers=numbers,
         series={"wait_s": wait_s, "step_s": step_s, "epoch_starts": tuple(map(float, epoch_starts))},
         facts={"shapes": " and ".join(sorted(shapes))},
-        watched=None if monitor is None else monitor.result(),
+        activity=None if monitor is None else monitor.result(),
     )
 
 

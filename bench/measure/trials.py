@@ -58,7 +58,7 @@ class Trials:
         if self.path is not None and self.path.exists():
             document = read_document(self.path)
             self._check_same(document)
-            self._found = {_key(trial.of): trial for trial in document.trials}
+            self._found = {_key(trial.key): trial for trial in document.trials}
         self.known = len(self._found)
 
     def find(self, of: Mapping[str, Any]) -> Trial | None:
@@ -67,7 +67,7 @@ class Trials:
 
     def add(self, trial: Trial) -> None:
         """Keep it; it is in the file when this returns."""
-        self._found[_key(trial.of)] = trial
+        self._found[_key(trial.key)] = trial
         if self.path is not None:
             document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
             _write(self.path, document)
@@ -78,7 +78,7 @@ class Trials:
         if trial is None:
             measured = run()
             # read back as from the file: a result that is made again says the same to the last digit
-            trial = Trial.from_json(replace(measured, of=to_plain(of)).to_json())
+            trial = Trial.from_json(replace(measured, key=to_plain(of)).to_json())
             self.add(trial)
         return trial
 

@@ -15,7 +15,7 @@ from bench.measure.settings import Settings
 from bench.measure.trial import measure
 from bench.report.forecast import fit_conversion, stored_size
 from bench.report.stats import Estimate, estimate
-from bench.report.waiting import Replaced
+from bench.report.waiting import MeasuredReplacement
 from bench.report.watch import convert_cost
 from bench.watch.advice import Advice
 from loaders import ImageDataset
@@ -33,7 +33,7 @@ _TIMED = 48  # pictures of each turn
 
 def measure_replaced(
     advised: Sequence[Advice], batch_size: int | None, parts: Mapping[str, float]
-) -> list[Replaced]:
+) -> list[MeasuredReplacement]:
     """Measure what may stand in for an ImageFolder, on its tree and on what that is converted to.
 
     Args:
@@ -64,11 +64,11 @@ def measure_replaced(
             if advice.keeps_loader:
                 if parts:
                     factor = _factor(parts, trees.large, data)
-                    found.append(Replaced(advice.name, factor, None, cost))
+                    found.append(MeasuredReplacement(advice.name, factor, None, cost))
             else:
                 backend = "pytorch" if advice.recipe is None else "shards"
                 rate = _rate(settings, backend, data, len(scan.classes))
-                found.append(Replaced(advice.name, None, rate, cost))
+                found.append(MeasuredReplacement(advice.name, None, rate, cost))
     return found
 
 

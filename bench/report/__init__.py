@@ -1,1 +1,1 @@
-"""What follows from measurements: pure."""
+"""Pure functions that turn measurements into results: statistics, verdicts, tables, pages."""

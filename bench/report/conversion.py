@@ -1,7 +1,7 @@
-"""The result of `bench convert`: what a conversion spends its time on, beside other writers. Pure.
+"""Result of `bench convert`: what a conversion spends its time on, compared with other writers. Pure.
 
-A trial says in `of` what it is: {"what": STAGES, "repeat"}, the seconds that each stage of one worker took;
-or {"what": WHOLE, "writer", "repeat"}, a conversion as a user runs it.
+The `key` of a trial says what was measured: {"what": STAGES, "repeat"} for the seconds that each stage of one
+worker took, {"what": WHOLE, "writer", "repeat"} for a conversion as a user runs it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance, is_disturbed
 from bench.report.words import machine_line, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 QUESTION = "What limits converting?"
 STAGES, WHOLE = "stages", "whole"
-OURS = "precache"
+PRECACHE = "precache"
 STAGE_NAMES = ("read", "decode", "resize", "encode", "statistics", "write")
-"""Stages of a worker, in their order; `encode` only where JPEGs are stored."""
+"""Stages of a worker in their order; `encode` only where JPEGs are stored."""
 _REMEDIES = {
     "decode": ": for large photographs, --decode scaled decodes less",
     "encode": ": --format shards does not encode",
@@ -31,16 +31,18 @@ def make_result(
     trials: Sequence[Trial],
     skipped: Mapping[str, str],
 ) -> Result:
-    """Work out what trials say.
+    """Make the result from trials.
 
     Args:
         settings: the `images` and `source_bytes` of the `source`, `recipe_flags`, `format`, and the
             `processes` that each writer has.
+        trials: stages and whole conversions.
+        skipped: what could not be measured, and why.
     """
-    stages = [trial for trial in trials if trial.of["what"] == STAGES]
+    stages = [trial for trial in trials if trial.key["what"] == STAGES]
     stage_rows = _make_stage_rows(stages, settings["processes"])
-    whole_rows = _make_whole_rows([trial for trial in trials if trial.of["what"] == WHOLE])
-    narrowest = max(stage_rows, key=lambda row: row.values["time_share"].median)
+    whole_rows = _make_whole_rows([trial for trial in trials if trial.key["what"] == WHOLE])
+    slowest = max(stage_rows, key=lambda row: row.values["time_share"].median)
     rows = (*stage_rows, *whole_rows)
     return Result(
         command="convert",
@@ -51,8 +53,8 @@ def make_result(
         rows=rows,
         thing="stage, or whole conversion",
         columns=("converted_images_per_s", "time_share"),
-        answer=_answer(machine, narrowest, stage_rows, whole_rows, other_cpu_share(trials)),
-        best=(rows.index(narrowest),),
+        answer=_answer(machine, slowest, stage_rows, whole_rows, other_cpu_share(trials)),
+        best=(rows.index(slowest),),
         bars="time_share",
         conditions=_describe_conditions(machine, settings, trials),
         skipped=dict(skipped),
@@ -60,7 +62,7 @@ def make_result(
 
 
 def _make_stage_rows(trials: Sequence[Trial], processes: int) -> list[Row]:
-    """A row for each stage: its share of a worker's time, and images/s if it were all there is to do."""
+    """Make a row for each stage: its share of a worker's time, and images/s if it were the only stage."""
     rows = []
     for name in STAGE_NAMES:
         if f"{name}_s" not in trials[0].numbers:
@@ -73,7 +75,7 @@ def _make_stage_rows(trials: Sequence[Trial], processes: int) -> list[Row]:
         rows.append(
             Row(
                 name=name,
-                of={"stage": name},
+                key={"stage": name},
                 values={
                     "time_share": stats.estimate(shares),
                     "converted_images_per_s": stats.estimate(rates),
@@ -84,45 +86,46 @@ def _make_stage_rows(trials: Sequence[Trial], processes: int) -> list[Row]:
 
 
 def _stages_s(trial: Trial) -> float:
+    """Seconds of all stages of a worker together."""
     return sum(trial.numbers.get(f"{name}_s", 0.0) for name in STAGE_NAMES)
 
 
 def _make_whole_rows(trials: Sequence[Trial]) -> list[Row]:
-    """A row for each writer, ours first, with how many times as many images/s ours converts."""
-    rates: dict[str, list[float]] = {OURS: []}
-    for trial in sorted(trials, key=lambda trial: int(trial.of["repeat"])):
-        rates.setdefault(trial.of["writer"], []).append(trial.images_per_s)
+    """Make a row for each writer, precache first, with the ratio of precache's images/s to the writer's."""
+    rates: dict[str, list[float]] = {PRECACHE: []}
+    for trial in sorted(trials, key=lambda trial: int(trial.key["repeat"])):
+        rates.setdefault(trial.key["writer"], []).append(trial.images_per_s)
     rows: list[Row] = []
     for writer, values in rates.items():
         row = Row(
             name=f"{writer}, start-up included",
-            of={"writer": writer, "peer": writer != OURS},
+            key={"writer": writer, "peer": writer != PRECACHE},
             values={"converted_images_per_s": stats.estimate(values)},
-            texts={"time_share": ""},  # it is the whole
+            texts={"time_share": ""},  # a whole conversion is no share of a worker's time
         )
-        if writer != OURS:
-            repeats = min(len(values), len(rates[OURS]))
-            rows[0].ratios[writer] = stats.ratio(rates[OURS][:repeats], values[:repeats])
+        if writer != PRECACHE:
+            repeats = min(len(values), len(rates[PRECACHE]))
+            rows[0].ratios[writer] = stats.ratio(rates[PRECACHE][:repeats], values[:repeats])
         rows.append(row)
     return rows
 
 
 def _answer(
     machine: Mapping[str, str],
-    narrowest: Row,
+    slowest: Row,
     stage_rows: Sequence[Row],
     whole_rows: Sequence[Row],
     other_cpu: float | None,
 ) -> tuple[tuple[str, ...], ...]:
-    """Say how fast it is, what takes the time, how near it comes to the limit, and how others compare."""
-    ours = whole_rows[0]
-    rate = ours.values["converted_images_per_s"].median
-    remedy = _REMEDIES.get(narrowest.name, "")
-    if narrowest.name == "resize" and machine["pillow_flavour"] == "pillow":
+    """Say how fast converting is, what takes the time, how near the limit it is, and how others compare."""
+    precache_row = whole_rows[0]
+    rate = precache_row.values["converted_images_per_s"].median
+    remedy = _REMEDIES.get(slowest.name, "")
+    if slowest.name == "resize" and machine["pillow_flavour"] == "pillow":
         remedy = ": Pillow-SIMD resizes faster ('precache doctor' prints how to install it)"
     first = [
         f"Converting reaches {rate:,.0f} images/s, start-up included.",
-        f"{narrowest.name.capitalize()} takes {percent(narrowest.values['time_share'].median)} of a worker's "
+        f"{slowest.name.capitalize()} takes {percent(slowest.values['time_share'].median)} of a worker's "
         f"time{remedy}.",
     ]
     rates = {row.name: row.values["converted_images_per_s"].median for row in stage_rows}
@@ -135,8 +138,8 @@ def _answer(
     paragraphs = [tuple(first), (limits,)]
     if is_disturbed(other_cpu):
         paragraphs.append((disturbance(other_cpu),))
-    elif ours.ratios:
-        paragraphs.append(tuple(_compare(writer, ratio) for writer, ratio in ours.ratios.items()))
+    elif precache_row.ratios:
+        paragraphs.append(tuple(_compare(writer, ratio) for writer, ratio in precache_row.ratios.items()))
     return tuple(paragraphs)
 
 
@@ -153,12 +156,12 @@ def _describe_conditions(
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
     conditions = [
         f"{machine_line(machine, ('python', 'pillow', 'simplejpeg'))}.",
-        f"data: {settings['source']} ({counted(settings['images'], 'picture')}, "
+        f"data: {settings['source']} ({quantity(settings['images'], 'picture')}, "
         f"{human_bytes(settings['source_bytes'])}).",
-        f"{settings['recipe_flags']}, {counted(settings['processes'], 'worker')}, page cache "
+        f"{settings['recipe_flags']}, {quantity(settings['processes'], 'worker')}, page cache "
         f"{'warm' if was_warm else 'not warmed: larger than memory'}, "
         f"{f'medians of {repeats} runs, taking turns' if repeats > 1 else 'one run each'}.",
-        f"Stages: of one worker alone, over {counted(settings['stage_images'], 'picture')}; statistics are "
+        f"Stages: of one worker alone, over {quantity(settings['stage_images'], 'picture')}; statistics are "
         f"checksums and the mean of the pixels.",
     ]
     versions = dict.fromkeys(trial.facts["version"] for trial in trials if "version" in trial.facts)

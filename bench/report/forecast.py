@@ -1,14 +1,14 @@
-"""From what a sample and the disk gave to what a whole data set will: sizes, times, rates, as rows. Pure.
+"""Prediction for a whole data set from a measured sample: stored sizes, conversion times, rates. Pure.
 
-    find_profiles    what the trials on the sample say of each loader
-    find_inputs      what a prediction is for: this machine; another one has other fields
-    predict          profiles for inputs, as rows
+    find_profiles    measured figures of each loader on the sample
+    find_inputs      the data set and the machine to predict for
+    predict          a row for each profile, predicted for these inputs
 
 A conversion takes its start-up, and then the time of its pictures, shared out among the CPUs; it is no
 faster than the disk takes its bytes. A loader with a warm cache gets faster in proportion to the CPUs until
 its one thread that cannot be multiplied is always busy; with a cold one it is besides no faster than the
-disk. The trainer gets what the slower of the two gives, less what was lost on the sample when both ran
-together.
+disk. The trainer gets what the slower of loader and trainer gives, less what was lost on the sample when both
+ran together.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,12 +25,13 @@ from precache.pictures.images import MAX_SIZE
 from precache.recipe import Recipe
 
 DISK, SAMPLE, CONVERT = "disk", "sample", "convert"
-"""What a trial is of, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
+"""Kinds of trials, `key["what"]`, beside LOADER, FED and TRAINER of `bench.report.loaders`."""
 PREDICTED = "predicted"
-"""What rows have for a trainer: that of the whole data set was not run."""
+"""Name of the trainer in predicted rows: training on the whole data set was not run."""
 AS_IT_IS = (TODAY_BACKEND, RAW_TREE)
 """Loaders of the tree as it is: torchvision's ImageFolder, which people have today, and `loaders.build`."""
 JPEG_NAMES = ("webdataset", "dali")
+"""Formats that store JPEGs."""
 BACKENDS = {
     TODAY_BACKEND: TODAY_BACKEND,
     RAW_TREE: "pytorch",
@@ -38,7 +39,7 @@ BACKENDS = {
     "webdataset": "webdataset",
     "dali": "dali",
 }
-"""Backend of each loader: one of `AS_IT_IS`, or what reads a format."""
+"""Backend by the name of a loader, which is one of `AS_IT_IS` or a format."""
 RISK = (
     "Storing less than twice the side that is trained can cost accuracy: with random crops from 8/7 of it, "
     "models were 1.5 to 2.1 points of top-1 worse than from ImageFolder (Caltech-101, 64 px); from twice the "
@@ -46,37 +47,37 @@ RISK = (
 )
 _RANDOM_READS = (*AS_IT_IS, "shards")
 """Loaders that read picture by picture in random order; the others read whole shards in a stream."""
-_FITS = 0.5  # of the memory: a data set that is larger does not stay in the page cache
-_SHOWN = 0.875  # of the shorter side, in validation: the least that shows it without enlarging
+_CACHED_SHARE = 0.5  # share of the memory above which a data set does not stay in the page cache
+_CROP_RATIO = 0.875  # share of the shorter side that validation serves: less would have to be enlarged
 SLACK = 1.1
-"""A hundred pictures tell the size of all of them to within a tenth."""
+"""Factor for the error of a predicted size: a sample of a hundred pictures is within a tenth of all."""
 
 
 def stored_size(size: int) -> int:
-    """Most of the shorter side, in pixels, that is stored for training at `size` pixels; see RISK."""
+    """Largest shorter side, in pixels, that is stored for training at `size` pixels; see RISK."""
     return min(2 * size, MAX_SIZE)
 
 
 def stored_words(recipe: Recipe) -> str:
-    """'at most 448 px, JPEG quality 90'."""
+    """Describe how pictures are stored, like 'at most 448 px, JPEG quality 90'."""
     quality = f", JPEG quality {recipe.quality}" if recipe.format in JPEG_NAMES else ""
     return f"at most {recipe.size} px{quality}"
 
 
 def ways_to_store(size: int) -> tuple[tuple[int, int], ...]:
-    """Most pixels of the shorter side and JPEG quality, to train at `size` pixels; the best way first."""
+    """Pairs (largest shorter side in pixels, JPEG quality) for training at `size` pixels, the best first."""
     whole = stored_size(size)
-    return (whole, 95), (whole, 90), (whole, 75), (round(size / _SHOWN), 75)
+    return (whole, 95), (whole, 90), (whole, 75), (round(size / _CROP_RATIO), 75)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One loader alone, the trainer alone, and both together, each in a process of its own.
+    """Images/s of a loader alone, the trainer alone, and both together, each in a process of its own.
 
     Attributes:
-        loader, trainer, together: images/s; the trainer alone has a batch that stays on the device.
-        serial_s: CPU time per picture, of the loader alone, of the busiest thread that there is one of,
-            without what it does of the filling of batches: more workers relieve it of that.
+        loader, trainer, together: images/s; the trainer alone is fed one batch that stays on the device.
+        serial_s: CPU seconds per picture, in the loader alone, of the busiest thread that more workers do not
+            multiply, without its share of filling batches, which more workers do take over.
     """
 
     loader: float
@@ -87,13 +88,15 @@ class Turn:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """One loader, as the sample showed it.
+    """Figures of one loader, measured on the sample.
 
     Attributes:
         name: one of `BACKENDS`.
-        image_bytes: of one picture as it is stored, on average.
-        turns: of its loader on `cpus` CPUs, page cache warm.
-        startup_s, image_s: of a conversion: before the first picture, and of one CPU for each.
+        image_bytes: bytes of one stored picture, on average.
+        turns: measurements of the loader with a warm page cache.
+        cpus: number of CPUs that it was measured on.
+        startup_s: seconds of a conversion before its first picture.
+        image_s: CPU seconds that a conversion takes for each picture.
     """
 
     name: str
@@ -106,16 +109,17 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inputs:
-    """What a prediction is for.
+    """Data set and machine that a prediction is made for.
 
     Attributes:
-        images: of the data set.
-        train_images: of an epoch.
-        cpus: of the machine; a conversion and a loader have one worker for each.
-        gpus: each takes `trainer_images_per_s`.
-        disk_bytes_per_s: of sequential reads.
-        read_s: from asking a disk until a read begins to give data.
-        memory_bytes: of the machine.
+        images: pictures of the data set.
+        train_images: pictures of an epoch.
+        cpus: CPUs of the machine; a conversion and a loader have one worker for each.
+        gpus: accelerators, each of which takes `trainer_images_per_s`.
+        trainer_images_per_s: images/s that training takes where it never waits.
+        disk_bytes_per_s: bytes/s of sequential reads.
+        read_s: seconds from asking the disk for a block until its first byte.
+        memory_bytes: bytes of memory of the machine.
     """
 
     images: int
@@ -128,25 +132,30 @@ class Inputs:
     memory_bytes: float
 
     def accelerator(self, trainer: str) -> str:
-        """What is fed, in words; `trainer` is its name."""
-        one = f"of {self.trainer_images_per_s:,.0f} images/s"
+        """Describe the accelerators, like 'an accelerator of 1,000 images/s'.
+
+        Args:
+            trainer: name of the trainer, which begins with 'emulated' where no model is trained.
+        """
+        rate = f"of {self.trainer_images_per_s:,.0f} images/s"
         kind = "emulated accelerator" if trainer.startswith("emulated") else "accelerator"
-        return f"an {kind} {one}" if self.gpus == 1 else f"{self.gpus} {kind}s {one}"
+        return f"an {kind} {rate}" if self.gpus == 1 else f"{self.gpus} {kind}s {rate}"
 
 
 def find_profiles(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Profile]:
-    """A profile of each loader that was measured on the sample, today's first.
+    """Make a profile of each loader that was measured on the sample, ImageFolder first.
 
     Args:
-        settings: of a recommendation, see `bench.measure.recommend`.
+        settings: settings of a recommendation, see `bench.measure.recommend`.
+        trials: all that was measured.
     """
-    data = list(settings["data"].values())[-1]  # the same tree may have been given by other names
+    data = list(settings["data"].values())[-1]  # earlier entries are other names of the same tree
     sample = _find(trials, SAMPLE)[0]
-    # decoding takes time in proportion to the files' bytes, and a sample misses the few largest ones
-    larger = data["image_bytes"] / sample.numbers["image_bytes"]
+    # decoding takes time in proportion to a file's bytes, and a sample misses the few largest files
+    size_ratio = data["image_bytes"] / sample.numbers["image_bytes"]
     profiles = []
     for name in BACKENDS:
-        turns = _find_turns(name, trials, larger if name in AS_IT_IS else 1.0)
+        turns = _find_turns(name, trials, size_ratio if name in AS_IT_IS else 1.0)
         if not turns:
             continue
         profile = Profile(name=name, image_bytes=data["image_bytes"], turns=turns, cpus=settings["cpus"])
@@ -161,15 +170,15 @@ def find_profiles(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[
                 turns=turns,
                 cpus=settings["cpus"],
                 startup_s=startup_s,
-                image_s=image_s * larger,
+                image_s=image_s * size_ratio,
             )
         profiles.append(profile)
     return profiles
 
 
 def find_inputs(settings: Mapping[str, Any], trials: Sequence[Trial]) -> Inputs:
-    """This machine and the whole data set."""
-    data = list(settings["data"].values())[-1]  # the same tree may have been given by other names
+    """Make the inputs for this machine and the whole data set."""
+    data = list(settings["data"].values())[-1]  # earlier entries are other names of the same tree
     disk = _find(trials, DISK)[0].numbers
     return Inputs(
         images=data["samples"],
@@ -183,52 +192,61 @@ def find_inputs(settings: Mapping[str, Any], trials: Sequence[Trial]) -> Inputs:
     )
 
 
-def _find(trials: Sequence[Trial], what: str, **of: Any) -> list[Trial]:
-    wanted = {"what": what, **of}
-    return [trial for trial in trials if wanted.items() <= trial.of.items()]
+def _find(trials: Sequence[Trial], kind: str, **key: Any) -> list[Trial]:
+    """Trials of a kind whose key has all these entries."""
+    wanted = {"what": kind, **key}
+    return [trial for trial in trials if wanted.items() <= trial.key.items()]
 
 
-def _find_turns(name: str, trials: Sequence[Trial], slower: float) -> list[Turn]:
-    """Turns in which the loader was measured alone and fed; its own rate `slower` than on the sample."""
+def _find_turns(name: str, trials: Sequence[Trial], slowdown: float) -> list[Turn]:
+    """Turns in which the loader was measured alone and with the trainer.
+
+    Args:
+        slowdown: factor by which the loader is slower on the whole data set than on the sample.
+    """
     turns = []
     for alone in _find(trials, LOADER, data=name):
-        repeat = alone.of["repeat"]
+        repeat = alone.key["repeat"]
         fed = _find(trials, FED, data=name, repeat=repeat)
         trained = _find(trials, TRAINER, repeat=repeat)
         if fed and trained:
             serial_s = alone.numbers["serial_s"] / alone.numbers["images"]
-            rates = (alone.images_per_s / slower, trained[0].images_per_s, fed[0].images_per_s)
+            rates = (alone.images_per_s / slowdown, trained[0].images_per_s, fed[0].images_per_s)
             turns.append(Turn(*rates, serial_s))
     return turns
 
 
 def predict(profiles: Sequence[Profile], inputs: Inputs) -> list[Row]:
-    """A row for each profile, the same order; ranges are over its turns."""
+    """Make a row for each profile, in the same order; ranges are over its turns."""
     return [_predict(profile, inputs) for profile in profiles]
 
 
-def advised(rows: Sequence[Row]) -> Row | None:
-    """What to convert to: the quickest to have of those that train fastest; None where none gains."""
+def choose_format(rows: Sequence[Row]) -> Row | None:
+    """Choose the row to convert to: of those that train fastest the one that is converted soonest.
+
+    Returns:
+        The row; None where converting gains nothing.
+    """
     gaining = find_gain(rows, rows[0]).converted
     return min(gaining, key=lambda row: row.values["convert_s"].median, default=None)
 
 
 def fits_memory(size_bytes: float, inputs: Inputs) -> bool:
     """Whether a data set stays in the page cache from the second epoch on."""
-    return size_bytes <= inputs.memory_bytes * _FITS
+    return size_bytes <= inputs.memory_bytes * _CACHED_SHARE
 
 
 def fit_conversion(small: tuple[float, int], large: tuple[float, int], workers: int) -> tuple[float, float]:
-    """`Profile.startup_s` and `image_s` from two conversions, each (seconds, pictures)."""
+    """Fit `Profile.startup_s` and `image_s` to two conversions, each (seconds, pictures)."""
     (small_s, small_images), (large_s, large_images) = small, large
-    # noise can make the smaller one take longer, if both are tiny
+    # if both are tiny, noise can make the smaller conversion take longer
     image_s = max(large_s - small_s, large_s * 1e-3) / max(large_images - small_images, 1)
     return max(0.0, small_s - small_images * image_s), image_s * workers
 
 
 def _predict(profile: Profile, inputs: Inputs) -> Row:
     size_bytes = inputs.images * profile.image_bytes
-    warm = [_warm(turn, profile.cpus, inputs.cpus) for turn in profile.turns]
+    warm = [_scale_to_cpus(turn, profile.cpus, inputs.cpus) for turn in profile.turns]
     disk = inputs.disk_bytes_per_s / profile.image_bytes
     if profile.name in _RANDOM_READS:
         disk = min(disk, inputs.cpus / (inputs.read_s + 1 / disk))
@@ -259,16 +277,16 @@ def _predict(profile: Profile, inputs: Inputs) -> Row:
     data = profile.name if is_converted else RAW_TREE
     return Row(
         name="loaders.build" if profile.name == RAW_TREE else profile.name,
-        of={"backend": backend, "data": data, "trainer": PREDICTED},
+        key={"backend": backend, "data": data, "trainer": PREDICTED},
         values=values,
         texts=texts,
     )
 
 
-def _warm(turn: Turn, measured_cpus: int, cpus: int) -> float:
-    """Images/s of the loader on `cpus` CPUs."""
+def _scale_to_cpus(turn: Turn, measured_cpus: int, cpus: int) -> float:
+    """Images/s of the loader on `cpus` CPUs with a warm page cache."""
     scaled = turn.loader * cpus / measured_cpus
     if cpus <= measured_cpus or turn.serial_s <= 0:
         return scaled
-    # a thread is never busier than all the time: the measured rate is below this limit
+    # no thread is busy for more than all the time, so the measured rate is below 1 / serial_s
     return max(turn.loader, min(scaled, 1 / turn.serial_s))

@@ -1,7 +1,8 @@
-"""What another loader, and converting, gain over what people have today: ImageFolder in a DataLoader. Pure.
+"""Gain of another loader, and of converting, over ImageFolder in a DataLoader, which people have today. Pure.
 
-The first advice is to change that line to `loaders.build`, which takes nothing; the second is to convert.
-Rows may be measured or predicted; a sentence names a winner only where the ranges of several runs lie apart.
+The first advice is to change that line to `loaders.build`, which takes neither disk nor time; the second is
+to convert. Rows may be measured or predicted. A sentence names a winner only where the ranges of several runs
+do not overlap.
 """
 
 import math
@@ -12,29 +13,29 @@ from bench.report.result import Row
 from bench.report.stats import Estimate, disturbance, exceeds
 from bench.report.verdict import KEEPS_UP, SYNTHETIC, judge, reads_tree, training_rate
 from bench.report.words import duration, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 TODAY_BACKEND = "imagefolder"
 TODAY = "ImageFolder and DataLoader"
-"""The baseline, in sentences."""
+"""Name of the baseline in sentences."""
 LINE = "`loaders.build`"
-"""What replaces it, in sentences."""
+"""Name of what replaces the baseline on the same tree, in sentences."""
 
 
-def is_ours(row: Row) -> bool:
-    """Whether it is a loader that one could train with here: no other library's, no noise."""
-    return not row.of.get("peer") and row.of["backend"] != SYNTHETIC
+def is_own_loader(row: Row) -> bool:
+    """Whether the row is a loader that one could train with here: not another library's, not noise."""
+    return not row.key.get("peer") and row.key["backend"] != SYNTHETIC
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """What people have today, and what does better, fed to one trainer or alone.
+    """Loader that people have today, and the loaders that are faster, fed to one trainer or alone.
 
     Attributes:
-        today: ImageFolder in a DataLoader; None where it was not measured.
-        line: the fastest loader of ours on the tree as it is; None unless it is faster than today's.
-        converted: the fastest on converted data, and those that overlap with it, as far as they are faster
-            than today's and than `line`.
+        today: row of ImageFolder in a DataLoader; None where it was not measured.
+        line: row of the fastest backend on the tree as it is; None unless it is faster than `today`.
+        converted: rows of the fastest loader of converted data and of those whose ranges overlap with it, as
+            far as they are faster than `today` and than `line`.
     """
 
     today: Row | None
@@ -43,27 +44,30 @@ class Gain:
 
     @property
     def best(self) -> tuple[Row, ...]:
-        """What is fastest; empty where nothing is faster than today's beyond noise."""
+        """Rows that are fastest; empty where nothing is faster than today's beyond noise."""
         if self.converted or self.line is None:
             return self.converted
         return (self.line,)
 
 
 def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
-    """Compare rows with one trainer. Today's loader may be a peer's where all were measured alone.
+    """Compare the rows of one trainer.
+
+    Where no loader was fed to a trainer, ImageFolder may be among the other libraries' loaders.
 
     Args:
-        today: stands for it where ImageFolder could not be measured.
+        rows: rows that were measured or predicted with the same trainer.
+        today: row that stands in where ImageFolder could not be measured.
     """
-    ours = [row for row in rows if is_ours(row)]
-    alone = all("fed_ratio" not in row.values for row in ours)
-    for row in rows if alone else ours:
-        if row.of["backend"] == TODAY_BACKEND:
+    own_rows = [row for row in rows if is_own_loader(row)]
+    alone = all("fed_ratio" not in row.values for row in own_rows)
+    for row in rows if alone else own_rows:
+        if row.key["backend"] == TODAY_BACKEND:
             today = row
             break
     if today is None:
         return Gain(None, None, ())
-    others = sorted((row for row in ours if row is not today), key=lambda row: -training_rate(row).median)
+    others = sorted((row for row in own_rows if row is not today), key=lambda row: -training_rate(row).median)
     line = None
     for row in others:
         if reads_tree(row) and exceeds(training_rate(row), training_rate(today)):
@@ -71,16 +75,16 @@ def find_gain(rows: Sequence[Row], today: Row | None = None) -> Gain:
             break
     converted = [row for row in others if not reads_tree(row)]
     to_beat = training_rate(line or today)
-    alike = tuple(
+    fastest = tuple(
         row
         for row in converted
         if training_rate(row).high >= training_rate(converted[0]).low and exceeds(training_rate(row), to_beat)
     )
-    return Gain(today, line, alike)
+    return Gain(today, line, fastest)
 
 
 def saved_share(row: Row, today: Row) -> float | None:
-    """Share, 0 to 1, of today's time of training that `row` saves; None where within noise."""
+    """Share, 0 to 1, of today's training time that `row` saves; None where that is within noise."""
     now, then = training_rate(today), training_rate(row)
     return 1 - now.median / then.median if exceeds(then, now) else None
 
@@ -95,29 +99,30 @@ def answer(
     gpu_price: float | None = None,
     today: Row | None = None,
 ) -> list[str]:
-    """What to do, of rows with one trainer: what today's loader does, the other line, converting.
+    """Write what today's loader does and what to do, from rows of one trainer.
 
     Args:
-        accelerator: what is fed, in words.
-        images: of an epoch; None where not known.
-        repeats: of which the ranges are.
+        rows: rows that were measured or predicted with the same trainer.
+        accelerator: description of what is fed.
+        images: pictures of an epoch; None where not known.
+        repeats: number of runs that the ranges are over.
         other_cpu: share of the CPUs that other processes took; None where not known.
         gpu_price: dollars per hour of the accelerator; None leaves money out.
         today: see `find_gain`.
     """
-    gain, ours = find_gain(rows, today), [row for row in rows if is_ours(row)]
+    gain, own_rows = find_gain(rows, today), [row for row in rows if is_own_loader(row)]
     today = gain.today
     if today is None:
-        return _answer_without_today(ours)
-    if judge(today.values.get("fed_ratio")) == KEEPS_UP:  # noise can only lower that
-        return [
-            f"{does(today, accelerator, already=True)}: neither another loader nor converting gains anything."
-        ]
-    why_none = _why_no_winner(gain, today, [row for row in ours if row is not today], repeats, other_cpu)
-    if why_none:
-        return [f"{does(today, accelerator)}.", why_none]
-    sentences = [f"{does(today, accelerator)}.", *what_to_do(gain, images)]
-    if not gain.converted and not all(reads_tree(row) for row in ours):
+        return _answer_without_today(own_rows)
+    if judge(today.values.get("fed_ratio")) == KEEPS_UP:  # a busy machine can only lower the ratio
+        start = describe_today(today, accelerator, already=True)
+        return [f"{start}: neither another loader nor converting gains anything."]
+    others = [row for row in own_rows if row is not today]
+    reason = _reason_for_no_winner(gain, today, others, repeats, other_cpu)
+    if reason:
+        return [f"{describe_today(today, accelerator)}.", reason]
+    sentences = [f"{describe_today(today, accelerator)}.", *list_steps(gain, images)]
+    if not gain.converted and not all(reads_tree(row) for row in own_rows):
         sentences.append("Converting gains no more.")
     if gpu_price is not None and "busy_share" in today.values:
         speedup = training_rate(gain.best[0]).median / training_rate(today).median
@@ -128,10 +133,10 @@ def answer(
     return sentences
 
 
-def _answer_without_today(ours: Sequence[Row]) -> list[str]:
-    best = max(ours, key=lambda row: training_rate(row).median)
+def _answer_without_today(own_rows: Sequence[Row]) -> list[str]:
+    best = max(own_rows, key=lambda row: training_rate(row).median)
     rate = best.values["loader_images_per_s"].median
-    sentence = f"Backend `{best.of['backend']}` delivers {rate:,.0f} images/s"
+    sentence = f"Backend `{best.key['backend']}` delivers {rate:,.0f} images/s"
     if "busy_share" in best.values:
         busy = percent(best.values["busy_share"].median)
         sentence += f" and keeps the accelerator busy {busy} of the time"
@@ -141,10 +146,10 @@ def _answer_without_today(ours: Sequence[Row]) -> list[str]:
     ]
 
 
-def _why_no_winner(
+def _reason_for_no_winner(
     gain: Gain, today: Row, others: Sequence[Row], repeats: int, other_cpu: float | None
 ) -> str:
-    """Why nothing is said to be faster than today's; empty where something is."""
+    """Say why no loader is named as faster than today's; empty where one is."""
     disturbed = disturbance(other_cpu)
     if disturbed:
         return disturbed
@@ -159,10 +164,10 @@ def _why_no_winner(
     return f"The ranges of {repeats} runs overlap, so no loader wins."
 
 
-def does(today: Row, accelerator: str, *, already: bool = False) -> str:
-    """What the baseline does, without a full stop: the first words of every answer."""
-    subject, adverb = way(today), "already " if already else ""
-    plural = today.of["backend"] == TODAY_BACKEND
+def describe_today(today: Row, accelerator: str, *, already: bool = False) -> str:
+    """Say what the baseline does, without a full stop; every answer begins with it."""
+    subject, adverb = source_name(today), "already " if already else ""
+    plural = today.key["backend"] == TODAY_BACKEND
     if "busy_share" not in today.values:
         verb = "deliver" if plural else "delivers"
         return f"{subject} {adverb}{verb} {training_rate(today).median:,.0f} images/s"
@@ -171,30 +176,30 @@ def does(today: Row, accelerator: str, *, already: bool = False) -> str:
     return f"{subject} {adverb}{verb} {accelerator} busy {busy} of the time"
 
 
-def what_to_do(gain: Gain, images: int | None) -> list[str]:
-    """What to do instead of today's, a sentence for each step: the other line, then converting."""
+def list_steps(gain: Gain, images: int | None) -> list[str]:
+    """Write a sentence for each step that gains: changing the line, then converting."""
     today, line = gain.today, gain.line
     assert today is not None
     sentences = []
     if line is not None:
-        sentences.append(f"Change that line to {way(line)}: {_effect(line, today)}.")
+        sentences.append(f"Change that line to {source_name(line)}: {_effect(line, today)}.")
     if not gain.converted:
         return sentences
     best = gain.converted[0]
-    names = " or ".join(f"{way(row)} ({cost(row)})" for row in gain.converted)
+    names = " or ".join(f"{source_name(row)} ({cost(row)})" for row in gain.converted)
     too = ", too" if line is not None else ""
     sentences.append(f"Convert to {names}{too}: {_effect(best, today)}.")
     if "busy_share" in best.values and "convert_s" in best.values and images is not None:
         seconds = best.values["convert_s"].median
         count = epochs_to_pay(seconds, images, training_rate(today).median, training_rate(best).median)
-        pays = "does not pay" if count is None else f"pays after {counted(count, 'epoch')}"
+        pays = "does not pay" if count is None else f"pays after {quantity(count, 'epoch')}"
         sentences.append(f"Converting {pays}.")
     return sentences
 
 
-def way(row: Row) -> str:
-    """How one trains from it, as sentences call it."""
-    backend, data = row.of["backend"], row.of["data"]
+def source_name(row: Row) -> str:
+    """Name of what the row trains from, as sentences call it: `loaders.build`, or converted data."""
+    backend, data = row.key["backend"], row.key["data"]
     if backend == TODAY_BACKEND:
         return TODAY
     if reads_tree(row):
@@ -203,37 +208,40 @@ def way(row: Row) -> str:
 
 
 def cost(row: Row) -> str:
-    """What converted data takes once, as in '24.2 s, 286 MiB'."""
+    """Time and disk that converting takes once, like '24.2 s, 286 MiB'."""
     seconds, stored = row.values.get("convert_s"), row.values.get("stored_bytes")
     time = "time not measured" if seconds is None else duration(seconds.median)
     return time if stored is None else f"{time}, {human_bytes(stored.median)}"
 
 
 def epochs_to_pay(conversion_s: float, images: int, today: float, then: float) -> int | None:
-    """After how many epochs of `images` converting has saved the time that it took; None if never.
+    """Number of epochs after which converting has saved the time that it took; None if never.
 
     Args:
-        today, then: images/s of training with the baseline, and with what was converted.
+        conversion_s: seconds of the conversion.
+        images: pictures of an epoch.
+        today, then: images/s of training with the baseline, and with converted data.
     """
-    saved_s = images * (1 / today - 1 / then)  # an epoch
+    saved_s = images * (1 / today - 1 / then)  # seconds of an epoch
     return max(1, math.ceil(conversion_s / saved_s)) if saved_s > 0 else None
 
 
 def times(speedup: float) -> str:
-    """'3.5 times', '12 times'."""
+    """Write a speedup as '3.5 times' or '12 times'."""
     return f"{speedup:.1f} times" if speedup < 10 else f"{speedup:.0f} times"
 
 
 def _effect(row: Row, today: Row) -> str:
+    """Say what training with the row gains over today, without a full stop."""
     speedup = training_rate(row).median / training_rate(today).median
     if "busy_share" not in row.values:
         return f"{training_rate(row).median:,.0f} images/s, {times(speedup)} as many"
-    # below 1.5 '1.1 times sooner' is read as more than it is
+    # '1.1 times sooner' reads as more than it is, so small speedups are given in per cent
     sooner = f"{1 - 1 / speedup:.0%}" if speedup < 1.5 else times(speedup)
     busy = percent(row.values["busy_share"].median)
     return f"it is busy {busy}, and training ends {sooner} sooner than today"
 
 
 def busy_share(fed_ratio: Estimate) -> Estimate:
-    """Share of the time, 0 to 1, that the accelerator computes, of fed over alone."""
+    """Share of the time, 0 to 1, that the accelerator computes: images/s fed over images/s alone."""
     return Estimate(min(1.0, fed_ratio.median), min(1.0, fed_ratio.low), min(1.0, fed_ratio.high))

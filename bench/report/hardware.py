@@ -1,6 +1,6 @@
-"""The result of `bench hardware`: what each part of a machine gives, and which is the slowest. Pure.
+"""Result of `bench hardware`: the speed of each part of a machine, and which part is the slowest. Pure.
 
-A trial says in `of` which part it measured, by its name in PARTS, and in which repeat.
+The `key` of a trial holds the measured part, by its name in PARTS, and the repeat.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,11 @@ from bench.report.loaders import other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import Estimate, disturbance
 from bench.report.words import duration, machine_line, number
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 QUESTION = "What limits this machine?"
 SERVED_BYTES = 224 * 224 * 3
+"""Bytes of one picture as it is copied to the device: uint8 [224, 224, 3]."""
 # A training step of ResNet-50 on 224x224: 4.09e9 multiply-adds forward (torchvision's figure for its
 # weights), two operations each, and twice as many again backward.
 STEP_FLOP = 3 * 2 * 4.09e9
@@ -24,12 +25,12 @@ _VERSIONS = ("python", "torch", "numpy", "simplejpeg")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of a machine.
+    """Part of a machine whose speed is measured.
 
     Attributes:
-        number: name of the number that its trials measure.
-        per_picture: how much of it one picture takes; None: as many bytes as its file has.
-        feeds: what it does in feeding an accelerator, as the subject of a sentence; empty if nothing.
+        number: name of the number in its trials.
+        per_picture: amount of work that one picture takes, in units of `number`; None: the bytes of its file.
+        feeds: its work in feeding an accelerator, as the subject of a sentence; empty if it has none.
     """
 
     number: str
@@ -49,7 +50,7 @@ PARTS = {
     "host to device, pageable": Part("bytes_per_s", SERVED_BYTES),
     "matrix multiply": Part("flop_per_s", STEP_FLOP),
 }
-"""Parts by name, in the order of the table."""
+"""Parts by name, in the order of the table's rows."""
 
 
 def make_result(
@@ -58,15 +59,17 @@ def make_result(
     trials: Sequence[Trial],
     skipped: Mapping[str, str],
 ) -> Result:
-    """Work out what trials say.
+    """Make the result from trials.
 
     Args:
         settings: `images` and `file_bytes` of the pictures that the times are for, and whether they lie
-            `on_scratch_disk`, which is the one that is measured.
+            `on_scratch_disk`, which is the disk that is measured.
+        trials: measurements of parts.
+        skipped: parts that could not be measured, and why.
     """
     rows = []
     for name in PARTS:
-        measured = [trial for trial in trials if trial.of["part"] == name]
+        measured = [trial for trial in trials if trial.key["part"] == name]
         if measured:
             rows.append(_make_row(name, measured, settings))
     slowest = _find_slowest(rows)
@@ -96,14 +99,14 @@ def _make_row(name: str, trials: Sequence[Trial], settings: Mapping[str, Any]) -
         amount = settings["images"] * part.per_picture
     return Row(
         name=name,
-        of={"part": name},
+        key={"part": name},
         values={"alone_s": stats.estimate([amount / rate for rate in rates])},
         texts={"rate": _format_rate(part.number, stats.estimate(rates)), "how": trials[0].facts["how"]},
     )
 
 
 def _format_rate(name: str, rate: Estimate) -> str:
-    """`11.6 GB/s (11.2-11.9)`."""
+    """Format a rate with its unit and range, like '11.6 GB/s (11.2-11.9)'."""
     if name == "images_per_s":
         factor, unit = 1.0, "images/s"
     elif name == "flop_per_s":
@@ -116,27 +119,27 @@ def _format_rate(name: str, rate: Estimate) -> str:
     return f"{number(rate.median / factor)} {unit} ({low}-{high})"
 
 
-def _feeding(rows: Sequence[Row]) -> list[Row]:
-    """Rows of the parts that feed an accelerator, the slowest first."""
+def _feeding_rows(rows: Sequence[Row]) -> list[Row]:
+    """Rows of parts that feed an accelerator, the slowest first."""
     feeding = [row for row in rows if PARTS[row.name].feeds]
     return sorted(feeding, key=lambda row: -row.values["alone_s"].median)
 
 
 def _find_slowest(rows: Sequence[Row]) -> Row | None:
-    feeding = _feeding(rows)
+    feeding = _feeding_rows(rows)
     return feeding[0] if feeding else None
 
 
 def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float | None) -> tuple[str, ...]:
-    """Name the part of feeding an accelerator that takes longest."""
-    feeding = _feeding(rows)
+    """Write the sentence that names the slowest part of feeding an accelerator."""
+    feeding = _feeding_rows(rows)
     if not feeding:
         return ("No part that feeds an accelerator could be measured.",)
     times = {PARTS[row.name].feeds: duration(row.values["alone_s"].median) for row in feeding}
     slowest, *others = times
     sentence = (
         f"{slowest.capitalize()} is the slowest part of feeding an accelerator: {times[slowest]} for "
-        f"{counted(settings['images'], 'picture')}"
+        f"{quantity(settings['images'], 'picture')}"
     )
     if others:
         sentence += f"; {' and '.join(f'{part} takes {times[part]}' for part in others)}"
@@ -145,7 +148,7 @@ def _answer(rows: Sequence[Row], settings: Mapping[str, Any], other_cpu: float |
 
 
 def _describe_conditions(machine: Mapping[str, str], settings: Mapping[str, Any]) -> tuple[str, ...]:
-    pictures, repeats = counted(settings["images"], "picture"), settings["repeats"]
+    pictures, repeats = quantity(settings["images"], "picture"), settings["repeats"]
     conditions = [
         f"{machine_line(machine, _VERSIONS)}.",
         f"Pictures decoded: {settings['pictures']}.",

@@ -1,7 +1,8 @@
-"""The result of `bench loaders`: rows from trials, their bottlenecks, and the answer. Pure.
+"""Result of `bench loaders`: rows from trials, their bottlenecks, and the answer. Pure.
 
-A trial says in `of` what it is: {"what": LOADER, "backend", "data", "workers", "batch_size", "repeat"}, where
-`data` is a folder of `settings["data"]`; FED has "trainer", too; TRAINER and TRANSFER have no loader.
+The `key` of a trial says what was measured: {"what": LOADER, "backend", "data", "workers", "batch_size",
+"repeat"}, where `data` is a folder of `settings["data"]`. A trial of FED has "trainer", too; those of TRAINER
+and TRANSFER have no backend, data and workers.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,24 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import stats
-from bench.report.gain import TODAY_BACKEND, answer, busy_share, find_gain, is_ours, saved_share, times
+from bench.report.gain import TODAY_BACKEND, answer, busy_share, find_gain, is_own_loader, saved_share, times
 from bench.report.grid import choose, describe_choice
 from bench.report.result import Result, Row, Trial
 from bench.report.spikes import analyse
 from bench.report.stats import Estimate, disturbance, is_disturbed
 from bench.report.verdict import KEEPS_UP, RAW_TREE, SYNTHETIC, explain, judge, reads_tree, training_rate
 from bench.report.words import machine_line
-from precache.reporting import counted
+from precache.reporting import quantity
 
 LOADER, COLD, FED, STAGES, PEER, PEER_COLD = "loader", "cold", "fed", "stages", "peer", "peer cold"
 TRAINER, TRANSFER = "trainer", "transfer"
-"""What a trial is of."""
+"""Kinds of trials, `key["what"]`."""
 NO_TRAINER = "none"
 LIMIT = "gather"
-"""The peer that only copies pictures: no loader serves faster."""
+"""Name of the peer that only copies pictures, so that no loader serves faster."""
 QUESTION = "Does the trainer wait for data?"
 _DECODERS = ("dali", "imagefolder", "pytorch", "webdataset")
-_USUAL = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
+"""Backends that decode JPEGs."""
+_DEFAULTS = {"shuffle": "auto", "cache": "none", "compiled": False, "amp": "off"}
 
 
 def make_result(
@@ -37,28 +39,30 @@ def make_result(
     skipped: Mapping[str, str],
     gpu_price: float | None = None,
 ) -> Result:
-    """Work out what trials say.
+    """Make the result from trials.
 
     Args:
-        settings: what the trials have in common; lists of `trainers`, `workers` and `batch_sizes`, and
-            `data`, which says of each folder its `name`, `samples` and `digest`.
+        settings: settings that all trials share; lists of `trainers`, `workers` and `batch_sizes`; `data`,
+            which has the `name`, `samples` and `digest` of each folder.
+        trials: all that was measured.
+        skipped: loaders that could not be measured, and why.
         gpu_price: dollars per hour of the accelerator; None leaves money out.
     """
     rows = make_rows(settings, trials)
     other_cpu = other_cpu_share(trials)
     repeats = _fewest_repeats(trials)
-    names_winner = repeats > 1 and not is_disturbed(other_cpu)
-    if not is_grid(settings) and names_winner:
+    has_winner = repeats > 1 and not is_disturbed(other_cpu)
+    if not is_grid(settings) and has_winner:
         rows = _compare_with_today(rows, gpu_price)
     chosen = rows
     paragraphs: list[tuple[str, ...]] = []
     if is_grid(settings):
         chosen, sentences = _choose_settings(rows)
         paragraphs.append((disturbance(other_cpu),) if is_disturbed(other_cpu) else tuple(sentences))
-    if not is_grid(settings) or any(row.of["backend"] == TODAY_BACKEND for row in chosen):
+    if not is_grid(settings) or any(row.key["backend"] == TODAY_BACKEND for row in chosen):
         paragraphs += _answer_for_trainers(chosen, settings, repeats, other_cpu, gpu_price)
     best: list[Row] = []
-    if names_winner:
+    if has_winner:
         best = list(chosen)
         if not is_grid(settings):
             best = [row for group in _by_trainer(rows) for row in find_gain(group).best]
@@ -72,20 +76,23 @@ def make_result(
         thing="loader",
         columns=("loader_images_per_s", "busy_share", "cold_images_per_s", "first_batch_s"),
         answer=tuple(paragraphs),
-        best=tuple(at for at, row in enumerate(rows) if any(row is one for one in best)),
+        best=tuple(position for position, row in enumerate(rows) if any(row is other for other in best)),
         bars="busy_share" if any("busy_share" in row.values for row in rows) else "loader_images_per_s",
         conditions=tuple(describe_conditions(machine, settings, rows, trials)),
-        next_step=_next_step(chosen, settings) if names_winner else "",
+        next_step=_next_step(chosen, settings) if has_winner else "",
         skipped=dict(skipped),
     )
 
 
 def _fewest_repeats(trials: Sequence[Trial]) -> int:
-    """Runs of the loader that has the fewest: a file may have been gone on with fewer for another folder."""
+    """Count the runs of the loader that has the fewest.
+
+    A file with trials may have been continued with fewer repeats for another folder.
+    """
     counts: dict[str, int] = {}
     for trial in trials:
-        if trial.of["what"] in (LOADER, PEER):
-            loader = str({name: value for name, value in trial.of.items() if name != "repeat"})
+        if trial.key["what"] in (LOADER, PEER):
+            loader = str({name: value for name, value in trial.key.items() if name != "repeat"})
             counts[loader] = counts.get(loader, 0) + 1
     return min(counts.values(), default=0)
 
@@ -96,79 +103,83 @@ def is_grid(settings: Mapping[str, Any]) -> bool:
 
 
 def other_cpu_share(trials: Sequence[Trial]) -> float | None:
-    """Share of the CPUs that other processes took, on average; None where no trial says it."""
+    """Share of the CPUs that other processes took, on average; None where no trial has it."""
     shares = [trial.numbers["other_cpu_share"] for trial in trials if "other_cpu_share" in trial.numbers]
     return sum(shares) / len(shares) if shares else None
 
 
 @dataclass(frozen=True, slots=True)
 class _Repeats:
-    """Trials that differ in the repeat alone, in its order."""
+    """Trials that differ in the repeat alone, in the order of repeats."""
 
     trials: tuple[Trial, ...]
 
     @property
     def rates(self) -> list[float]:
+        """Images/s of each repeat."""
         return [trial.images_per_s for trial in self.trials]
 
     def estimate(self, name: str = "images_per_s") -> Estimate:
+        """Estimate of a number over the repeats."""
         return stats.estimate([trial.numbers[name] for trial in self.trials])
 
 
 class _Index:
-    """Trials by what they are of."""
+    """Lookup of trials by their keys; trials that failed are left out."""
 
     def __init__(self, trials: Sequence[Trial]) -> None:
-        self._trials = [trial for trial in trials if not trial.failed]
+        self._trials = [trial for trial in trials if not trial.failure]
 
-    def find(self, what: str, **of: Any) -> _Repeats | None:
-        """Repeats of what has all of these; None where there are none."""
-        wanted = {"what": what, **of}
-        found = [
+    def find(self, kind: str, **key: Any) -> _Repeats | None:
+        """Find the repeats of a kind of trial whose key has all these entries; None where there are none."""
+        wanted = {"what": kind, **key}
+        repeats = [
             trial
             for trial in self._trials
-            if all(trial.of.get(name) == value for name, value in wanted.items())
+            if all(trial.key.get(name) == value for name, value in wanted.items())
         ]
-        return _Repeats(tuple(sorted(found, key=lambda trial: trial.of["repeat"]))) if found else None
+        if not repeats:
+            return None
+        return _Repeats(tuple(sorted(repeats, key=lambda trial: trial.key["repeat"])))
 
-    def loaders(self, what: str) -> list[dict[str, Any]]:
-        """Backend, data, workers and batch size of all that were measured, each once."""
+    def loaders(self, kind: str) -> list[dict[str, Any]]:
+        """List backend, data, workers and batch size of each loader with trials of that kind, each once."""
         names = ("backend", "data", "workers", "batch_size")
-        found: list[dict[str, Any]] = []
+        loaders: list[dict[str, Any]] = []
         for trial in self._trials:
-            loader = {name: trial.of.get(name) for name in names}
-            if trial.of["what"] == what and loader not in found:
-                found.append(loader)
-        return found
+            loader = {name: trial.key.get(name) for name in names}
+            if trial.key["what"] == kind and loader not in loaders:
+                loaders.append(loader)
+        return loaders
 
 
 def make_rows(settings: Mapping[str, Any], trials: Sequence[Trial]) -> list[Row]:
-    """Loaders with each trainer, torchvision's ImageFolder first; then other libraries' loaders, alone."""
+    """Make a row for each loader with each trainer, ImageFolder first; then for other libraries' loaders."""
     index = _Index(trials)
     loaders = sorted(index.loaders(LOADER), key=lambda loader: loader["backend"] != TODAY_BACKEND)
     rows: list[Row] = []
     for trainer in settings["trainers"]:
         for batch_size in settings["batch_sizes"]:
             for workers in settings["workers"]:
-                beside = [
+                candidates = [
                     loader
                     for loader in loaders
                     if loader["batch_size"] == batch_size and loader["workers"] == workers
                 ]
-                made: list[Row] = []
+                batch_rows: list[Row] = []
                 rest: dict[int, str] = {}
-                for loader in beside:
+                for loader in candidates:
                     row = _make_row(index, loader, trainer, settings)
                     if row is not None:
-                        rest[len(made)] = _rest_stage(index, loader, row, settings)
-                        made.append(row)
-                rows += explain(made, workers, batch_size, settings["cpus"], rest)
+                        rest[len(batch_rows)] = _rest_stage(index, loader, row, settings)
+                        batch_rows.append(row)
+                rows += explain(batch_rows, workers, batch_size, settings["cpus"], rest)
     rows += [_make_peer_row(index, loader, settings) for loader in index.loaders(PEER)]
     return rows
 
 
 def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Mapping[str, Any]) -> Row | None:
-    """One loader with one trainer; None where it was not fed to that one."""
+    """Make the row of a loader with a trainer; None where it was not measured with that trainer."""
     alone, fed = index.find(LOADER, **loader), index.find(FED, **loader, trainer=trainer)
     shared = {"trainer": trainer, "batch_size": loader["batch_size"]}
     trained = index.find(TRAINER, **shared)
@@ -187,7 +198,7 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
     if stages is not None:
         values["read_images_per_s"] = stages.estimate("read_images_per_s")
         values["decode_images_per_s"] = stages.estimate("decode_images_per_s")
-    batches = watched = None
+    batches = activity = None
     if has_trainer and fed is not None and trained is not None:
         count = min(len(fed.rates), len(trained.rates))
         ratio = stats.ratio(fed.rates[:count], trained.rates[:count])
@@ -202,12 +213,12 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         last = fed.trials[-1]
         starts = tuple(int(start) for start in last.series.get("epoch_starts", ()))
         batches = analyse(last.series["wait_s"], last.series["step_s"], starts, loader["workers"])
-        watched = next((trial.watched for trial in reversed(fed.trials) if trial.watched), None)
+        activity = next((trial.activity for trial in reversed(fed.trials) if trial.activity), None)
     values |= _stored_values(loader, settings)
     ratios = _ratios_to_peers(index, alone, settings)
     if LIMIT in ratios:
         values["limit_ratio"] = ratios.pop(LIMIT)
-    of = {
+    key = {
         "backend": loader["backend"],
         "data": name_data(loader["data"], settings),
         "trainer": trainer,
@@ -215,18 +226,18 @@ def _make_row(index: _Index, loader: dict[str, Any], trainer: str, settings: Map
         "batch_size": loader["batch_size"],
     }
     return Row(
-        name=_name_row(of, settings),
-        of=of,
+        name=_name_row(key, settings),
+        key=key,
         values=values,
         ratios=ratios,
         batches=batches,
-        watched=watched,
+        activity=activity,
         detail=loader["backend"] == SYNTHETIC,
     )
 
 
 def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str, Any]) -> Row:
-    """Another library's loader, alone."""
+    """Make the row of another library's loader, which is measured without a trainer."""
     alone, cold = index.find(PEER, **loader), index.find(PEER_COLD, **loader)
     assert alone is not None, "the loader is one of those that were measured"
     values = {"loader_images_per_s": alone.estimate(), **_batch_values(alone, alone)}
@@ -235,7 +246,7 @@ def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str,
     ratios = _ratios_to_peers(index, alone, settings)
     if LIMIT in ratios:
         values["limit_ratio"] = ratios[LIMIT]
-    of = {
+    key = {
         "backend": loader["backend"],
         "data": alone.trials[0].facts.get("data", ""),
         "trainer": NO_TRAINER,
@@ -245,11 +256,11 @@ def _make_peer_row(index: _Index, loader: dict[str, Any], settings: Mapping[str,
     }
     is_limit = loader["backend"].startswith(LIMIT)
     name = f"{loader['backend']} (the limit)" if is_limit else loader["backend"]
-    return Row(name=name + _name_point(of, settings), of=of, values=values, detail=is_limit)
+    return Row(name=name + _name_point(key, settings), key=key, values=values, detail=is_limit)
 
 
 def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
-    """Times of batches, and of the first one; the latter of the loader alone."""
+    """Time of the first batch, of the loader alone, and median and 95th percentile of the timed batches."""
     medians, p95s, gaps = [], [], []
     for trial in timed.trials:
         batch_s = trial.batch_s
@@ -268,7 +279,7 @@ def _batch_values(timed: _Repeats, alone: _Repeats) -> dict[str, Estimate]:
 
 
 def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[str, Estimate]:
-    """What the converted data of a loader takes; nothing for a raw tree and for noise."""
+    """Disk and time that a loader's converted data takes; empty for a raw tree and for noise."""
     data = settings["data"].get(loader["data"], {})
     if (
         str(data.get("name")).startswith(RAW_TREE)
@@ -284,26 +295,28 @@ def _stored_values(loader: dict[str, Any], settings: Mapping[str, Any]) -> dict[
 
 
 def _ratios_to_peers(index: _Index, alone: _Repeats, settings: Mapping[str, Any]) -> dict[str, Estimate]:
-    """Its rate over that of each peer that does the same work, repeat by repeat."""
+    """Ratio of a loader's rate to that of each peer that does the same work, repeat by repeat."""
     trial = alone.trials[0]
     ratios: dict[str, Estimate] = {}
     for peer in index.loaders(PEER):
-        theirs = index.find(PEER, **peer)
-        is_itself = trial.of["what"] == PEER and peer["backend"] == trial.of["backend"]
-        same_settings = all(peer[name] == trial.of[name] for name in ("batch_size", "workers"))
-        if theirs is None or is_itself or not same_settings:
+        peer_repeats = index.find(PEER, **peer)
+        is_itself = trial.key["what"] == PEER and peer["backend"] == trial.key["backend"]
+        has_same_settings = all(peer[name] == trial.key[name] for name in ("batch_size", "workers"))
+        if peer_repeats is None or is_itself or not has_same_settings:
             continue
-        same_work = "work" in trial.facts and trial.facts["work"] == theirs.trials[0].facts.get("work")
-        # the limit copies centre crops, and is a limit of random crops, too
-        limits = peer["backend"] == LIMIT and peer["data"] == trial.of["data"] and "work" in trial.facts
-        if same_work or limits:
-            count = min(len(alone.rates), len(theirs.rates))
-            ratios[peer["backend"]] = stats.ratio(alone.rates[:count], theirs.rates[:count])
+        is_same_work = "work" in trial.facts and trial.facts["work"] == peer_repeats.trials[0].facts.get(
+            "work"
+        )
+        # the limit copies centre crops; random crops cannot be served faster either
+        is_limit = peer["backend"] == LIMIT and peer["data"] == trial.key["data"] and "work" in trial.facts
+        if is_same_work or is_limit:
+            count = min(len(alone.rates), len(peer_repeats.rates))
+            ratios[peer["backend"]] = stats.ratio(alone.rates[:count], peer_repeats.rates[:count])
     return ratios
 
 
 def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mapping[str, Any]) -> str:
-    """The stage to which the loader's time belongs that the stages timed apart do not explain."""
+    """Name the stage to which that part of the loader's time belongs that no timed stage explains."""
     if "read_images_per_s" in row.values:
         return "collate"
     is_cached = settings.get("cache", "none") != "none"
@@ -312,14 +325,14 @@ def _rest_stage(index: _Index, loader: dict[str, Any], row: Row, settings: Mappi
     assert alone is not None, "the row has it"
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in alone.trials)
     cold = row.values.get("cold_images_per_s")
-    disk_is_apart = cold is not None and cold.high < row.values["loader_images_per_s"].low
-    if was_warm or is_cached or disk_is_apart or loader["backend"] == SYNTHETIC:
+    is_disk_apart = cold is not None and cold.high < row.values["loader_images_per_s"].low
+    if was_warm or is_cached or is_disk_apart or loader["backend"] == SYNTHETIC:
         return stage
     return f"storage or {stage}"
 
 
 def name_data(path: str, settings: Mapping[str, Any]) -> str:
-    """What a folder holds, as tables call it: its kind, and its name where several are of that kind."""
+    """Name of a folder's data in tables: its kind, and the folder's name where several are of that kind."""
     names = {folder: str(data["name"]) for folder, data in settings["data"].items()}
     if path not in names:
         return path
@@ -327,9 +340,9 @@ def name_data(path: str, settings: Mapping[str, Any]) -> str:
     return f"{name} {Path(path).name}" if list(names.values()).count(name) > 1 else name
 
 
-def _name_row(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """The loader as people call it: whose it is, for `pytorch` and `webdataset` are libraries, too."""
-    backend, data = of["backend"], of["data"]
+def _name_row(key: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Name of a loader in tables, with 'ours', because `pytorch` and `webdataset` are libraries, too."""
+    backend, data = key["backend"], key["data"]
     if backend == TODAY_BACKEND:
         name = "imagefolder (torchvision)"
     elif backend == SYNTHETIC:
@@ -338,36 +351,37 @@ def _name_row(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
         name = f"{backend} (ours)"
     else:
         name = f"{backend} (ours, {data})"
-    name += _name_point(of, settings)
+    name += _name_point(key, settings)
     if len(settings["trainers"]) > 1:
-        name += f", fed to {of['trainer']}"
+        name += f", fed to {key['trainer']}"
     return name
 
 
-def _name_point(of: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Workers and batch size, where rows differ in them."""
+def _name_point(key: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
+    """Name workers and batch size where rows differ in them."""
     text = ""
     if len(settings["workers"]) > 1:
-        text += f", {counted(of['workers'], 'worker')}"
+        text += f", {quantity(key['workers'], 'worker')}"
     if len(settings["batch_sizes"]) > 1:
-        text += f", batch {of['batch_size']:,}"
+        text += f", batch {key['batch_size']:,}"
     return text
 
 
 def _by_trainer(rows: Sequence[Row]) -> list[list[Row]]:
-    names = dict.fromkeys(row.of["trainer"] for row in rows if is_ours(row))
-    return [[row for row in rows if row.of["trainer"] == name] for name in names]
+    """Group rows by their trainer."""
+    names = dict.fromkeys(row.key["trainer"] for row in rows if is_own_loader(row))
+    return [[row for row in rows if row.key["trainer"] == name] for name in names]
 
 
 def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
-    """The row to choose of each loader with each trainer, and a sentence for each."""
+    """Choose a row of each loader with each trainer, and write a sentence for each."""
     series: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
-        if is_ours(row):
-            series.setdefault((row.of["backend"], row.of["data"], row.of["trainer"]), []).append(row)
+        if is_own_loader(row):
+            series.setdefault((row.key["backend"], row.key["data"], row.key["trainer"]), []).append(row)
     chosen, sentences = [], []
-    for (backend, data, _), own in series.items():
-        row, best = choose(own)
+    for (backend, data, _), loader_rows in series.items():
+        row, best = choose(loader_rows)
         chosen.append(row)
         loader = backend if backend == data else f"{backend} on {data}"
         sentences.append(describe_choice(loader, row, best))
@@ -375,11 +389,11 @@ def _choose_settings(rows: Sequence[Row]) -> tuple[list[Row], list[str]]:
 
 
 def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Row]:
-    """Say of each row what an hour of training becomes, in minutes and dollars, beside today's loader."""
+    """Add to each row what it saves of an hour of training with today's loader, in minutes and dollars."""
     compared = []
     for row in rows:
-        beside = [other for other in rows if other.of["trainer"] == row.of["trainer"]]
-        today = find_gain(beside).today
+        group = [other for other in rows if other.key["trainer"] == row.key["trainer"]]
+        today = find_gain(group).today
         text = "" if today is None else _describe_saving(row, today, gpu_price)
         texts = {**row.texts, "saves": text} if text else row.texts
         compared.append(replace(row, texts=texts, baseline=row is today))
@@ -389,7 +403,7 @@ def _compare_with_today(rows: Sequence[Row], gpu_price: float | None) -> list[Ro
 def _describe_saving(row: Row, today: Row, gpu_price: float | None) -> str:
     if row is today:
         return "what people have today"
-    if row.of["backend"] == SYNTHETIC or (row.of.get("peer") and "fed_ratio" in today.values):
+    if row.key["backend"] == SYNTHETIC or (row.key.get("peer") and "fed_ratio" in today.values):
         return ""
     saved = saved_share(row, today)
     now, then = training_rate(today), training_rate(row)
@@ -408,15 +422,15 @@ def _answer_for_trainers(
     other_cpu: float | None,
     gpu_price: float | None,
 ) -> list[tuple[str, ...]]:
-    """A paragraph for each trainer."""
+    """Write a paragraph for each trainer."""
     paragraphs = []
     groups = _by_trainer(rows)
     for group in groups:
-        ours = [row for row in group if is_ours(row)]
-        name = ours[0].of["trainer"]
+        own_rows = [row for row in group if is_own_loader(row)]
+        name = own_rows[0].key["trainer"]
         sentences = answer(
             group,
-            accelerator=name_accelerator(ours[0], settings),
+            accelerator=name_accelerator(own_rows[0], settings),
             images=next((data["samples"] for data in settings["data"].values() if data.get("samples")), None),
             repeats=repeats,
             other_cpu=other_cpu,
@@ -429,8 +443,8 @@ def _answer_for_trainers(
 
 
 def name_accelerator(row: Row, settings: Mapping[str, Any]) -> str:
-    """What the row's loader feeds, in words."""
-    trainer = row.of["trainer"]
+    """Name of what the row's loader feeds, in sentences."""
+    trainer = row.key["trainer"]
     if trainer.startswith("emulated") and "trainer_images_per_s" in row.values:
         return f"an emulated accelerator of {row.values['trainer_images_per_s'].median:,.0f} images/s"
     on_cpu = str(settings.get("device", "cpu")) == "cpu"
@@ -440,24 +454,29 @@ def name_accelerator(row: Row, settings: Mapping[str, Any]) -> str:
 def describe_conditions(
     machine: Mapping[str, str], settings: Mapping[str, Any], rows: Sequence[Row], trials: Sequence[Trial]
 ) -> list[str]:
-    """When the figures hold, a sentence each: machine, data, work."""
+    """Write the conditions under which the figures hold: machine, data and work, a sentence each."""
     trainers: dict[str, str] = {}
     for row in rows:
         if "trainer_images_per_s" in row.values:
             rate = row.values["trainer_images_per_s"].median
-            trainers.setdefault(row.of["trainer"], f"{row.of['trainer']} ({rate:,.0f} images/s)")
+            trainers.setdefault(row.key["trainer"], f"{row.key['trainer']} ({rate:,.0f} images/s)")
     folders = dict.fromkeys(
-        f"{path} ({counted(data['samples'], 'picture')})" for path, data in settings["data"].items()
+        f"{path} ({quantity(data['samples'], 'picture')})" for path, data in settings["data"].items()
     )
     sizes = " and ".join(f"{size:,}" for size in settings["batch_sizes"])
     workers = ", ".join(map(str, settings["workers"]))
     was_warm = all(trial.numbers.get("page_cache_is_warm", 1.0) for trial in trials)
     repeats = _fewest_repeats(trials)
+    unusual = [
+        f"{name} {settings[name]}"
+        for name, default in _DEFAULTS.items()
+        if settings.get(name, default) != default
+    ]
     work = [
         f"trainer {', '.join(trainers.values())}" if trainers else "no trainer",
         f"batch {sizes} of {settings['size']}x{settings['size']}",
         f"augment {settings['augment']}",
-        *(f"{key} {settings[key]}" for key, usual in _USUAL.items() if settings.get(key, usual) != usual),
+        *unusual,
         f"{workers} worker{'' if workers == '1' else 's'}",
         f"page cache {'warm' if was_warm else 'not warmed: larger than memory'}",
         f"medians of {repeats} runs, taking turns" if repeats > 1 else "one run each",
@@ -480,19 +499,19 @@ def describe_conditions(
 
 
 def _next_step(rows: Sequence[Row], settings: Mapping[str, Any]) -> str:
-    """What a reader would type next; empty where there is nothing to do."""
-    ours = [row for row in rows if is_ours(row) and row.of["trainer"] == rows[0].of["trainer"]]
-    gain = find_gain(ours)
+    """Write the line that a reader would type next; empty where there is nothing to do."""
+    own_rows = [row for row in rows if is_own_loader(row) and row.key["trainer"] == rows[0].key["trainer"]]
+    gain = find_gain(own_rows)
     if gain.today is None:
         return ""
     if judge(gain.today.values.get("fed_ratio")) == KEEPS_UP:
         return ""
     paths = {name_data(path, settings): path for path in settings["data"]}
-    if gain.best and gain.best[0].of["data"] in paths:
-        backend, data = gain.best[0].of["backend"], gain.best[0].of["data"]
+    if gain.best and gain.best[0].key["data"] in paths:
+        backend, data = gain.best[0].key["backend"], gain.best[0].key["data"]
         is_usual = backend == "pytorch" or str(data).startswith(backend)
         chosen = "" if is_usual else f", backend={backend!r}"
         return f"Next: loaders.build({paths[data]!r}{chosen}) in your training code."
-    if all(reads_tree(row) for row in ours) and gain.today.of["data"] in paths:
-        return f"Next: 'bench recommend {paths[gain.today.of['data']]}' says what converting would bring."
+    if all(reads_tree(row) for row in own_rows) and gain.today.key["data"] in paths:
+        return f"Next: 'bench recommend {paths[gain.today.key['data']]}' says what converting would bring."
     return ""

@@ -1,8 +1,8 @@
-"""A result as one HTML page that needs no network: the answer, a bar for each row, everything else folded.
+"""HTML page of a result, which needs no network: the answer, a bar for each row, everything else folded.
 
 `precache.page` has the skeleton. Text, grid and background of a chart take their colours from the page's
-style, so that they follow dark mode and print; names that came with a result are escaped, for plotly reads
-some HTML in labels.
+style, so that they follow dark mode and print. Names from a result are escaped, because plotly reads some
+HTML in labels.
 """
 
 import base64
@@ -16,14 +16,14 @@ import plotly.graph_objects as go
 import plotly.io
 from plotly.offline import get_plotlyjs
 
-from bench.report.result import Batches, Result, Row, Trial, Watched, format_document
+from bench.report.result import Activity, Batches, Result, Row, Trial, format_document
 from bench.report.show import describe_ratios, printable_lines
 from bench.report.stats import Estimate
 from bench.report.table import COLUMNS, Table, cell, legend, make_table, shown_rows
 from bench.report.verdict import training_rate
 from precache import page
 
-# Okabe and Ito, "Color Universal Design" (2008): those that stand out from black and from white
+# Okabe and Ito, "Color Universal Design" (2008): the colours that stand out from black and from white
 COLOURS = ("#2b83c6", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#56b4e9")
 BLUE, ORANGE, GREEN, PURPLE, RED, SKY = COLOURS
 GREY = "#8a8f98"
@@ -62,7 +62,7 @@ STYLE = """
 @media print { .lane .track { border: 1px solid var(--line); }
   .lane .track div { print-color-adjust: exact; -webkit-print-color-adjust: exact; } }
 """
-# suffix of a monitor's series -> caption of the chart, factor to its unit, what ticks look like
+# suffix of a monitor's series -> caption of the chart, factor to its unit, format of its ticks
 _UNITS = {
     "_share": ("Cores, GPU and memory: a share near 100% is a limit that was met", 1.0, ".0%"),
     "_bytes_per_s": ("Disk, network and swap, MB/s: what the loader read meanwhile", 1e-6, ",.3~r"),
@@ -70,8 +70,8 @@ _UNITS = {
     "_w": ("Power, W: it falls where the GPU waits", 1.0, ",.3~r"),
     "_mhz": ("Clocks, MHz: they fall where the GPU is too hot", 1.0, ","),
 }
-# A chart drawn while it is folded has no width, and before the page is whole perhaps another one: it is drawn
-# anew once it has its own. Printing unfolds all.
+# A chart that is drawn while folded has no width, and before the page is whole perhaps a wrong one, so it is
+# drawn again once its width is final. Printing unfolds every section.
 _SCRIPT = """
 addEventListener('load', () => document.querySelectorAll('.js-plotly-plot').forEach(
   chart => { if (chart.offsetParent) Plotly.Plots.resize(chart); }));
@@ -84,16 +84,16 @@ _CONFIG = {"responsive": True, "displayModeBar": False}
 
 
 def make_page(result: Result) -> str:
-    """The page of any result."""
+    """Write the page of a result."""
     notes = [*result.conditions, *(f"skipped {name}: {reason}" for name, reason in result.skipped.items())]
     parts = [
         _draw_bars(result),
         charts({**dict(_draw_workers(result)), **_draw_learning(result)}, "chart"),
         page.paragraphs(result.next_step.splitlines()),
         f'<p class="note">{"<br>".join(map(escape, notes))}</p>',
-        page.folded("All numbers", _draw_numbers(result)),
+        page.collapsible("All numbers", _draw_numbers(result)),
         *_draw_details(result),
-        page.folded("Machine, versions and settings", _draw_facts(result)),
+        page.collapsible("Machine, versions and settings", _draw_facts(result)),
     ]
     content = f"<h1>{escape(result.question)}</h1>{_draw_answer(result)}{''.join(parts)}"
     scripts = f"<script>{get_plotlyjs()}</script><script>{_SCRIPT}</script>"
@@ -101,23 +101,23 @@ def make_page(result: Result) -> str:
 
 
 def draw_summary(result: Result) -> str:
-    """The answer and a bar for each row, as a part of another page with STYLE."""
+    """Draw the answer and a bar for each row, for another page that has STYLE."""
     return _draw_answer(result) + _draw_bars(result)
 
 
 def _draw_answer(result: Result) -> str:
-    """What the reader came for: the first sentence of each paragraph stands alone."""
+    """Draw the answer; the first sentence of each paragraph is a paragraph of its own."""
     paragraphs = []
     for first, *more in result.answer:
         paragraphs.append(first)
         if more:
             paragraphs.append(" ".join(more))
-    answer = "".join(f"<p>{page.with_code(paragraph)}</p>" for paragraph in paragraphs)
+    answer = "".join(f"<p>{page.format_code(paragraph)}</p>" for paragraph in paragraphs)
     return f'<section class="verdict">{answer}</section>' if answer else ""
 
 
 def _draw_bars(result: Result) -> str:
-    """The first chart: a bar for each row with the value that counts. It is HTML and needs no script."""
+    """Draw the first chart, a bar for each row with the value `result.bars`, as HTML without a script."""
     name = result.bars
     rows = [row for row in shown_rows(result, details=False) if name in row.values]
     if not rows:
@@ -126,13 +126,13 @@ def _draw_bars(result: Result) -> str:
     title = f"{column.title[:1].upper()}{column.title[1:]}"
     if column.means:
         title += f", {column.means}"
-    most = max(row.values[name].median for row in rows)
-    whole = 1.0 if name.endswith("_share") else most or 1.0
+    largest = max(row.values[name].median for row in rows)
+    whole = 1.0 if name.endswith("_share") else largest or 1.0
     figures = []
-    for group in dict.fromkeys(str(row.of.get("trainer", "")) for row in rows):
+    for group in dict.fromkeys(str(row.key.get("trainer", "")) for row in rows):
         bars = []
         for row in rows:
-            if str(row.of.get("trainer", "")) != group:
+            if str(row.key.get("trainer", "")) != group:
                 continue
             kind = " today" if row.baseline else " best" if result.is_best(row) else ""
             bars.append(
@@ -149,22 +149,21 @@ def _draw_bars(result: Result) -> str:
 
 
 def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
-    """For each loader that was measured with several numbers of workers, images/s over workers."""
+    """Draw images/s over workers for each loader that was measured with several numbers of workers."""
     loaders: dict[tuple[str, str, str], list[Row]] = {}
     for row in shown_rows(result, details=False):
-        if "workers" in row.of:
-            key = (str(row.of.get("backend")), str(row.of.get("data")), str(row.of.get("trainer")))
+        if "workers" in row.key:
+            key = (str(row.key.get("backend")), str(row.key.get("data")), str(row.key.get("trainer")))
             loaders.setdefault(key, []).append(row)
     for (backend, data, _), rows in loaders.items():
-        counts = sorted({row.of["workers"] for row in rows})
+        counts = sorted({row.key["workers"] for row in rows})
         if len(counts) < 2:
             continue
         traces = []
-        for number, batch_size in enumerate(sorted({row.of["batch_size"] for row in rows})):
-            series = sorted(
-                (row for row in rows if row.of["batch_size"] == batch_size), key=lambda row: row.of["workers"]
-            )
-            colour, across = COLOURS[number % len(COLOURS)], [str(row.of["workers"]) for row in series]
+        for number, batch_size in enumerate(sorted({row.key["batch_size"] for row in rows})):
+            series = [row for row in rows if row.key["batch_size"] == batch_size]
+            series.sort(key=lambda row: row.key["workers"])
+            colour, across = COLOURS[number % len(COLOURS)], [str(row.key["workers"]) for row in series]
             rates = [training_rate(row) for row in series]
             traces.append(
                 line(
@@ -181,21 +180,21 @@ def _draw_workers(result: Result) -> Iterator[tuple[str, go.Figure]]:
                 traces.append(
                     line(across, alone, "the trainer alone", colour, width=1, dash="dot", showlegend=False)
                 )
-        drawn = figure(traces, 280, "workers", "images/s")
-        drawn.update_xaxes(type="category", categoryarray=[str(count) for count in counts])
+        chart = figure(traces, 280, "workers", "images/s")
+        chart.update_xaxes(type="category", categoryarray=[str(count) for count in counts])
         loader = backend if backend == data else f"{backend} on {data}"
         yield (
             f"{loader}: a flat line gains nothing from more workers; dotted: the trainer alone",
-            drawn.update_yaxes(rangemode="tozero"),
+            chart.update_yaxes(rangemode="tozero"),
         )
 
 
 def _draw_learning(result: Result) -> dict[str, go.Figure]:
-    """For each source of pictures that models were trained on, their accuracy over time."""
+    """Draw accuracy over time for each source of pictures that models were trained on."""
     sources: dict[str, list[Trial]] = {}
     for trial in result.trials:
         if "top1_accuracy" in trial.series:
-            sources.setdefault(str(trial.of["source"]), []).append(trial)
+            sources.setdefault(str(trial.key["source"]), []).append(trial)
     traces = []
     for number, (source, trials) in enumerate(sources.items()):
         colour, dash = COLOURS[number % len(COLOURS)], _DASHES[number // len(COLOURS) % len(_DASHES)]
@@ -209,14 +208,14 @@ def _draw_learning(result: Result) -> dict[str, go.Figure]:
         traces.append(line(mean_s, mean_top1, source, colour, width=3, **shared))
     if not traces:
         return {}
-    drawn = figure(traces, 340, "seconds of training", "top-1")
-    drawn.update_xaxes(rangemode="tozero")
-    drawn.update_yaxes(rangemode="tozero", tickformat=".0%")
-    return {"How soon the models learn: a thin line for each seed, and a thick one for their mean": drawn}
+    chart = figure(traces, 340, "seconds of training", "top-1")
+    chart.update_xaxes(rangemode="tozero")
+    chart.update_yaxes(rangemode="tozero", tickformat=".0%")
+    return {"How soon the models learn: a thin line for each seed, and a thick one for their mean": chart}
 
 
 def _mean_curve(curves: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of the curves at each of their points."""
+    """Mean of the curves at each of their points."""
     return [fmean(points) for points in zip(*curves, strict=True)]
 
 
@@ -231,13 +230,13 @@ def _draw_numbers(result: Result) -> str:
 
 
 def _draw_details(result: Result) -> Iterator[str]:
-    """A folded section for each row that has more to say: its bottleneck, its stages, its charts."""
+    """Draw a folded section for each row with sentences, charts or lines to paste."""
     for number, row in enumerate(result.rows):
         figures = {}
         if row.batches is not None and row.batches.step_s:
             figures["Each batch: a high orange bar is a wait"] = _draw_batches(row.batches)
-        if row.watched is not None:
-            figures |= dict(_draw_watched(row.watched))
+        if row.activity is not None:
+            figures |= dict(_draw_activity(row.activity))
         sentences = " ".join(sentence for sentence in (row.advice, *row.findings) if sentence)
         if not sentences and not figures and not row.paste:
             continue
@@ -246,16 +245,17 @@ def _draw_details(result: Result) -> Iterator[str]:
             parts.append(f"<pre>{escape(printable_lines(row))}</pre>")
         if figures:
             parts.append(charts(figures, f"row{number}"))
-        yield page.folded(f"In detail: {row.name}", "".join(parts), shown=bool(row.paste))
+        yield page.collapsible(f"In detail: {row.name}", "".join(parts), shown=bool(row.paste))
 
 
 def _draw_facts(result: Result) -> str:
-    settings = {name: value for name, value in result.settings.items() if name != "data"}  # above
+    # the conditions name the data
+    settings = {name: value for name, value in result.settings.items() if name != "data"}
     return page.facts({**result.machine, **settings})
 
 
 def _draw_stages(row: Row) -> str:
-    """A table of what each stage alone can do, the slowest first; empty where none was timed."""
+    """Draw a table of images/s of each stage alone, the slowest first; empty where none was timed."""
     rows = [
         (stage, f"{rate:,.0f}", "the bottleneck" if stage == row.bottleneck else "")
         for stage, rate in sorted(row.stages.items(), key=lambda pair: pair[1])
@@ -264,7 +264,7 @@ def _draw_stages(row: Row) -> str:
 
 
 def _draw_batches(timed: Batches) -> go.Figure:
-    """Step and wait of every timed batch, stacked, ms; spikes and first batches of epochs marked."""
+    """Draw step and wait of every timed batch, stacked, in ms; mark spikes and first batches of epochs."""
     numbers = list(range(len(timed.step_s)))
     whole_ms = [(wait + step) * 1e3 for wait, step in zip(timed.wait_s, timed.step_s, strict=True)]
     top_ms = max(whole_ms)
@@ -281,34 +281,39 @@ def _draw_batches(timed: Batches) -> go.Figure:
         above = [whole_ms[batch] + 0.05 * top_ms for batch in spikes]
         marker = {"color": RED, "symbol": "triangle-down", "size": 8}
         traces.append(go.Scatter(x=spikes, y=above, mode="markers", name="spike", marker=marker))
-    drawn = figure(traces, _SERIES_PIXELS, "batch", "ms")
-    drawn.update_layout(barmode="stack", bargap=0)
-    return drawn.update_yaxes(range=[0, 1.15 * top_ms])
+    chart = figure(traces, _SERIES_PIXELS, "batch", "ms")
+    chart.update_layout(barmode="stack", bargap=0)
+    return chart.update_yaxes(range=[0, 1.15 * top_ms])
 
 
-def _draw_watched(sampled: Watched) -> Iterator[tuple[str, go.Figure]]:
-    """A chart per unit of what was sampled; series that stayed at zero are left out."""
-    series = {name: values for name, values in sampled.series.items() if any(values)}
+def _draw_activity(activity: Activity) -> Iterator[tuple[str, go.Figure]]:
+    """Draw a chart for each unit of the sampled series; a series that stays at zero is left out."""
+    series = {name: values for name, values in activity.series.items() if any(values)}
     for suffix, (caption, factor, ticks) in _UNITS.items():
         names = [name for name in series if next((s for s in _UNITS if name.endswith(s)), "") == suffix]
         cores = [name for name in names if name.removeprefix("cpu_").removesuffix("_share").isdecimal()]
         traces = []
-        for number, name in enumerate(cores):  # faint: there may be a hundred
-            core = line(sampled.time_s, series[name], "each core", GREY, width=0.7)
+        for number, name in enumerate(cores):  # faint lines, because there may be a hundred
+            core = line(activity.time_s, series[name], "each core", GREY, width=0.7)
             traces.append(core.update(legendgroup="cores", showlegend=number == 0, opacity=0.6))
         for number, name in enumerate(name for name in names if name not in cores):
             words = name.removesuffix(suffix).replace("_", " ").replace("cpu", "CPU").replace("gpu", "GPU")
             dash = "solid" if number < len(COLOURS) else "dot"
             values = [value * factor for value in series[name]]
-            traces.append(line(sampled.time_s, values, words, COLOURS[number % len(COLOURS)], dash=dash))
+            traces.append(line(activity.time_s, values, words, COLOURS[number % len(COLOURS)], dash=dash))
         if traces:
-            drawn = figure(traces, _SERIES_PIXELS, "seconds")
-            yield caption, drawn.update_yaxes(tickformat=ticks, rangemode="tozero")
+            chart = figure(traces, _SERIES_PIXELS, "seconds")
+            yield caption, chart.update_yaxes(tickformat=ticks, rangemode="tozero")
 
 
 def charts(figures: Mapping[str, go.Figure], prefix: str) -> str:
-    """Charts below their captions, each a sentence that says what to see; `prefix` begins their ids."""
-    shown = []
+    """Write charts as HTML, each below its caption.
+
+    Args:
+        figures: charts by their captions, which say what to look for.
+        prefix: beginning of the ids of the charts.
+    """
+    parts = []
     for number, (caption, figure) in enumerate(figures.items()):
         chart = plotly.io.to_html(
             figure,
@@ -318,15 +323,21 @@ def charts(figures: Mapping[str, go.Figure], prefix: str) -> str:
             default_height=f"{figure.layout.height}px",
             div_id=f"{prefix}-{number}",
         )
-        shown.append(f"<figure><figcaption>{escape(caption)}</figcaption>{chart}</figure>")
-    return f'<div class="charts">{"".join(shown)}</div>'
+        parts.append(f"<figure><figcaption>{escape(caption)}</figcaption>{chart}</figure>")
+    return f'<div class="charts">{"".join(parts)}</div>'
 
 
 def figure(traces: Sequence[Any], height: int, across: str, up: str = "") -> go.Figure:
-    """Traces on axes with these titles; the legend stands above, a line for each entry on a phone."""
+    """Make a chart of traces; the legend stands above, on a phone with a line for each entry.
+
+    Args:
+        traces: plotly's traces.
+        height: pixels of the axes.
+        across, up: titles of the axes.
+    """
     entries = sum(trace.showlegend is not False for trace in traces)
-    drawn = go.Figure(traces)
-    drawn.update_layout(
+    chart = go.Figure(traces)
+    chart.update_layout(
         template="none",
         height=height + 60 + 18 * (entries + 1),
         margin={"l": 10, "r": 16, "t": 34, "b": 10},
@@ -334,24 +345,24 @@ def figure(traces: Sequence[Any], height: int, across: str, up: str = "") -> go.
         legend={"orientation": "h", "x": 0, "y": 1.0, "yanchor": "bottom"},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        dragmode=False,  # else a finger on a chart cannot scroll the page
+        dragmode=False,  # a finger on a chart has to scroll the page
         showlegend=entries > 0,
     )
-    drawn.update_xaxes(title=across, automargin=True, zeroline=False, tickangle=0)
-    drawn.update_yaxes(title=up, automargin=True, zeroline=False)
-    return drawn
+    chart.update_xaxes(title=across, automargin=True, zeroline=False, tickangle=0)
+    chart.update_yaxes(title=up, automargin=True, zeroline=False)
+    return chart
 
 
 def line(
     across: Sequence[Any], up: Sequence[Any], name: str, colour: str, *, width: float = 2, **more: Any
 ) -> go.Scatter:
-    """A line; `more` is `dash`, or goes to plotly."""
+    """Make a line; `more` is `dash` and further arguments of plotly's Scatter."""
     look = {"color": colour, "width": width, "dash": more.pop("dash", "solid")}
     return go.Scatter(x=across, y=up, name=escape(name), line=look, **{"mode": "lines", **more})
 
 
 def spread(rates: Sequence[Estimate]) -> dict[str, Any]:
-    """Error bars from the lowest to the highest measurement."""
+    """Make error bars from the lowest to the highest measurement."""
     return {
         "type": "data",
         "array": [rate.high - rate.median for rate in rates],

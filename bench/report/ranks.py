@@ -1,4 +1,7 @@
-"""The result of `bench loaders --ranks N`: what ranks train together, and which is the slowest. Pure."""
+"""Result of `bench loaders --ranks N`: images/s of all ranks together, and which is the slowest. Pure.
+
+The `key` of a trial is {"what", "backend", "data", "trainer", "ranks", "rank", "repeat"}.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,10 +10,10 @@ from bench.report import stats
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate
 from bench.report.words import machine_line
-from precache.reporting import counted
+from precache.reporting import quantity
 
 ALONE, OWN_PACE, IN_STEP = "one rank alone", "own pace", "in step"
-"""What a trial is of; it says its rank, too."""
+"""Kinds of trials, `key["what"]`."""
 
 
 def make_result(
@@ -19,20 +22,22 @@ def make_result(
     trials: Sequence[Trial],
     skipped: Mapping[str, str],
 ) -> Result:
-    """Work out what trials of ranks say.
+    """Make the result from trials of ranks.
 
     Args:
-        settings: what the trials have in common; `ranks`, and `data` as of `bench.report.loaders`.
+        settings: settings that all trials share; `ranks`, and `data` as in `bench.report.loaders`.
+        trials: one for each rank, repeat and kind.
+        skipped: loaders that could not be measured, and why.
     """
     loaders: list[tuple[str, str]] = []
     for trial in trials:
-        loader = (trial.of["backend"], trial.of["data"])
+        loader = (trial.key["backend"], trial.key["data"])
         if loader not in loaders:
             loaders.append(loader)
     rows: list[Row] = []
     paragraphs = []
     for backend, data in loaders:
-        own = [trial for trial in trials if (trial.of["backend"], trial.of["data"]) == (backend, data)]
+        own = [trial for trial in trials if (trial.key["backend"], trial.key["data"]) == (backend, data)]
         made, sentences = _make_rows(backend, str(settings["data"][data]["name"]), own, settings["ranks"])
         rows += made
         paragraphs.append(tuple(sentences))
@@ -43,9 +48,9 @@ def make_result(
         f"data: {', '.join(settings['data'])}",
         f"trainer {', '.join(settings['trainers'])}, batch {settings['batch_size']} of "
         f"{settings['size']}x{settings['size']} a rank, augment {settings['augment']}, "
-        f"{'the CPUs shared out' if workers is None else counted(workers, 'worker') + ' each'}, page cache "
+        f"{'the CPUs shared out' if workers is None else quantity(workers, 'worker') + ' each'}, page cache "
         f"{'warm' if was_warm else 'not warmed: larger than memory'}, medians of "
-        f"{counted(settings['repeats'], 'run')}, taking turns",
+        f"{quantity(settings['repeats'], 'run')}, taking turns",
     ]
     return Result(
         command="loaders",
@@ -64,14 +69,14 @@ def make_result(
 
 
 def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> tuple[list[Row], list[str]]:
-    """One rank alone, all in step, and each rank; with what they say."""
+    """Make the rows of one rank alone, of all in step, and of each rank, and the sentences about them."""
 
-    def rates(what: str, rank: int, name: str = "images_per_s") -> list[float]:
-        own = [trial for trial in trials if trial.of["what"] == what and trial.of["rank"] == rank]
-        return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.of["repeat"])]
+    def rates(kind: str, rank: int, name: str = "images_per_s") -> list[float]:
+        own = [trial for trial in trials if trial.key["what"] == kind and trial.key["rank"] == rank]
+        return [trial.numbers[name] for trial in sorted(own, key=lambda trial: trial.key["repeat"])]
 
     loader = backend if backend == data else f"{backend} on {data}"
-    of = {"backend": backend, "data": data, "trainer": trials[0].of["trainer"]}
+    key = {"backend": backend, "data": data, "trainer": trials[0].key["trainer"]}
     alone = rates(ALONE, 0)
     totals = [sum(repeat) for repeat in zip(*(rates(IN_STEP, rank) for rank in range(ranks)), strict=True)]
     waits = [
@@ -82,7 +87,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
     rows = [
         Row(
             name=f"{loader}, one rank alone",
-            of={**of, "ranks": 1},
+            key={**key, "ranks": 1},
             values={
                 "fed_images_per_s": stats.estimate(alone),
                 "wait_share": stats.estimate(rates(ALONE, 0, "wait_share")),
@@ -91,7 +96,7 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
         ),
         Row(
             name=f"{loader}, {ranks} ranks in step",
-            of={**of, "ranks": ranks},
+            key={**key, "ranks": ranks},
             values={
                 "fed_images_per_s": stats.estimate(totals),
                 "wait_share": stats.estimate(waits),
@@ -105,12 +110,12 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
         rows.append(
             Row(
                 name=f"{loader}, rank {rank} of {ranks}",
-                of={**of, "ranks": ranks, "rank": rank},
+                key={**key, "ranks": ranks, "rank": rank},
                 values={
                     "fed_images_per_s": stats.estimate(in_step),
                     "own_images_per_s": own_paces[rank],
                     "wait_share": stats.estimate(rates(IN_STEP, rank, "wait_share")),
-                    "others_wait_share": _lost(in_step, rates(OWN_PACE, rank)),
+                    "others_wait_share": _lost_share(in_step, rates(OWN_PACE, rank)),
                 },
             )
         )
@@ -132,6 +137,6 @@ def _make_rows(backend: str, data: str, trials: Sequence[Trial], ranks: int) -> 
     return rows, sentences
 
 
-def _lost(in_step: Sequence[float], own_pace: Sequence[float]) -> Estimate:
+def _lost_share(in_step: Sequence[float], own_pace: Sequence[float]) -> Estimate:
     """Share of its own pace, 0 to 1, that a rank loses by keeping step."""
     return stats.estimate([max(0.0, 1 - step / own) for step, own in zip(in_step, own_pace, strict=True)])

@@ -1,6 +1,6 @@
-"""What `bench recommend` says: the answer, what cannot be read, and the lines to paste. Pure.
+"""Result of `bench recommend`: the answer, the pictures that cannot be read, and the lines to paste. Pure.
 
-Figures are those of `bench.report.forecast`; sentences on what gains are those of `bench.report.gain`.
+`bench.report.forecast` predicts the figures, and `bench.report.gain` writes the sentences about gains.
 """
 
 import math
@@ -13,14 +13,14 @@ from bench.report.forecast import (
     RISK,
     SAMPLE,
     Inputs,
-    advised,
+    choose_format,
     find_inputs,
     find_profiles,
     fits_memory,
     predict,
     stored_size,
 )
-from bench.report.gain import TODAY_BACKEND, answer, find_gain, way
+from bench.report.gain import TODAY_BACKEND, answer, find_gain, source_name
 from bench.report.loaders import TRAINER, other_cpu_share
 from bench.report.result import Result, Row, Trial
 from bench.report.stats import is_disturbed
@@ -28,7 +28,7 @@ from bench.report.verdict import KEEPS_UP, RAW_TREE, judge
 from bench.report.words import machine_line, number
 from precache.errors import shell_command
 from precache.recipe import Recipe
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.storage.urls import locate
 
 QUESTION = "What would another loader, or converting, bring?"
@@ -42,7 +42,8 @@ COLUMNS = (
 )
 _VERSIONS = ("python", "torch", "pillow", "simplejpeg", "webdataset")
 _INDENT = "    "
-USUAL_REJECTS = 0.01  # that `precache convert` allows
+USUAL_REJECTS = 0.01
+"""Share of damaged pictures that `precache convert` allows by default."""
 
 
 def make_result(
@@ -53,27 +54,29 @@ def make_result(
     changes: Mapping[str, Any] | None = None,
     folders: Mapping[str, str] | None = None,
 ) -> Result:
-    """Work out what trials on a sample say of the whole tree.
+    """Make the result for a whole tree from trials on a sample.
 
     Args:
-        settings: see `bench.measure.recommend`.
-        changes: fields of Inputs: what if they were others?
-        folders: where each format would be converted to; by default data/FORMAT.
+        settings: settings of a recommendation, see `bench.measure.recommend`.
+        trials: trials on the sample.
+        skipped: loaders that could not be measured, and why.
+        changes: fields of `Inputs` with other values, for which a second prediction ('what if') is made.
+        folders: folder that each format would be converted to; by default data/FORMAT.
     """
     profiles, inputs = find_profiles(settings, trials), find_inputs(settings, trials)
     rows = predict(profiles, inputs)
     other_cpu = other_cpu_share(trials)
-    sample = next(trial for trial in trials if trial.of["what"] == SAMPLE)
+    sample = next(trial for trial in trials if trial.key["what"] == SAMPLE)
     paragraphs = [tuple(_answer(rows, inputs, settings, trials))]
-    has_today = any(row.of["backend"] == TODAY_BACKEND for row in rows)
+    has_today = any(row.key["backend"] == TODAY_BACKEND for row in rows)
     if unread := describe_unread(sample, has_today=has_today):
         paragraphs.append(tuple(unread))
     best = _best_row(rows, other_cpu)
-    shown, standing_out = list(rows), [best] if best is not None else []
+    shown, best_rows = list(rows), [best] if best is not None else []
     if changes:
         other = replace(inputs, **changes)
         what_if = [
-            replace(row, name=f"{row.name}, what if", of={**row.of, "what_if": True})
+            replace(row, name=f"{row.name}, what if", key={**row.key, "what_if": True})
             for row in predict(profiles, other)
         ]
         sentences = [f"What if: {_describe_inputs(other)}."]
@@ -82,7 +85,7 @@ def make_result(
         paragraphs.append(tuple(sentences))
         best = _best_row(what_if, other_cpu)
         shown += what_if
-        standing_out += [best] if best is not None else []
+        best_rows += [best] if best is not None else []
     return Result(
         command="recommend",
         question=QUESTION,
@@ -93,7 +96,9 @@ def make_result(
         thing="from",
         columns=COLUMNS,
         answer=tuple(paragraphs),
-        best=tuple(at for at, row in enumerate(shown) if any(row is one for one in standing_out)),
+        best=tuple(
+            position for position, row in enumerate(shown) if any(row is other for other in best_rows)
+        ),
         bars="busy_share",
         conditions=tuple(_conditions(machine, settings, rows, inputs, sample, trials)),
         next_step="\n".join(_next_steps(rows, settings, sample, other_cpu, folders or {})),
@@ -104,28 +109,32 @@ def make_result(
 def _answer(
     rows: Sequence[Row], inputs: Inputs, settings: Mapping[str, Any], trials: Sequence[Trial]
 ) -> list[str]:
-    """What to do: first the other line, then converting."""
-    turns = sum(trial.of["what"] == TRAINER for trial in trials)
+    """Write what to do: first change the line, then convert."""
+    turns = sum(trial.key["what"] == TRAINER for trial in trials)
     return answer(
         rows,
         accelerator=inputs.accelerator(settings["trainer"]),
         images=inputs.train_images,
-        repeats=max(2, turns),  # a single turn has no range, and is better than no answer
+        repeats=max(2, turns),  # one turn has no range, but an answer from it is better than none
         other_cpu=other_cpu_share(trials),
         today=rows[0],
     )
 
 
 def _best_row(rows: Sequence[Row], other_cpu: float | None) -> Row | None:
-    """What is advised; beside other busy processes nothing is."""
-    return None if is_disturbed(other_cpu) else advised(rows)
+    """Row to convert to; None where converting gains nothing or other processes keep the machine busy."""
+    return None if is_disturbed(other_cpu) else choose_format(rows)
 
 
 def describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
-    """What could not be read of the sample, by whom, and what follows; empty where nothing is amiss.
+    """Write which pictures of the sample could not be read, by which reader, and what follows from it.
 
     Args:
+        sample: trial that read the sample.
         has_today: whether ImageFolder could be measured.
+
+    Returns:
+        Sentences; none where all pictures could be read.
     """
     numbers, sentences = sample.numbers, []
     if numbers["damaged"]:
@@ -147,21 +156,23 @@ def describe_unread(sample: Trial, *, has_today: bool) -> list[str]:
 
 
 def allowed_rejects(sample: Trial, images: int) -> float | None:
-    """Share of damaged pictures, 0 to 1, that a conversion must allow by the sample; None for the usual one.
+    """Share of damaged pictures, 0 to 1, that a conversion has to allow; None where the default is enough.
 
-    It is two standard deviations more than the sample has, or what the sample has if that is all pictures.
+    It is two standard deviations above the share in the sample, or just that share if all pictures were read.
     """
-    damaged, taken = sample.numbers["damaged"], sample.numbers["taken"]
-    most = damaged if taken >= images else damaged + 2 * math.sqrt(damaged)
-    share = min(1.0, math.ceil(100 * most / taken) / 100)
+    damaged, tried = sample.numbers["damaged"], sample.numbers["taken"]
+    bound = damaged if tried >= images else damaged + 2 * math.sqrt(damaged)
+    share = min(1.0, math.ceil(100 * bound / tried) / 100)
     return share if share > USUAL_REJECTS else None
 
 
 def build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool = False) -> str:
-    """The call of `loaders.build` that serves what was measured, to be pasted.
+    """Write the call of `loaders.build` that serves what was measured, to be pasted.
 
     Args:
-        settings: with `batch_size`, `size`, `device` and `trainer`.
+        path: dataset or tree to load.
+        settings: settings with `batch_size`, `size`, `device` and `trainer`.
+        skips_damaged: whether the loader has to skip damaged pictures.
     """
     words = [repr(str(path)), f"batch_size={settings['batch_size']}", f"size={settings['size']}"]
     words.append("augment='train'")
@@ -175,13 +186,13 @@ def build_line(path: object, settings: Mapping[str, Any], *, skips_damaged: bool
 
 
 def _serves_uint8(settings: Mapping[str, Any]) -> bool:
-    """Whether batches were timed as a GPU gets them: on the CPU, for an accelerator that is emulated."""
+    """Whether the timed batches were uint8 on the CPU, as a GPU gets them: no real trainer took them."""
     trainer = str(settings["trainer"])
     return bool(settings["device"] == "cpu" and (trainer == "none" or trainer.startswith("emulated")))
 
 
 def describe_dtype(settings: Mapping[str, Any]) -> str:
-    """What to know of the dtype in `build_line`; empty where it names none."""
+    """Explain the dtype in the line of `build_line`; empty where the line has none."""
     if not _serves_uint8(settings):
         return ""
     return (
@@ -191,7 +202,7 @@ def describe_dtype(settings: Mapping[str, Any]) -> str:
 
 
 def convert_line(source: str, destination: str | Path, recipe: Recipe, rejects: float | None) -> str:
-    """The call of `precache convert` that stores what was measured, to be pasted."""
+    """Write the `precache convert` command that stores what was measured, to be pasted."""
     words: list[object] = ["precache convert", locate(source), Path(destination), recipe.to_flags()]
     if rejects is not None:
         words.append(f"--max-rejects {rejects:.0%}")
@@ -205,7 +216,7 @@ def _next_steps(
     other_cpu: float | None,
     folders: Mapping[str, str],
 ) -> list[str]:
-    """Lines to paste, each below what it is for; none where nothing gains, or the machine was busy."""
+    """Write lines to paste, each below its purpose; none where nothing gains or the machine was busy."""
     gain, best = find_gain(rows, rows[0]), _best_row(rows, other_cpu)
     if is_disturbed(other_cpu) or judge(rows[0].values["fed_ratio"]) == KEEPS_UP or not gain.best:
         return []
@@ -215,12 +226,12 @@ def _next_steps(
         line = build_line(source, settings, skips_damaged=bool(sample.numbers["damaged"]))
         steps += ["To train from the pictures as they are:", f"{_INDENT}loader = {line}"]
     if best is not None:
-        name = best.of["data"]
+        name = best.key["data"]
         folder = folders.get(name, f"data/{name}")
         recipe = Recipe(format=name, size=settings["stored_size"], quality=settings["quality"])
         rejects = allowed_rejects(sample, data["samples"])
         steps += [
-            f"To convert to {way(best)}, once, and train from that:",
+            f"To convert to {source_name(best)}, once, and train from that:",
             f"{_INDENT}{convert_line(source, folder, recipe, rejects)}",
             f"{_INDENT}loader = {build_line(folder, settings)}",
         ]
@@ -237,8 +248,8 @@ def _conditions(
     sample: Trial,
     trials: Sequence[Trial],
 ) -> list[str]:
-    """Under which conditions the figures hold, a sentence each."""
-    turns = sum(trial.of["what"] == TRAINER for trial in trials)
+    """Write the conditions under which the figures hold, a sentence each."""
+    turns = sum(trial.key["what"] == TRAINER for trial in trials)
     other_cpu = other_cpu_share(trials)
     busy = "" if other_cpu is None else f", other processes {other_cpu:.0%} of the CPUs"
     source = list(settings["data"])[-1]
@@ -248,15 +259,15 @@ def _conditions(
         f"data: {source}: {_describe_inputs(inputs)}; trainer {settings['trainer']}; batch "
         f"{settings['batch_size']} of {side}x{side}, augment {settings['augment']}; stored at most "
         f"{settings['stored_size']} px, quality {settings['quality']}.",
-        f"Predicted from a sample of {counted(int(sample.numbers['pictures']), 'picture')}; median of "
-        f"{counted(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
+        f"Predicted from a sample of {quantity(int(sample.numbers['pictures']), 'picture')}; median of "
+        f"{quantity(turns, 'turn')}, page cache warm, checksums not compared{busy}.",
     ]
-    large = [way(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
+    large = [source_name(row) for row in rows if not fits_memory(row.values["stored_bytes"].median, inputs)]
     if large:
         sentences.append(
             f"Larger than half of the memory, and so read from the disk in every epoch: {', '.join(large)}."
         )
-    if any(row.of["data"] != RAW_TREE for row in rows):
+    if any(row.key["data"] != RAW_TREE for row in rows):
         sentences.append(RULE)
         if settings["stored_size"] < stored_size(side):
             sentences.append(RISK)
@@ -266,6 +277,6 @@ def _conditions(
 def _describe_inputs(inputs: Inputs) -> str:
     gpus = "" if inputs.gpus == 1 else f"{inputs.gpus} x "
     return (
-        f"{counted(inputs.images, 'picture')}, {counted(inputs.cpus, 'CPU')}, accelerator {gpus}"
+        f"{quantity(inputs.images, 'picture')}, {quantity(inputs.cpus, 'CPU')}, accelerator {gpus}"
         f"{number(inputs.trainer_images_per_s)} images/s, disk {number(inputs.disk_bytes_per_s / 1e6)} MB/s"
     )

@@ -1,4 +1,4 @@
-"""Two results of the same work, figure by figure: what got slower. Pure."""
+"""Comparison of two results of the same work, figure by figure: what got slower. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,33 +15,44 @@ _MACHINE = ("cpu", "accelerator", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One figure of a row that both results have.
+    """Figure that both results have, before and after.
 
     Attributes:
-        row: its name.
-        of: what tells the row from others.
-        value: the figure, by its name in `bench.report.table.COLUMNS`.
-        before, after: in the first and the second result.
+        row: name of the row.
+        key: key of the row, which tells it from others.
+        value: name of the figure in `bench.report.table.COLUMNS`.
+        before, after: the figure in the first and in the second result.
         ratio: after over before.
         verdict: REGRESSION, WORSE, BETTER or WITHIN_NOISE.
     """
 
     row: str
-    of: dict[str, Any]
+    key: dict[str, Any]
     value: str
     before: Estimate
     after: Estimate
     ratio: Estimate
     verdict: str
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; the key is called 'of' there, as in a result's file."""
+        estimates = {"before": self.before, "after": self.after, "ratio": self.ratio}
+        return {
+            "row": self.row,
+            "of": self.key,
+            "value": self.value,
+            **{name: estimate.to_json() for name, estimate in estimates.items()},
+            "verdict": self.verdict,
+        }
+
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """What two results say together.
+class ResultComparison:
+    """Differences between two results.
 
     Attributes:
-        differences: of all figures of which more or less is better.
-        only_before, only_after: names of rows that only the first, or only the second, has.
+        differences: one for each shared figure of which more, or less, is better.
+        only_before, only_after: names of rows that only the first, or only the second, result has.
     """
 
     differences: tuple[Difference, ...]
@@ -51,13 +62,22 @@ class Comparison:
     @property
     def regressions(self) -> list[Difference]:
         """Figures that got worse by more than the tolerance in every repeat."""
-        return [one for one in self.differences if one.verdict == REGRESSION]
+        return [difference for difference in self.differences if difference.verdict == REGRESSION]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "differences": [difference.to_json() for difference in self.differences],
+            "only_before": list(self.only_before),
+            "only_after": list(self.only_after),
+        }
 
 
-def compare_results(before: Result, after: Result, tolerance: float) -> Comparison:
-    """Pair the rows of two results.
+def compare_results(before: Result, after: Result, tolerance: float) -> ResultComparison:
+    """Pair the rows of two results, and judge each figure that both have.
 
     Args:
+        before, after: results of the same command.
         tolerance: share, 0 to 1, by which a figure may get worse without being a regression.
     """
     differences, only_before = [], []
@@ -70,23 +90,23 @@ def compare_results(before: Result, after: Result, tolerance: float) -> Comparis
         for name, column in COLUMNS.items():
             if column.better and name in row.values and name in other.values:
                 ratio = stats.quotient(other.values[name], row.values[name])
-                is_ours = not row.of.get("peer")  # another library's loader is not ours to fix
-                verdict = _judge(ratio, column.better, tolerance, is_ours) if is_repeated else WITHIN_NOISE
+                is_own = not row.key.get("peer")  # slower loaders of other libraries are no regressions
+                verdict = _judge(ratio, column.better, tolerance, is_own) if is_repeated else WITHIN_NOISE
                 differences.append(
-                    Difference(row.name, row.of, name, row.values[name], other.values[name], ratio, verdict)
+                    Difference(row.name, row.key, name, row.values[name], other.values[name], ratio, verdict)
                 )
     only_after = [row.name for row in after.rows if _find(row, before) is None]
-    return Comparison(tuple(differences), tuple(only_before), tuple(only_after))
+    return ResultComparison(tuple(differences), tuple(only_before), tuple(only_after))
 
 
 def _find(row: Row, result: Result) -> Row | None:
     for other in result.rows:
-        if other.of == row.of:
+        if other.key == row.key:
             return other
     return None
 
 
-def _judge(ratio: Estimate, better: str, tolerance: float, is_ours: bool) -> str:
+def _judge(ratio: Estimate, better: str, tolerance: float, is_own: bool) -> str:
     low, high = ratio.low, ratio.high
     if better == "less":  # twice the seconds is half as good
         low, high = 1 / high, 1 / low
@@ -94,13 +114,13 @@ def _judge(ratio: Estimate, better: str, tolerance: float, is_ours: bool) -> str
         return BETTER
     if high >= 1:
         return WITHIN_NOISE
-    return REGRESSION if is_ours and high < 1 - tolerance else WORSE
+    return REGRESSION if is_own and high < 1 - tolerance else WORSE
 
 
 def find_differing_work(before: Result, after: Result) -> list[str]:
-    """What of machine, work and data is not the same in both, with both values.
+    """List what differs between two results in machine, settings and data, with both values.
 
-    What one result does not say is not looked at, nor are data that only one of them has.
+    A setting or folder that only one of them has is not compared.
     """
     left_out = ("data", "repeats", "cpus")
     names = [name for name in before.settings if name not in left_out]
@@ -108,9 +128,9 @@ def find_differing_work(before: Result, after: Result) -> list[str]:
         *_find_differing(_MACHINE, before.machine, after.machine),
         *_find_differing(names, before.settings, after.settings),
     ]
-    ours, theirs = before.settings.get("data", {}), after.settings.get("data", {})
-    digests = {data["name"]: data["digest"] for data in ours.values() if "digest" in data}
-    for path, data in theirs.items():
+    data_before, data_after = before.settings.get("data", {}), after.settings.get("data", {})
+    digests = {data["name"]: data["digest"] for data in data_before.values() if "digest" in data}
+    for path, data in data_after.items():
         if data.get("digest") != digests.get(data["name"], data.get("digest")):
             differing.append(f"data: {path} holds other pictures")
     return differing
@@ -128,18 +148,20 @@ def _text(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def make_difference_table(comparison: Comparison) -> Table:
-    """A line for each figure that both results have."""
-    rows = [
-        (
-            one.row,
-            COLUMNS[one.value].title,
-            COLUMNS[one.value].text(one.before),
-            COLUMNS[one.value].text(one.after),
-            f"{one.ratio:.2f}",
-            one.verdict,
+def make_difference_table(comparison: ResultComparison) -> Table:
+    """Make a table with a line for each figure that both results have."""
+    rows = []
+    for difference in comparison.differences:
+        column = COLUMNS[difference.value]
+        rows.append(
+            (
+                difference.row,
+                column.title,
+                column.text(difference.before),
+                column.text(difference.after),
+                f"{difference.ratio:.2f}",
+                difference.verdict,
+            )
         )
-        for one in comparison.differences
-    ]
     titles = ("row", "figure", "before", "after", "after/before", "verdict")
     return Table(titles, rows, words=("figure", "verdict"))

@@ -1,11 +1,11 @@
-"""What was measured and what it says: a `Trial`, a `Row` of trials, and the `Result` that a command ends in.
+"""Data model of measurements: a `Trial`, a `Row` made of trials, and the `Result` that a command ends in.
 
-    Trial    raw numbers of one process; the JSON file of a result holds all of them
-    Row      one thing that was measured: the trials of all repeats as medians with ranges
-    Result   rows, the answer, and when they hold; it is shown, saved, compared and drawn
+    Trial    raw numbers of one process; the JSON file of a result holds all trials
+    Row      one measured loader, part or stream: medians with ranges over the trials of all repeats
+    Result   rows, the answer, and the conditions; it is shown, saved, compared and drawn
 
-A result is made from trials by a pure function, `bench.report.loaders.make_result` and its like, so what a
-file says can be worked out anew from the trials in it.
+Pure functions such as `bench.report.loaders.make_result` make a result from trials, so that the result of a
+file can be made again from the trials in it.
 """
 
 import json
@@ -18,19 +18,19 @@ from bench.report.stats import Estimate
 from precache.errors import SettingError
 
 VERSION = 1
-_DIGITS = 6  # of a number in a file: more than any clock has
+_DIGITS = 6  # significant digits of a number in a file: more than any clock has
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class Activity:
     """Activity of the machine while something ran; `bench.machine.monitor` samples it.
 
     Attributes:
         time_s: time of each sample, in seconds since the start.
-        series: name to one value per sample. Shares are from 0 to 1, `..._per_s` are bytes per second
-            since the sample before.
-        peak, mean: of each series.
-        flags: limits that hurt, one sentence each.
+        series: one value per sample by the name of the quantity. Shares are from 0 to 1; `..._per_s` are
+            bytes per second since the previous sample.
+        peak, mean: largest value and mean of each series.
+        flags: sentences on limits that slow training down.
     """
 
     time_s: tuple[float, ...] = ()
@@ -42,26 +42,26 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run in one process, in raw numbers.
+    """Raw numbers of one run in one process.
 
     Attributes:
-        of: what was measured, and what tells it from the other trials of a command: plain JSON values,
-            as in `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`.
-        numbers: by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
-        series: one number for each timed batch or epoch: `wait_s`, `step_s`.
-        facts: what is no number, as `version`; `failed` is why there are no numbers.
-        watched: activity of the machine meanwhile; None where it was not sampled.
+        key: identity of the trial among those of a command, in plain JSON values such as
+            `{"what": "fed", "backend": "shards", "data": "data/shards", "repeat": 0}`; called 'of' in a file.
+        numbers: numbers by name, with the unit in the name: `images_per_s`, `first_batch_s`, `wait_share`.
+        series: one number for each timed batch or epoch, by name: `wait_s`, `step_s`.
+        facts: texts by name, such as `version`; `failed` is the reason why there are no numbers.
+        activity: activity of the machine meanwhile; None where it was not sampled.
     """
 
-    of: dict[str, Any] = field(default_factory=dict)
+    key: dict[str, Any] = field(default_factory=dict)
     numbers: dict[str, float] = field(default_factory=dict)
     series: dict[str, tuple[float, ...]] = field(default_factory=dict)
     facts: dict[str, str] = field(default_factory=dict)
-    watched: Watched | None = None
+    activity: Activity | None = None
 
     @property
-    def failed(self) -> str:
-        """Why it measured nothing; empty where it did."""
+    def failure(self) -> str:
+        """Reason why the trial has no numbers; empty where it has some."""
         return self.facts.get("failed", "")
 
     @property
@@ -71,7 +71,7 @@ class Trial:
 
     @property
     def batch_s(self) -> tuple[float, ...]:
-        """Time of each timed batch in seconds: waiting for it, and the step."""
+        """Time of each timed batch in seconds: the wait for it and the step."""
         if "batch_s" in self.series:
             return self.series["batch_s"]
         return tuple(
@@ -79,54 +79,55 @@ class Trial:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, without what is empty; `from_json` reads them back."""
+        """Plain JSON values, without empty parts; `from_json` reads them back."""
         parts: dict[str, Any] = {
-            "of": self.of,
+            "of": self.key,
             "numbers": {name: float(number) for name, number in self.numbers.items()},
             "series": self.series,
             "facts": self.facts,
         }
-        if self.watched is not None:
+        if self.activity is not None:
             parts["watched"] = {
-                "time_s": self.watched.time_s,
-                "series": self.watched.series,
-                "flags": self.watched.flags,
+                "time_s": self.activity.time_s,
+                "series": self.activity.series,
+                "flags": self.activity.flags,
             }
         plain: dict[str, Any] = to_plain({name: part for name, part in parts.items() if part})
         return plain
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Trial":
-        """Read what `to_json` gave.
+        """Make a trial from the values of `to_json`.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: it is something else.
+            KeyError, TypeError, ValueError, AttributeError: `content` is something else.
         """
-        watched = content.get("watched")
+        activity = None
+        if content.get("watched") is not None:
+            samples = content["watched"]
+            activity = summarise_activity(
+                tuple(map(float, samples["time_s"])), _read_series(samples["series"]), tuple(samples["flags"])
+            )
         return cls(
-            of=dict(content["of"]),
+            key=dict(content["of"]),
             numbers={
                 name: float(number)
                 for name, number in content.get("numbers", {}).items()
-                if number is not None  # it was infinite
+                if number is not None  # an infinite number is written as null
             },
             series=_read_series(content.get("series", {})),
             facts={name: str(fact) for name, fact in content.get("facts", {}).items()},
-            watched=None
-            if watched is None
-            else summarise_watched(
-                tuple(map(float, watched["time_s"])), _read_series(watched["series"]), tuple(watched["flags"])
-            ),
+            activity=activity,
         )
 
 
-def summarise_watched(
+def summarise_activity(
     time_s: tuple[float, ...], series: dict[str, tuple[float, ...]], flags: tuple[str, ...] = ()
-) -> Watched:
-    """Samples with the peak and the mean of each series."""
+) -> Activity:
+    """Make an activity from samples: add the peak and the mean of each series."""
     peak = {name: max(values) for name, values in series.items() if values}
     mean = {name: sum(values) / len(values) for name, values in series.items() if values}
-    return Watched(time_s, series, peak, mean, flags)
+    return Activity(time_s, series, peak, mean, flags)
 
 
 def _read_series(content: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
@@ -135,12 +136,12 @@ def _read_series(content: Mapping[str, Any]) -> dict[str, tuple[float, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Spikes:
-    """Batches that took far longer than the quicker half did.
+    """Batches that took far longer than the quicker half.
 
     Attributes:
-        batches: their positions in the series.
-        above_s: from how many seconds on a batch counts as one; None where too few were timed to say.
-        period: every how many batches one comes; None where they are not regular.
+        batches: positions in the series.
+        above_s: seconds above which a batch counts as a spike; None where too few batches were timed.
+        period: number of batches from one spike to the next; None where spikes are not regular.
     """
 
     batches: tuple[int, ...] = ()
@@ -153,11 +154,11 @@ class Batches:
     """Timed batches of one run, in order.
 
     Attributes:
-        wait_s: how long the trainer waited for each, in seconds.
-        step_s: how long its step then took, in seconds.
+        wait_s: seconds that the trainer waited for each batch.
+        step_s: seconds of the step on each batch.
         epoch_starts: positions of the first batches of epochs.
-        wait_spikes, step_spikes: first batches of epochs are never among them.
-        findings: spikes, and waits for first batches, in words, one sentence each.
+        wait_spikes, step_spikes: spikes of `wait_s` and `step_s`, first batches of epochs left out.
+        findings: sentences on spikes and on waits for first batches.
     """
 
     wait_s: tuple[float, ...]
@@ -169,67 +170,68 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Something to do about a loader.
+class LoaderChange:
+    """Change that one could make to a loader, and what it would bring.
 
     Attributes:
-        what: as the subject of a sentence.
-        images_per_s: with it, fed.
-        measured: in the same run; else it is predicted.
+        title: name of the change, as the subject of a sentence; called 'what' in a file.
+        images_per_s: images/s of training with the change.
+        measured: whether that was measured in the same run; else it is predicted.
     """
 
-    what: str
+    title: str
     images_per_s: Estimate
     measured: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One thing that was measured.
+    """Figures of one measured loader, part or stream: a line of the table.
 
     Attributes:
-        name: as people call it.
-        of: what tells it from other rows, and pairs it with its like in another result: plain JSON values.
-        values: figures by their name in `bench.report.table.COLUMNS`; what was not measured is not there.
+        name: name in tables.
+        key: identity of the row, which also finds the same row in another result: plain JSON values; called
+            'of' in a file.
+        values: figures by their name in `bench.report.table.COLUMNS`, without those that were not measured.
         texts: cells that are words, by the same names.
-        ratios: its rate over that of other libraries' loaders which do the same work, by their names.
+        ratios: images/s over those of other libraries' loaders of the same work, by the names of the latter.
         batches: timed batches of the last repeat; None where no trainer was fed.
-        watched: activity of the machine in the last repeat; None where it was not sampled.
-        stages: images/s that each stage alone can do, by name: "storage", "decode", "collate", "transfer",
+        activity: activity of the machine in the last repeat; None where it was not sampled.
+        stages: images/s of each stage alone, by name: "storage", "decode", "collate", "transfer",
             "compute"; "storage or decode" where two were not timed apart.
-        stalls: seconds per batch that the trainer waits for "fetch", "prep" and "transfer" from a warm
-            cache, and as "cold fetch" what a cold one would add.
-        bottleneck: the narrowest of the stages; empty where none stands out.
-        advice: the bottleneck and the change with the largest gain, in words; empty where none was sought.
-        changes: all that were considered.
-        findings: what else is worth saying, a sentence each.
-        paste: lines to write or to run, as they are.
-        baseline: whether the others are compared with it.
-        detail: whether it is shown with --details only.
+        stalls: seconds per batch that the trainer waits for "fetch", "prep" and "transfer" with a warm
+            cache; "cold fetch" is what a cold cache would add.
+        bottleneck: the slowest of the stages; empty where none stands out.
+        advice: sentences on the bottleneck and the change that gains most; empty where none was looked for.
+        changes: changes that were considered.
+        findings: further sentences, shown with --details.
+        paste: lines to paste into a script or to run.
+        baseline: whether the other rows are compared with this one.
+        detail: whether the row is shown with --details only.
     """
 
     name: str
-    of: dict[str, Any]
+    key: dict[str, Any]
     values: dict[str, Estimate] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, Estimate] = field(default_factory=dict)
     batches: Batches | None = None
-    watched: Watched | None = None
+    activity: Activity | None = None
     stages: dict[str, float] = field(default_factory=dict)
     stalls: dict[str, float] = field(default_factory=dict)
     bottleneck: str = ""
     advice: str = ""
-    changes: tuple[Change, ...] = ()
+    changes: tuple[LoaderChange, ...] = ()
     findings: tuple[str, ...] = ()
     paste: tuple[str, ...] = ()
     baseline: bool = False
     detail: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON values, without what is empty; batches and samples are in the trials."""
+        """Plain JSON values, without empty parts; batches and activity are in the trials."""
         parts: dict[str, Any] = {
             "name": self.name,
-            "of": self.of,
+            "of": self.key,
             "values": {name: value.to_json() for name, value in self.values.items()},
             "texts": self.texts,
             "ratios": {name: ratio.to_json() for name, ratio in self.ratios.items()},
@@ -238,8 +240,12 @@ class Row:
             "bottleneck": self.bottleneck,
             "advice": self.advice,
             "changes": [
-                {"what": one.what, "images_per_s": one.images_per_s.to_json(), "measured": one.measured}
-                for one in self.changes
+                {
+                    "what": change.title,
+                    "images_per_s": change.images_per_s.to_json(),
+                    "measured": change.measured,
+                }
+                for change in self.changes
             ],
             "findings": self.findings,
             "paste": self.paste,
@@ -250,25 +256,25 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The end of a command of `bench`, with what one needs to repeat it.
+    """Result of a command of `bench`, with everything that is needed to repeat it.
 
     Attributes:
-        command: whose it is.
-        question: that it answers; the title of its page.
-        machine: of `bench.machine.hardware.describe_machine`.
-        settings: plain JSON values; `data` says of each folder its pictures and its digest.
-        trials: all that were measured.
-        rows: what they say, in the order of the table.
-        thing: what a row is: 'loader'.
+        command: name of the command.
+        question: question that the result answers; the title of its page.
+        machine: description by `bench.machine.hardware.describe_machine`.
+        settings: plain JSON values; `data` has the number of pictures and the digest of each folder.
+        trials: all that was measured.
+        rows: rows in the order of the table.
+        thing: title of the first column, which names the rows: 'loader'.
         columns: names of the values that a newcomer needs, see `bench.report.table.COLUMNS`; the others are
             shown with --details.
-        answer: paragraphs of sentences: what the reader came for.
-        best: positions of the rows that stand out.
+        answer: paragraphs, each a tuple of sentences.
+        best: positions of the rows that are shown in bold.
         bars: name of the value that is drawn as bars on the page; empty for none.
-        conditions: when the figures hold, a sentence each.
-        next_step: what a reader would type next; empty where there is nothing to do.
-        skipped: what could not be measured, and why.
-        summary: what programs read from the file beside the rows, by name.
+        conditions: sentences on the conditions under which the figures hold.
+        next_step: line that a reader would type next; empty where there is nothing to do.
+        skipped: reasons, by the name of what could not be measured.
+        summary: further values, by name, for programs that read the file.
     """
 
     command: str
@@ -288,19 +294,19 @@ class Result:
     summary: dict[str, Any] = field(default_factory=dict)
 
     def is_best(self, row: Row) -> bool:
-        """Whether the row is one of those that stand out."""
-        return any(self.rows[at] is row for at in self.best)
+        """Whether the row is one of the best."""
+        return any(self.rows[position] is row for position in self.best)
 
     def to_json(self) -> dict[str, Any]:
-        """The document that a result's file holds; its trials are what a result is made from again."""
-        made = {
+        """Document of a result's file; the result can be made again from the trials in it."""
+        conclusions = {
             "answer": [" ".join(paragraph) for paragraph in self.answer],
             "rows": [row.to_json() for row in self.rows],
             "conditions": self.conditions,
             "next_step": self.next_step,
         }
         document = make_document(self.command, self.machine, self.settings, self.trials, self.skipped)
-        plain: dict[str, Any] = to_plain(document | made | self.summary)
+        plain: dict[str, Any] = to_plain(document | conclusions | self.summary)
         return plain
 
 
@@ -311,7 +317,10 @@ def make_document(
     trials: tuple[Trial, ...],
     skipped: Mapping[str, str],
 ) -> dict[str, Any]:
-    """What a file holds from the first trial on: enough to go on, and to make the result."""
+    """Make the part of a file that is written from the first trial on.
+
+    It is enough to continue an interrupted command, and to make the result.
+    """
     return {
         "version": VERSION,
         "command": command,
@@ -323,7 +332,7 @@ def make_document(
 
 
 def format_document(document: Mapping[str, Any]) -> str:
-    """JSON with a line for each trial and each row."""
+    """Write a document as JSON with a line for each trial and each row."""
     lines = []
     for name, part in document.items():
         if name in ("trials", "rows") and part:
@@ -336,7 +345,7 @@ def format_document(document: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """What a result's file holds, read: see `make_document`."""
+    """Content of a result's file, see `make_document`."""
 
     command: str
     machine: dict[str, str]
@@ -346,19 +355,20 @@ class Document:
 
 
 def parse_document(text: str, name: str) -> Document:
-    """Read what `format_document` gave.
+    """Read a document that `format_document` wrote.
 
     Args:
-        name: of the file, for errors.
+        text: content of the file.
+        name: name of the file, for errors.
 
     Raises:
-        SettingError: it is something else.
+        SettingError: `text` is something else.
     """
     remedy = "give a file that --json of a command of bench wrote"
     try:
         content = json.loads(text)
     except ValueError as error:
-        raise SettingError(f"{name}: not JSON ({error}); {remedy}") from error
+        raise SettingError(f"not JSON ({error})", path=name, remedy=remedy) from error
     try:
         if content["version"] != VERSION:
             raise ValueError(f"version {content['version']!r}")
@@ -370,11 +380,11 @@ def parse_document(text: str, name: str) -> Document:
             {key: str(value) for key, value in content["skipped"].items()},
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SettingError(f"{name}: not a result of bench ({error!r}); {remedy}") from error
+        raise SettingError(f"not a result of bench ({error!r})", path=name, remedy=remedy) from error
 
 
 def to_plain(values: Any) -> Any:
-    """Values as JSON gives them back: lists for tuples, rounded numbers, None for the infinite."""
+    """Convert values to those that JSON reads back: lists for tuples, rounded numbers, None for infinity."""
     if isinstance(values, Mapping):
         return {str(name): to_plain(value) for name, value in values.items()}
     if isinstance(values, (list, tuple)):

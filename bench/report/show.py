@@ -1,4 +1,4 @@
-"""A result on the terminal: the answer, one table, when it holds, and what to do next."""
+"""Printing of a result on the terminal: the answer, one table, the conditions, and what to do next."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ _VERSIONS = ("python", "torch", "torchvision", "pillow", "simplejpeg", "webdatas
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Showing:
-    """How a result is shown.
+    """Form in which a result is shown.
 
     Attributes:
-        markdown: as Markdown.
-        details: every column and finding, instead of the table of a few columns.
+        markdown: whether it is shown as Markdown.
+        details: whether every column and finding is shown, instead of a table of a few columns.
     """
 
     markdown: bool = False
@@ -31,6 +31,8 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
     """Print a result.
 
     Args:
+        result: result of any command.
+        showing: form in which it is shown.
         has_page: whether a page is written, too.
     """
     details = showing.details
@@ -45,7 +47,7 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
         parts = [
             *paragraphs,
             table.markdown(),
-            *(f"{row.name}:\n\n```\n{printable_lines(row)}\n```" for row in pasted_rows(result)),
+            *(f"{row.name}:\n\n```\n{printable_lines(row)}\n```" for row in rows_with_lines(result)),
             *(describe_ratios(result) if details else []),
             *skipped,
             *notes,
@@ -57,7 +59,7 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
         click.echo()
     if result.rows:
         table.show()
-    for row in pasted_rows(result):
+    for row in rows_with_lines(result):
         click.echo(f"\n{row.name}:\n{printable_lines(row)}")
     for line in skipped:
         click.echo(line)
@@ -77,7 +79,7 @@ def show(result: Result, showing: Showing = Showing(), *, has_page: bool = False
 
 
 def show_next_step(text: str) -> None:
-    """Print sentences, and unbroken the indented lines, which are to be pasted."""
+    """Print sentences; indented lines, which are to be pasted, are not broken."""
     for line in text.splitlines():
         if line.startswith(" "):
             click.echo(printable(line))
@@ -85,18 +87,18 @@ def show_next_step(text: str) -> None:
             say(line)
 
 
-def pasted_rows(result: Result) -> list[Row]:
-    """Rows with something to write into a script, or to run."""
+def rows_with_lines(result: Result) -> list[Row]:
+    """Rows with lines to paste into a script or to run."""
     return [row for row in result.rows if row.paste]
 
 
 def printable_lines(row: Row) -> str:
-    """Lines of the row to write or to run."""
+    """Lines of a row to paste or to run, with escapes for what does not print."""
     return "\n".join(map(printable, row.paste))
 
 
 def describe_rows(result: Result) -> Iterator[str]:
-    """The bottleneck of each row and its fix, where the time went, limits of the machine."""
+    """Yield a text for each row that has advice or findings."""
     for row in result.rows:
         sentences = [sentence for sentence in (row.advice, *row.findings) if sentence]
         if sentences:
@@ -104,11 +106,11 @@ def describe_rows(result: Result) -> Iterator[str]:
 
 
 def describe_ratios(result: Result) -> list[str]:
-    """A line for each loader of ours that was compared with other libraries' loaders of the same work."""
+    """Write a line for each loader that was compared with other libraries' loaders of the same work."""
     lines: dict[str, str] = {}
     for row in result.rows:
         if row.ratios:
-            loader = str({name: value for name, value in row.of.items() if name != "trainer"})
-            each = ", ".join(f"{ratio:.2f} times {peer}" for peer, ratio in row.ratios.items())
-            lines.setdefault(loader, f"{row.name}: {each}")  # the same with each trainer
+            loader = str({name: value for name, value in row.key.items() if name != "trainer"})
+            times = ", ".join(f"{ratio:.2f} times {peer}" for peer, ratio in row.ratios.items())
+            lines.setdefault(loader, f"{row.name}: {times}")  # ratios are the same with each trainer
     return list(lines.values())

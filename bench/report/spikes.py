@@ -1,4 +1,4 @@
-"""Uneven batches, which averages hide: spikes, their period, waits for first batches of epochs. Pure."""
+"""Detection of uneven batches, which averages hide: spikes, their period, first batches of epochs. Pure."""
 
 from collections.abc import Sequence
 from statistics import median
@@ -8,12 +8,12 @@ import numpy.typing as npt
 
 from bench.report.result import Batches, Spikes
 from bench.report.words import milliseconds
-from precache.reporting import counted
+from precache.reporting import quantity
 
 # Of normal noise about one batch in 20,000 exceeds the quicker half's median by this many deviations.
 _DEVIATIONS = 8.0
-_TO_SIGMA = 1.4826  # median absolute deviation to standard deviation, of normal noise
-_SHORT_SHARE = 0.1  # of a batch's time: a shorter excess is not worth a word
+_TO_SIGMA = 1.4826  # standard deviation over median absolute deviation, for normal noise
+_SHORT_SHARE = 0.1  # share of a batch's time below which an excess is not reported
 _FEWEST_BATCHES = 8
 _REGULAR_SHARE = 0.75
 
@@ -21,13 +21,13 @@ _REGULAR_SHARE = 0.75
 def analyse(
     wait_s: Sequence[float], step_s: Sequence[float], epoch_starts: Sequence[int], workers: int
 ) -> Batches:
-    """Find what is uneven about timed batches.
+    """Find spikes and slow first batches among timed batches.
 
     Args:
-        wait_s: float [n], how long the trainer waited for each batch, in seconds.
-        step_s: float [n], how long its step then took, in seconds.
-        epoch_starts: positions of batches that were the first of an epoch.
-        workers: of the loader.
+        wait_s: float [n], seconds that the trainer waited for each batch.
+        step_s: float [n], seconds of the step on each batch.
+        epoch_starts: positions of the first batches of epochs.
+        workers: number of workers of the loader.
     """
     waits, steps = np.asarray(wait_s, dtype=np.float64), np.asarray(step_s, dtype=np.float64)
     starts = sorted(set(epoch_starts))
@@ -38,7 +38,7 @@ def analyse(
     if wait_spikes.batches:
         mean = milliseconds(float(waits[list(wait_spikes.batches)].mean()))
         if wait_spikes.period is None:
-            slow = counted(len(wait_spikes.batches), "batch", "batches")
+            slow = quantity(len(wait_spikes.batches), "batch", "batches")
             findings.append(f"{slow} waited {mean} on average.")
         else:
             cause = f"not the number of workers ({workers}): look for what happens at that distance"
@@ -48,7 +48,7 @@ def analyse(
                 f"Every {wait_spikes.period} batches the trainer waits {mean} on average, {cause}."
             )
     if step_spikes.batches:
-        slow = counted(len(step_spikes.batches), "batch", "batches")
+        slow = quantity(len(step_spikes.batches), "batch", "batches")
         limit = milliseconds(step_spikes.above_s or 0.0)
         findings.append(f"{slow} had a step of more than {limit}: that is not the loader's doing.")
     if starts:
@@ -65,15 +65,22 @@ def analyse(
 
 
 def _find_spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: float) -> Spikes:
+    """Find batches that took far longer than the quicker half, without first batches of epochs.
+
+    Args:
+        series: float64 [n], seconds of each batch.
+        starts: positions of the first batches of epochs.
+        typical_s: median of wait and step together, in seconds.
+    """
     steady = np.setdiff1d(np.arange(len(series)), starts)
     if len(steady) < _FEWEST_BATCHES:
         return Spikes()
-    # Two workers that cannot keep up make every second batch a spike: the median of all would then lie
-    # between the spikes and the rest, and their deviation from it would be that of everything.
+    # Two workers that cannot keep up make every second batch a spike. The median of all batches would then
+    # lie between the spikes and the rest, and the deviation from it would be too large to tell them apart.
     quicker = np.sort(series[steady])[: len(steady) // 2]
     base = float(np.median(quicker))
     deviation = _TO_SIGMA * float(np.median(np.abs(quicker - base)))
-    # Beside waits of 200 ms that come again and again, one of 20 ms is no spike.
+    # Where waits of 200 ms come again and again, a wait of 20 ms is no spike.
     halfway = (float(np.quantile(series[steady], 0.9)) - base) / 2
     above_s = base + max(_DEVIATIONS * deviation, _SHORT_SHARE * typical_s, halfway)
     batches = [int(batch) for batch in steady if series[batch] > above_s]
@@ -81,7 +88,11 @@ def _find_spikes(series: npt.NDArray[np.float64], starts: list[int], typical_s: 
 
 
 def _find_period(batches: list[int], starts: list[int], steady: int) -> int | None:
-    """The distance that most neighbouring spikes of one epoch have, if it explains the whole series."""
+    """Find the usual distance between neighbouring spikes of an epoch.
+
+    Returns:
+        Batches from one spike to the next; None where spikes are not regular throughout the series.
+    """
     epochs = np.searchsorted(starts, batches, side="right")
     distances = np.diff(batches)[np.diff(epochs) == 0]
     if len(distances) < 3:

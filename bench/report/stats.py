@@ -1,4 +1,4 @@
-"""Medians, percentiles and ratios with their spread, and when not to rely on them. Pure."""
+"""Statistics of repeated measurements: medians with ranges, percentiles, ratios, disturbances. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -6,40 +6,40 @@ from dataclasses import dataclass
 from statistics import median
 
 NEGLIGIBLE_SHARE = 0.02
-"""A difference below this share is not worth acting on, however well it can be told from nothing."""
+"""Share below which a difference is not worth acting on, however certain it is."""
 OTHER_CPU_LIMIT = 0.1
-"""Share of the CPUs: where other processes take more, rates are those of a part of the machine."""
+"""Share of the CPUs; where other processes take more, rates are not those of the whole machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A quantity measured several times: the median, and the lowest and highest measurement."""
+    """Median, lowest and highest value of a quantity that was measured several times."""
 
     median: float
     low: float
     high: float
 
     def to_json(self) -> dict[str, float]:
-        """Three numbers by name."""
+        """Plain JSON values: three numbers by name."""
         return {"median": self.median, "low": self.low, "high": self.high}
 
     def __format__(self, form: str) -> str:
-        """`1.20 (1.15-1.25)`, each in the format of a number."""
+        """Write `1.20 (1.15-1.25)`, each number in the given format."""
         return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}})"
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """The estimate of at least one measurement."""
+    """Make an estimate from at least one measurement."""
     return Estimate(median(values), min(values), max(values))
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Estimate:
-    """The ratio of two quantities measured side by side, repeat by repeat."""
+    """Ratio of two quantities that were measured in the same repeats, repeat by repeat."""
     return estimate([n / d for n, d in zip(numerators, denominators, strict=True)])
 
 
 def quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
-    """The ratio of two quantities measured apart: its range holds 1 where theirs overlap."""
+    """Ratio of two quantities that were measured apart; its range holds 1 where their ranges overlap."""
     return Estimate(
         numerator.median / denominator.median,
         numerator.low / denominator.high,
@@ -47,13 +47,13 @@ def quotient(numerator: Estimate, denominator: Estimate) -> Estimate:
     )
 
 
-def exceeds(one: Estimate, other: Estimate) -> bool:
-    """Whether every run of `one` is above every run of `other`, by more than the negligible share."""
-    return one.median >= other.median * (1 + NEGLIGIBLE_SHARE) and one.low > other.high
+def exceeds(a: Estimate, b: Estimate) -> bool:
+    """Whether every run of `a` is above every run of `b`, the median by more than the negligible share."""
+    return a.median >= b.median * (1 + NEGLIGIBLE_SHARE) and a.low > b.high
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least `share` (0 to 1) of `values` do not exceed (nearest rank)."""
+    """Smallest value that at least `share` (0 to 1) of `values` do not exceed (nearest rank)."""
     rank = max(1, math.ceil(share * len(values)))
     return sorted(values)[rank - 1]
 
@@ -64,7 +64,12 @@ def is_disturbed(share: float | None) -> bool:
 
 
 def disturbance(share: float | None, then: str = ", so no winner is named") -> str:
-    """Say that other processes took CPU time, and what follows from it; empty where they took little."""
+    """Write the sentence that other processes took CPU time; empty where they took little.
+
+    Args:
+        share: share of the CPUs that other processes took, 0 to 1; None where not known.
+        then: consequence, which is added to the sentence.
+    """
     if share is None or not is_disturbed(share):
         return ""
     return (

@@ -1,7 +1,7 @@
-"""Tables: the columns that a result can have, and one table of text, Markdown and HTML for all of them.
+"""Tables of results: the columns that they can have, and a table as text, Markdown and HTML.
 
-A new column takes an entry in COLUMNS and a value of that name in `Row.values`, where the rows are made
-(`bench.report.loaders` and its like).
+To add a column, add an entry to COLUMNS, and a value of that name to `Row.values` where the rows are made
+(`bench.report.loaders` and the like).
 """
 
 import math
@@ -71,13 +71,13 @@ def _points(value: Estimate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One figure of each row of a table.
+    """Column of a table: a figure of each row.
 
     Attributes:
-        title: above it.
-        means: what it is, for the legend; empty where the title says it.
-        text: the figure as people read it.
-        better: whether more or less of it is better; empty where neither is.
+        title: title of the column.
+        means: explanation for the legend; empty where the title is enough.
+        text: function that formats the figure.
+        better: whether more or less of the figure is better; empty where neither is.
     """
 
     title: str
@@ -141,18 +141,19 @@ COLUMNS: dict[str, Column] = {
     "alone_s": Column("for all pictures", "how long this part alone takes for them", _duration, "less"),
     "how": Column("how", ""),
 }
-"""Columns by the name of their value, in the order in which a table has them."""
+"""Columns by the name of their value, in the order of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Titles and rows of text, for a terminal, as Markdown and as HTML.
+    """Titles and rows of text, to be shown on a terminal, as Markdown or as HTML.
 
     Attributes:
-        rows: a text for each title.
-        words: titles of columns that hold words, which stand to the left; so does the first column.
-        bold: numbers of the rows that stand out.
-        title: above it.
+        titles: titles of the columns.
+        rows: rows with a text for each title.
+        words: titles of columns that hold words and are aligned to the left, as the first column is.
+        bold: positions of the rows that are shown in bold.
+        title: title of the table.
     """
 
     titles: Sequence[str]
@@ -162,44 +163,56 @@ class Table:
     title: str = ""
 
     def show(self) -> None:
-        """Print it; columns that WIDTH has no room for stand in a further table below."""
+        """Print the table; columns that do not fit into WIDTH follow in a further table below."""
         widths = [max(map(cell_len, column)) for column in zip(self.titles, *self.rows, strict=True)]
-        console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))  # cuts off nothing
-        if self.title:  # not the table's own, which breaks it to the width of the columns
+        # wide enough for every line: a console cuts off what is wider than itself
+        console = new_console(width=sum(widths) + 2 * len(widths) + cell_len(self.title))
+        if self.title:  # rich breaks a table's own title to the width of its columns
             console.print(self.title, style="bold")
-        for number_of_table, columns in enumerate(_fit_columns(widths)):
+        for table_number, columns in enumerate(_fit_columns(widths)):
             table = RichTable(box=None, pad_edge=False)
-            for at in columns:
-                left = at == 0 or self.titles[at] in self.words
-                table.add_column(self.titles[at], justify="left" if left else "right", no_wrap=True)
-            for at, row in enumerate(self.rows):
-                table.add_row(*(row[column] for column in columns), style="bold" if at in self.bold else "")
-            if number_of_table > 0:
+            for column in columns:
+                is_left = column == 0 or self.titles[column] in self.words
+                table.add_column(self.titles[column], justify="left" if is_left else "right", no_wrap=True)
+            for position, row in enumerate(self.rows):
+                style = "bold" if position in self.bold else ""
+                table.add_row(*(row[column] for column in columns), style=style)
+            if table_number > 0:
                 console.print()
             console.print(table)
 
     def markdown(self) -> str:
-        """Lines of a Markdown table."""
+        """Write the table as Markdown."""
         ruled = (self.titles, ["---"] * len(self.titles), *self.rows)
         return "\n".join(f"| {' | '.join(row)} |" for row in ruled)
 
     def html(self) -> str:
-        """An HTML table. On a phone each row is a list: each cell has its title with it, hidden elsewhere."""
+        """Write the table as HTML.
+
+        On a phone each row is shown as a list, so each cell holds its title, too, which is hidden elsewhere.
+        """
         kinds = ["words" if title in self.words else "" for title in self.titles]
-        shown = [escape(title) for title in self.titles]
-        labels = ["", *(f'<span class="title">{title}</span>' for title in shown[1:])]
+        titles = [escape(title) for title in self.titles]
+        labels = ["", *(f'<span class="title">{title}</span>' for title in titles[1:])]
         cells = (
-            [label + page.with_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
+            [label + page.format_code(cell) if cell else "" for label, cell in zip(labels, row, strict=True)]
             for row in self.rows
         )
-        return f'<div class="listed">{page.html_table(shown, cells, kinds)}</div>'
+        return f'<div class="listed">{page.html_table(titles, cells, kinds)}</div>'
 
 
 def _fit_columns(widths: Sequence[int]) -> list[list[int]]:
-    """The columns of each table, at most WIDTH wide where that can be; the first one is in all of them."""
+    """Split columns into tables of at most WIDTH characters where possible; each has the first column.
+
+    Args:
+        widths: characters of each column.
+
+    Returns:
+        Positions of the columns of each table.
+    """
     tables = [[0]]
     for column in range(1, len(widths)):
-        width = sum(widths[at] + 2 for at in tables[-1]) + widths[column]
+        width = sum(widths[other] + 2 for other in tables[-1]) + widths[column]
         if width > WIDTH and len(tables[-1]) > 1:
             tables.append([0])
         tables[-1].append(column)
@@ -207,25 +220,25 @@ def _fit_columns(widths: Sequence[int]) -> list[list[int]]:
 
 
 def cell(row: Row, name: str) -> str:
-    """The figure of that name as people read it; empty where the row has none."""
+    """Text of the figure `name` of a row; empty where the row has none."""
     if name in row.texts:
         return row.texts[name]
     return COLUMNS[name].text(row.values[name]) if name in row.values else ""
 
 
 def _cell_or(row: Row, name: str, missing: str) -> str:
-    """The figure; `missing` where the row has none, unless it says itself that there is nothing to say."""
+    """Text of a figure; `missing` where the row has none, but empty where the row has an empty text."""
     return cell(row, name) or ("" if name in row.texts else missing)
 
 
 def shown_rows(result: Result, *, details: bool) -> list[Row]:
-    """Rows of the table; without `details`, those that one can choose from."""
+    """Rows of the table; without `details`, the loaders that a user can choose from."""
     chosen = [row for row in result.rows if details or not row.detail]
     return chosen or list(result.rows)
 
 
 def shown_columns(result: Result, *, details: bool) -> list[str]:
-    """Names of the columns in which a row has something; without `details` those of `result.columns`."""
+    """Names of columns that are not empty; without `details`, only those of `result.columns`."""
     rows = shown_rows(result, details=details)
     return [
         name
@@ -236,19 +249,19 @@ def shown_columns(result: Result, *, details: bool) -> list[str]:
 
 
 def make_table(result: Result, *, details: bool = False) -> Table:
-    """A line for each row of the result; those that stand out in bold."""
+    """Make a table with a line for each row of the result, the best rows in bold."""
     rows, names = shown_rows(result, details=details), shown_columns(result, details=details)
     missing = "-" if details else "not measured"
     return Table(
         [result.thing, *(COLUMNS[name].title for name in names)],
         [[row.name, *(_cell_or(row, name, missing) for name in names)] for row in rows],
         words=[COLUMNS[name].title for name in names if any(row.texts.get(name) for row in rows)],
-        bold=[at for at, row in enumerate(rows) if result.is_best(row)],
+        bold=[position for position, row in enumerate(rows) if result.is_best(row)],
     )
 
 
 def legend(result: Result, *, details: bool = False) -> str:
-    """What the columns are, as a sentence."""
+    """Explain the columns in a sentence."""
     columns = [COLUMNS[name] for name in shown_columns(result, details=details)]
     parts = [f"{column.title}: {column.means}" for column in columns if column.means]
     if details:

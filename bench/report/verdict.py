@@ -1,35 +1,39 @@
-"""The bottleneck of one loader, what its trainer waits for, and what would fix that. Pure.
+"""Verdict on one loader: the stage that is the bottleneck, the trainer's waits, and the best change. Pure.
 
-`bottleneck` chooses the stage, `_describe_bottleneck` says it in a sentence, `advise` adds the change that
-gains most. What one loader gains over another is in `bench.report.gain`.
+A loader works in stages: storage (reading), decode, collate, transfer (copying to the device); compute is the
+trainer's step. `bottleneck` chooses the slowest stage, `_describe_bottleneck` writes a sentence on it, and
+`advise` adds the change that gains most. `bench.report.gain` compares loaders with each other.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
-from bench.report.result import Change, Row
+from bench.report.result import LoaderChange, Row
 from bench.report.stats import NEGLIGIBLE_SHARE, Estimate, exceeds
 from bench.report.words import milliseconds, percent
 
 RAW_TREE = "raw tree"
+"""Name of data that is a raw image tree."""
 SYNTHETIC = "synthetic"
+"""Backend that serves noise."""
 KEEPS_UP, WAITS, UNCLEAR, NO_TRAINER = "keeps up", "waits", "unclear", "no trainer"
-"""What `judge` says of a trainer; UNCLEAR is within noise: some runs say the one, some the other."""
+"""Verdicts of `judge`; UNCLEAR: the trainer keeps up in some runs and waits in others."""
 COLD_FETCH = "cold fetch"
+"""Name of the stall that a cold cache adds."""
 BUSY_SHARE = 0.95
-"""From this share of all cores on, averaged over a run, there is no CPU time left for another worker."""
+"""Share of all cores, averaged over a run, from which on no CPU time is left for another worker."""
 ALL_BUSY = "All cores were busy"
-"""How the flag begins that is no harm where the trainer does not wait."""
-# Stages are timed apart on other pictures than the whole, and in threads: they differ by that much anyway.
+"""Beginning of a finding that is left out where the trainer does not wait."""
+# Stages are timed on other pictures than the whole loader, and in threads: their times differ by this share.
 _PROBE_ERROR = 0.2
-_SHOWN_S = 5e-5  # shorter waits are 0.0 ms
+_MIN_SHOWN_S = 5e-5  # shorter waits would be printed as 0.0 ms
 _STALL_OF_STAGE = {"storage": "fetch", "decode": "prep", "collate": "prep", "transfer": "transfer"}
 _WORD_OF_STAGE = {"decode": "decoding", "collate": "collating", "transfer": "the transfer"}
 
 
 def judge(fed_ratio: Estimate | None) -> str:
-    """Whether the trainer waits for the loader: KEEPS_UP, WAITS, UNCLEAR or NO_TRAINER.
+    """Judge whether the trainer waits for the loader: KEEPS_UP, WAITS, UNCLEAR or NO_TRAINER.
 
     Args:
         fed_ratio: images/s with the loader over images/s on a batch that stays on the device, repeat by
@@ -50,23 +54,23 @@ def lost_share(fed_ratio: Estimate) -> float:
 
 
 def training_rate(row: Row) -> Estimate:
-    """Images/s of training: fed to the trainer, or of the loader alone where there was none."""
+    """Images/s of training: of the fed trainer, or of the loader alone where there was no trainer."""
     return row.values.get("fed_images_per_s") or row.values["loader_images_per_s"]
 
 
 def reads_tree(row: Row) -> bool:
-    """Whether it reads a raw tree; where there are several, their names have the folder, too."""
-    return str(row.of["data"]).startswith(RAW_TREE)
+    """Whether a row's loader reads a raw tree; of several trees the names have the folder, too."""
+    return str(row.key["data"]).startswith(RAW_TREE)
 
 
 def reads_slower_cold(row: Row) -> bool:
-    """Whether a cold disk makes a difference beyond noise."""
+    """Whether the loader is slower from a cold disk, beyond noise."""
     cold = row.values.get("cold_images_per_s")
     return cold is not None and cold.high < row.values["loader_images_per_s"].low
 
 
 def supply(row: Row) -> Estimate:
-    """Images/s that reach the trainer at most: the loader's, cold where that is slower, or the transfer's."""
+    """Upper bound of images/s that reach the trainer: the slowest of loader, cold disk and transfer."""
     rates = [row.values["loader_images_per_s"]]
     if reads_slower_cold(row):
         rates.append(row.values["cold_images_per_s"])
@@ -75,49 +79,55 @@ def supply(row: Row) -> Estimate:
     return min(rates, key=lambda rate: rate.median)
 
 
-def reached(row: Row) -> Estimate:
+def reachable_rate(row: Row) -> Estimate:
     """Images/s of training, from a cold disk where that is slower."""
     rate = training_rate(row)
-    return min(rate, supply(row), key=lambda one: one.median) if reads_slower_cold(row) else rate
+    if reads_slower_cold(row):
+        return min(rate, supply(row), key=lambda estimate: estimate.median)
+    return rate
 
 
 def explain(rows: Sequence[Row], workers: int, batch_size: int, cpus: int, rest: dict[int, str]) -> list[Row]:
-    """Rows of one trainer, each with its stages, stalls, bottleneck, advice and findings.
+    """Add stages, stalls, bottleneck, advice and findings to the rows of one trainer.
 
     Args:
-        rows: all that were measured beside one another.
-        workers: of each loader.
-        cpus: of this machine.
-        rest: of the row at each position, the stage to which the time belongs that the stages timed apart
-            do not explain.
+        rows: rows with the same trainer, batch size and number of workers.
+        workers: workers of each loader.
+        batch_size: samples of a batch.
+        cpus: CPUs of this machine.
+        rest: by the position of a row, the stage to which the loader's time belongs that no timed stage
+            explains.
     """
     explained = []
-    for at, row in enumerate(rows):
-        parts = stage_seconds(row, rest[at])
+    for position, row in enumerate(rows):
+        parts = stage_seconds(row, rest[position])
         rates = {name: 1 / part.median for name, part in parts.items()}
         if "trainer_images_per_s" in row.values:
             rates["compute"] = row.values["trainer_images_per_s"].median
-        if row.of.get("backend") == SYNTHETIC:  # noise: nothing to advise
+        if row.key.get("backend") == SYNTHETIC:  # noise needs no advice
             explained.append(replace(row, stages=rates))
             continue
         changes = find_changes(row, [other for other in rows if other is not row], workers, cpus)
-        narrowest = bottleneck(row, parts)
-        told = replace(
+        slowest = bottleneck(row, parts)
+        with_advice = replace(
             row,
             stages=rates,
-            stalls=find_stalls(row, stage_seconds(row, rest[at], cold=False), batch_size),
-            bottleneck=narrowest,
-            advice=advise(row, narrowest, changes),
+            stalls=find_stalls(row, stage_seconds(row, rest[position], cold=False), batch_size),
+            bottleneck=slowest,
+            advice=advise(row, slowest, changes),
             changes=tuple(changes),
         )
-        explained.append(replace(told, findings=tuple(describe(told))))
+        explained.append(replace(with_advice, findings=tuple(describe(with_advice))))
     return explained
 
 
 def stage_seconds(row: Row, rest: str, *, cold: bool = True) -> dict[str, Estimate]:
-    """Seconds per image that each stage adds to the loader's own; what is left over belongs to `rest`.
+    """Split the loader's seconds per image by stage.
 
-    `cold`: storage is that of a cold disk, where it makes a difference.
+    Args:
+        row: row of the loader.
+        rest: stage to which the time belongs that no timed stage explains.
+        cold: whether storage is that of a cold disk, where that is slower.
     """
     whole = _seconds(row.values["loader_images_per_s"])
     timed = {
@@ -126,13 +136,13 @@ def stage_seconds(row: Row, rest: str, *, cold: bool = True) -> dict[str, Estima
         "transfer": "transfer_images_per_s",
     }
     parts = {stage: _seconds(row.values[name]) for stage, name in timed.items() if name in row.values}
-    left = Estimate(
+    remainder = Estimate(
         whole.median - sum(part.median for part in parts.values()),
         whole.low - sum(part.high for part in parts.values()),
         whole.high - sum(part.low for part in parts.values()),
     )
-    if left.median > 0:
-        parts[rest] = left
+    if remainder.median > 0:
+        parts[rest] = remainder
     if cold and reads_slower_cold(row):
         slow = _seconds(row.values["cold_images_per_s"])
         parts["storage"] = Estimate(slow.median - whole.median, slow.low - whole.high, slow.high - whole.low)
@@ -140,17 +150,18 @@ def stage_seconds(row: Row, rest: str, *, cold: bool = True) -> dict[str, Estima
 
 
 def bottleneck(row: Row, parts: dict[str, Estimate]) -> str:
-    """The narrowest stage; empty where two are within noise, or where the parts contradict the whole.
+    """Name the slowest stage; empty where two are within noise, or where the parts contradict the whole.
 
     Args:
-        parts: of `stage_seconds`.
+        row: row of the loader.
+        parts: seconds per image by stage, from `stage_seconds`.
     """
     trainer = row.values.get("trainer_images_per_s")
     if trainer is not None:
-        verdict, given = judge(row.values.get("fed_ratio")), supply(row)
-        if given.low > trainer.high:
+        verdict, supply_rate = judge(row.values.get("fed_ratio")), supply(row)
+        if supply_rate.low > trainer.high:
             return "compute" if verdict == KEEPS_UP else ""
-        if given.high >= trainer.low or (verdict == KEEPS_UP and not reads_slower_cold(row)):
+        if supply_rate.high >= trainer.low or (verdict == KEEPS_UP and not reads_slower_cold(row)):
             return ""
     first, *others = sorted(parts, key=lambda name: -parts[name].median)
     if others and parts[first].low <= parts[others[0]].high * (1 + _PROBE_ERROR):
@@ -159,14 +170,16 @@ def bottleneck(row: Row, parts: dict[str, Estimate]) -> str:
 
 
 def find_stalls(row: Row, warm_parts: dict[str, Estimate], batch_size: int) -> dict[str, float]:
-    """Seconds per batch that the trainer waits for "fetch" (storage), "prep" and "transfer", warm cache.
+    """Split the seconds per batch that the trainer waits into "fetch" (storage), "prep" and "transfer".
 
-    The wait is shared out as the loader's stages are, so that these add up to it; it is "fetch or prep" where
-    storage and the rest were not timed apart. COLD_FETCH is what a cold cache would add, where that is beyond
-    noise.
+    The wait with a warm cache is split in proportion to the loader's stages; it is "fetch or prep" where
+    storage and the rest were not timed separately. COLD_FETCH is what a cold cache would add, where that is
+    beyond noise.
 
     Args:
-        warm_parts: of `stage_seconds` with `cold=False`.
+        row: row of the loader.
+        warm_parts: seconds per image by stage, from `stage_seconds` with `cold=False`.
+        batch_size: samples of a batch.
     """
     if "trainer_images_per_s" not in row.values or "fed_images_per_s" not in row.values:
         return {}
@@ -184,7 +197,11 @@ def find_stalls(row: Row, warm_parts: dict[str, Estimate], batch_size: int) -> d
 
 
 def predict(row: Row) -> float | None:
-    """Images/s of the trainer fed from a warm cache by its parts: those of the slowest; None without one."""
+    """Predict images/s of the fed trainer: the slowest of loader, trainer and transfer.
+
+    Returns:
+        Images/s with a warm cache; None where there was no trainer.
+    """
     if "trainer_images_per_s" not in row.values:
         return None
     names = ("loader_images_per_s", "trainer_images_per_s", "transfer_images_per_s")
@@ -192,24 +209,27 @@ def predict(row: Row) -> float | None:
 
 
 def more_workers_can_help(workers: int, cpus: int, cpu_share: float | None) -> bool:
-    """Whether there is a CPU for another worker of a loader that has `workers`, of `cpus` that it may use.
+    """Whether a loader has CPU time for another worker.
 
-    `cpu_share` is that of all cores, 0 to 1, busy while it ran; None where not sampled.
+    Args:
+        workers: workers that it has.
+        cpus: CPUs that it may use.
+        cpu_share: share of all cores, 0 to 1, that was busy meanwhile; None where not sampled.
     """
     return 0 < workers < cpus and (cpu_share is None or cpu_share < BUSY_SHARE)
 
 
-def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> list[Change]:
-    """What one could do about the loader of `row`: what was measured beside it, and a worker per CPU."""
+def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> list[LoaderChange]:
+    """List changes to a row's loader: each loader that was measured beside it, and a worker per CPU."""
     changes = []
     for other in others:
-        backend, data = other.of["backend"], other.of["data"]
+        backend, data = other.key["backend"], other.key["data"]
         if backend == SYNTHETIC:
             continue
-        converts = not reads_tree(other) and data != row.of["data"]
-        what = f"Converting to {data}" if converts else f"Backend {backend} on {data}"
-        changes.append(Change(what, reached(other), True))
-    cpu_share = row.watched.mean.get("cpu_share") if row.watched is not None else None
+        converts = not reads_tree(other) and data != row.key["data"]
+        title = f"Converting to {data}" if converts else f"Backend {backend} on {data}"
+        changes.append(LoaderChange(title, reachable_rate(other), True))
+    cpu_share = row.activity.mean.get("cpu_share") if row.activity is not None else None
     if more_workers_can_help(workers, cpus, cpu_share):
         scaled = row.values["loader_images_per_s"].median * cpus / workers
         rates = [Estimate(scaled, scaled, scaled)]
@@ -217,58 +237,58 @@ def find_changes(row: Row, others: Sequence[Row], workers: int, cpus: int) -> li
             if name in row.values:
                 rates.append(row.values[name])
         changes.append(
-            Change(f"{cpus} workers, one per CPU,", min(rates, key=lambda rate: rate.median), False)
+            LoaderChange(f"{cpus} workers, one per CPU,", min(rates, key=lambda rate: rate.median), False)
         )
     return changes
 
 
-def advise(row: Row, narrowest: str, changes: Sequence[Change]) -> str:
-    """The bottleneck, and the change that gains most, where it gains beyond noise."""
-    told, now = _describe_bottleneck(row, narrowest), reached(row)
-    if narrowest == "compute":
-        return told
+def advise(row: Row, slowest: str, changes: Sequence[LoaderChange]) -> str:
+    """Write a sentence on the bottleneck, and one on the change that gains most beyond noise."""
+    sentence, now = _describe_bottleneck(row, slowest), reachable_rate(row)
+    if slowest == "compute":
+        return sentence
     gaining = [change for change in changes if exceeds(change.images_per_s, now)]
     if not gaining:
-        return f"{told} Nothing known here would be faster."
+        return f"{sentence} Nothing known here would be faster."
     best = max(gaining, key=lambda change: (change.images_per_s.median, change.measured))
     verb = "gave" if best.measured else "is predicted to give"
-    return f"{told} {best.what} {verb} {best.images_per_s.median:,.0f}."
+    return f"{sentence} {best.title} {verb} {best.images_per_s.median:,.0f}."
 
 
-def _describe_bottleneck(row: Row, narrowest: str) -> str:
-    """The sentence that names the bottleneck."""
-    given, trainer = supply(row), row.values.get("trainer_images_per_s")
+def _describe_bottleneck(row: Row, slowest: str) -> str:
+    """Write the sentence that names the bottleneck."""
+    supply_rate, trainer = supply(row), row.values.get("trainer_images_per_s")
     against = f" against {trainer.median:,.0f} of the trainer" if trainer is not None else ""
     files = ""
     if "cold_images_per_s" in row.values:
-        is_cold = given is row.values["cold_images_per_s"]
+        is_cold = supply_rate is row.values["cold_images_per_s"]
         files = " from a cold disk" if is_cold else " with the files in memory"
-    if narrowest == "compute" and trainer is not None:
+    if slowest == "compute" and trainer is not None:
         return (
             f"the trainer itself is the bottleneck: it takes {trainer.median:,.0f} images/s and the "
-            f"loader could give {given.median:,.0f}{files}. Only a faster step would help."
+            f"loader could give {supply_rate.median:,.0f}{files}. Only a faster step would help."
         )
-    keeps_up_alone = trainer is not None and given.low > trainer.high
-    if narrowest == "" and keeps_up_alone and judge(row.values.get("fed_ratio")) == WAITS:
+    keeps_up_alone = trainer is not None and supply_rate.low > trainer.high
+    if slowest == "" and keeps_up_alone and judge(row.values.get("fed_ratio")) == WAITS:
         return (
-            f"no single stage is the bottleneck{files}: the loader alone reaches {given.median:,.0f} "
+            f"no single stage is the bottleneck{files}: the loader alone reaches {supply_rate.median:,.0f} "
             f"images/s{against}, and yet the trainer waits, because batches come unevenly or both share "
             f"the CPUs."
         )
-    if narrowest == "":
-        rate = f"{given.median:,.0f} images/s{against}"
+    if slowest == "":
+        rate = f"{supply_rate.median:,.0f} images/s{against}"
         return f"no stage stands out as the bottleneck{files}, within noise: {rate}."
-    names = " or ".join(_WORD_OF_STAGE.get(stage, stage) for stage in narrowest.split(" or "))
+    names = " or ".join(_WORD_OF_STAGE.get(stage, stage) for stage in slowest.split(" or "))
     verb = "is the bottleneck" if trainer is not None else "takes most of the loader's time"
-    text = f"{names} {verb}{files}: {given.median:,.0f} images/s{against}"
-    if narrowest.startswith("storage or "):
+    text = f"{names} {verb}{files}: {supply_rate.median:,.0f} images/s{against}"
+    if slowest.startswith("storage or "):
         without = "" if "cold_images_per_s" in row.values else " without --cold"
         text += f"; the files were not in memory before, so the two were not timed apart{without}"
     return f"{text}."
 
 
 def describe(row: Row) -> list[str]:
-    """What else is worth saying of a row, a sentence each: waits, prediction, stalls, spikes, limits."""
+    """Write further sentences on a row: waits, prediction, stalls, spikes, limits of the machine."""
     findings = []
     values, verdict = row.values, judge(row.values.get("fed_ratio"))
     if "wait_share" in values and "busy_share" in values:
@@ -287,7 +307,7 @@ def describe(row: Row) -> list[str]:
     waits = [
         f"{name} {milliseconds(seconds)}"
         for name, seconds in row.stalls.items()
-        if name != COLD_FETCH and seconds >= _SHOWN_S
+        if name != COLD_FETCH and seconds >= _MIN_SHOWN_S
     ]
     if waits and verdict != KEEPS_UP:
         findings.append(f"A batch waited for {', '.join(waits)}.")
@@ -297,19 +317,20 @@ def describe(row: Row) -> list[str]:
         )
     if row.batches is not None:
         findings += row.batches.findings
-    if row.watched is not None:
-        for flag in row.watched.flags:
+    if row.activity is not None:
+        for flag in row.activity.flags:
             if verdict != KEEPS_UP or not flag.startswith(ALL_BUSY):
                 findings.append(flag)
     return findings
 
 
 def describe_busy_cores(cpu_share: float) -> str | None:
-    """The sentence for cores without time to spare; None where they have some."""
+    """Write the sentence for cores that are always busy; None where they are not."""
     if cpu_share < BUSY_SHARE:
         return None
     return f"{ALL_BUSY} ({cpu_share:.0%} on average): more workers will not help, less work per sample will."
 
 
 def _seconds(rate: Estimate) -> Estimate:
+    """Seconds per image of a rate in images/s."""
     return Estimate(1 / rate.median, 1 / rate.high, 1 / rate.low)

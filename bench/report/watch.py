@@ -1,7 +1,8 @@
-"""The result of `bench watch`: how much a training waits, for what, and what would change that. Pure.
+"""Result of `bench watch`: how much a training waits, for what, and what would change that. Pure.
 
-A trial is a stream of `bench.report.waiting`, what was measured of another data set in its place, or what to
-write into the script for a change; so a result can be made again from its file.
+`bench.report.waiting` has the analysis, and says what a stream, a change and a record are. The file of a
+result holds three kinds of trials, from which the result can be made again: streams, measured replacements of
+the dataset or the loader, and lines to write into the script for a change.
 """
 
 import json
@@ -21,42 +22,47 @@ from bench.report.waiting import (
     VALIDATION,
     Change,
     Machine,
-    Replaced,
+    MeasuredReplacement,
     Stream,
     warm_up,
 )
 from bench.report.words import duration, machine_line, number, percent
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 
 STREAM, REPLACED, PASTE = "stream", "replaced", "paste"
-"""What a trial is of."""
-_BUSY = 0.85  # of the CPUs: more workers have nothing to run on
-_WORTH_SAYING = 1.1  # times the rate: steps alone are that much quicker
+"""Kinds of trials, `key["what"]`."""
+_BUSY_SHARE = 0.85  # share of busy CPUs from which on more workers have nothing to run on
+_MIN_SPEEDUP = 1.1  # speedup from which on the rate of steps timed alone is mentioned
 _VERSIONS = ("python", "torch", "pillow")
 _COLUMNS = ("images_per_s", "gain", "wait_share", "wait_s", "step_s", "takes")
 _SERIES = ("waits_s", "steps_s", "starts")
 _ESTIMATES = ("share", "all_share")
-_WHO = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}
+_SUBJECTS = {TRAINING: "Training", READING: "The script", VALIDATION: "Validation"}
 
 
 def stream_to_trial(position: int, stream: Stream) -> Trial:
-    """The stream as a file keeps it; `stream_from_trial` reads it back."""
+    """Make a trial of a stream; `stream_from_trial` reads it back.
+
+    Args:
+        position: position of the stream among all streams.
+        stream: stream to store.
+    """
     numbers: dict[str, float] = {f"{part}_part_s": seconds for part, seconds in stream.parts.items()}
     for name in _ESTIMATES:
         numbers |= _estimate_numbers(name, getattr(stream, name))
-    for each in fields(Stream):
-        value = getattr(stream, each.name)
-        if isinstance(value, (bool, int, float)) and each.name != "rank":
-            numbers[each.name] = float(value)
+    for name in (field.name for field in fields(Stream)):
+        value = getattr(stream, name)
+        if isinstance(value, (bool, int, float)) and name != "rank":
+            numbers[name] = float(value)
     info = {name: value for name, value in stream.info.items() if name not in ("event", "stream")}
     return Trial(
-        of={
+        key={
             "what": STREAM,
             "position": position,
             "role": stream.role,
             "rank": stream.rank,
             "info": info,
-            "source": dict(stream.source),
+            "source": dict(stream.record),
         },
         numbers=numbers,
         series={name: tuple(map(float, getattr(stream, name))) for name in _SERIES},
@@ -65,14 +71,14 @@ def stream_to_trial(position: int, stream: Stream) -> Trial:
 
 
 def stream_from_trial(trial: Trial) -> Stream:
-    """The stream that `stream_to_trial` wrote."""
+    """Make a stream from the trial that `stream_to_trial` made."""
     numbers = trial.numbers
-    end = "_part_s"
+    suffix = "_part_s"
     return Stream(
-        info=trial.of["info"],
-        source=trial.of["source"],
-        role=trial.of["role"],
-        rank=trial.of["rank"],
+        info=trial.key["info"],
+        record=trial.key["source"],
+        role=trial.key["role"],
+        rank=trial.key["rank"],
         batches=int(numbers["batches"]),
         images=numbers["images"],
         period_s=numbers["period_s"],
@@ -85,7 +91,7 @@ def stream_from_trial(trial: Trial) -> Stream:
         alone_s=numbers.get("alone_s"),
         step_cpu_s=numbers["step_cpu_s"],
         process_cpu_s=numbers["process_cpu_s"],
-        parts={name.removesuffix(end): value for name, value in numbers.items() if name.endswith(end)},
+        parts={name.removesuffix(suffix): value for name, value in numbers.items() if name.endswith(suffix)},
         waits_s=trial.series["waits_s"],
         steps_s=trial.series["steps_s"],
         starts=tuple(map(int, trial.series["starts"])),
@@ -105,24 +111,24 @@ def _read_estimate(numbers: Mapping[str, float], name: str) -> Estimate:
     return Estimate(numbers[name], numbers[f"{name}_low"], numbers[f"{name}_high"])
 
 
-def replaced_to_trial(replaced: Replaced) -> Trial:
-    """What was measured of another data set, as a file keeps it."""
+def replacement_to_trial(replacement: MeasuredReplacement) -> Trial:
+    """Make a trial of a measured replacement."""
     numbers: dict[str, float] = {}
-    if replaced.factor is not None:
-        numbers |= _estimate_numbers("factor", replaced.factor)
-    if replaced.rate is not None:
-        numbers |= _estimate_numbers("rate", replaced.rate)
-    return Trial({"what": REPLACED, "name": replaced.name}, numbers, facts={"cost": replaced.cost})
+    if replacement.factor is not None:
+        numbers |= _estimate_numbers("factor", replacement.factor)
+    if replacement.rate is not None:
+        numbers |= _estimate_numbers("rate", replacement.rate)
+    return Trial({"what": REPLACED, "name": replacement.name}, numbers, facts={"cost": replacement.cost})
 
 
-def _replaced_from_trial(trial: Trial) -> Replaced:
+def _replacement_from_trial(trial: Trial) -> MeasuredReplacement:
     factor = _read_estimate(trial.numbers, "factor") if "factor" in trial.numbers else None
     rate = _read_estimate(trial.numbers, "rate") if "rate" in trial.numbers else None
-    return Replaced(trial.of["name"], factor, rate, trial.facts["cost"])
+    return MeasuredReplacement(trial.key["name"], factor, rate, trial.facts["cost"])
 
 
 def paste_to_trial(change: Change, lines: Sequence[str]) -> Trial:
-    """What to write into the script for the change."""
+    """Make a trial of the lines to write into the script for a change."""
     facts = {"lines": "\n".join(lines), "arguments": json.dumps(dict(change.arguments))}
     return Trial({"what": PASTE, "name": change.name}, facts=facts)
 
@@ -134,38 +140,40 @@ def make_result(
     skipped: Mapping[str, str],
     gpu_price: float | None = None,
 ) -> Result:
-    """Work out what the streams of a script say.
+    """Make the result from the streams of a script.
 
     Args:
-        settings: `script`, `exit_code`, `ended` (by bench), `interrupted`, `batches` (that were seen),
-            `fault` (of the hook), `left_out` (sentences on what cannot replace the data set), and `cpus`,
-            `ours`, `others` of `bench.report.waiting.Machine`.
-        gpu_price: dollars an hour.
+        settings: `script`, `exit_code`, `ended` (by bench), `interrupted`, `batches` (number seen), `fault`
+            (error of the hook), `left_out` (sentences on what cannot replace the dataset), and the fields of
+            `bench.report.waiting.Machine`: `cpus`, `ours` (script_share) and `others` (other_share).
+        trials: streams, replacements and lines.
+        skipped: what could not be measured, and why.
+        gpu_price: dollars per hour of an accelerator; None leaves money out.
     """
-    streams = [stream_from_trial(trial) for trial in trials if trial.of["what"] == STREAM]
-    replaced = [_replaced_from_trial(trial) for trial in trials if trial.of["what"] == REPLACED]
+    streams = [stream_from_trial(trial) for trial in trials if trial.key["what"] == STREAM]
+    replacements = [_replacement_from_trial(trial) for trial in trials if trial.key["what"] == REPLACED]
     lines = {
-        trial.of["name"]: tuple(trial.facts["lines"].splitlines())
+        trial.key["name"]: tuple(trial.facts["lines"].splitlines())
         for trial in trials
-        if trial.of["what"] == PASTE
+        if trial.key["what"] == PASTE
     }
     cpus = Machine(settings["cpus"], settings["ours"], settings["others"])
     answer: list[tuple[str, ...]] = []
     rows: list[Row] = []
     failed = settings["exit_code"] != 0 and not settings["ended"]
     if failed or not streams:
-        answer.append((_why_nothing(settings, failed),))
+        answer.append((_explain_no_conclusion(settings, failed),))
         rows = [_make_row(stream) for stream in streams]
     else:
         first = streams[0]
         changes = [
             change
-            for change in waiting.find_changes(first, streams, cpus, replaced)
-            if lines.get(change.name)  # else there is nothing to write for it
+            for change in waiting.find_changes(first, streams, cpus, replacements)
+            if lines.get(change.name)  # a change that the script cannot have has no lines
         ]
-        answer.append(tuple(sentences(first, streams, cpus, gpu_price)))
-        if not changes and (why := _why_no_change(first, cpus)):
-            answer.append((why,))
+        answer.append(tuple(describe_waiting(first, streams, cpus, gpu_price)))
+        if not changes and (reason := _explain_no_change(first, cpus)):
+            answer.append((reason,))
         if settings["left_out"]:
             answer.append(tuple(settings["left_out"]))
         rows.append(_make_row(first))
@@ -188,103 +196,108 @@ def make_result(
     )
 
 
-def sentences(
+def describe_waiting(
     stream: Stream, streams: Sequence[Stream], machine: Machine, gpu_price: float | None = None
 ) -> list[str]:
-    """How much the training waits and what that costs, then what it waits for.
+    """Write how much a stream waits, what that costs, and what it waits for, in sentences.
 
     Args:
-        streams: all, to say which rank is the slowest.
-        gpu_price: dollars an hour.
+        stream: stream of the slowest rank.
+        streams: all streams, to count the ranks.
+        machine: CPUs of the machine.
+        gpu_price: dollars per hour of an accelerator; None leaves money out.
     """
-    who = _WHO[stream.role]
+    subject = _SUBJECTS[stream.role]
     if stream.ahead:
         return [
-            f"{who} reads its batches in a thread of its own, ahead of the steps: how much it waits cannot "
-            f"be told from here."
+            f"{subject} reads its batches in a thread of its own, ahead of the steps: how much it waits "
+            f"cannot be told from here."
         ]
     if stream.batches < FEWEST:
         return [
-            f"Too few batches to say whether it waits: {counted(stream.batches, 'batch', 'batches')} after "
+            f"Too few batches to say whether it waits: {quantity(stream.batches, 'batch', 'batches')} after "
             f"the first {warm_up(stream.info)}, and {FEWEST} are needed. Let the script train for longer."
         ]
     ranks = waiting.count_ranks(stream, streams)
     of_rank = f" in rank {stream.rank}, the slowest of {ranks}," if ranks > 1 else ""
     of_loaders = f", which come from {stream.loaders} loaders" if stream.loaders > 1 else ""
     share = stream.all_share
-    said = [
-        f"{who} waits{of_rank} {percent(share.median)} ({percent(share.low)} to {percent(share.high)}) of "
-        f"the time for its batches{of_loaders}: {number(stream.images_per_s)} images/s, "
+    sentences = [
+        f"{subject} waits{of_rank} {percent(share.median)} ({percent(share.low)} to {percent(share.high)}) "
+        f"of the time for its batches{of_loaders}: {number(stream.images_per_s)} images/s, "
         f"{_without_waiting(stream, machine)}."
     ]
     if gpu_price is not None:
         lost = gpu_price * ranks * share.median
-        said.append(f"That costs ${lost:.2f} of each hour.")
-    if busy := disturbance(machine.others, ""):
-        said.append(busy)
-    if not waiting.waits(stream):
-        return [*said, "Change nothing: another loader would not make it faster."]
-    most = waiting.stage(stream)
-    of_which = f" of {_made_at(stream)}" if stream.loaders > 1 else ""
-    if of_which:
-        said.append(f"It waits most for the loader{of_which}.")
-    if not most:
+        sentences.append(f"That costs ${lost:.2f} of each hour.")
+    if busy := disturbance(machine.other_share, ""):
+        sentences.append(busy)
+    if not waiting.is_waiting(stream):
+        return [*sentences, "Change nothing: another loader would not make it faster."]
+    if stream.loaders > 1:
+        sentences.append(f"It waits most for the loader of {_made_at(stream)}.")
+    longest = waiting.longest_stage(stream)
+    if not longest:
         why = f" ({stream.note})" if stream.note else ""
-        return [*said, f"What it waits for could not be told: its samples were not timed{why}."]
-    said.append(f"It waits for {STAGES[most]}.")
-    if most in ("workers", "start"):
-        said.append(
+        return [*sentences, f"What it waits for could not be told: its samples were not timed{why}."]
+    sentences.append(f"It waits for {STAGES[longest]}.")
+    if longest in ("workers", "start"):
+        sentences.append(
             f"The first batch of an epoch takes {duration(stream.start_s)}, "
             f"the others {duration(stream.usual_s)}."
         )
     elif total_s := sum(stream.parts.values()):
-        parts = sorted(stream.parts.items(), key=lambda each: -each[1])
-        told = ", ".join(f"{STAGES[name]} {percent(s / total_s)}" for name, s in parts if s > 0.005 * total_s)
-        said.append(f"Of the {duration(total_s)} that a sample takes in one process: {told}.")
+        parts = sorted(stream.parts.items(), key=lambda part: -part[1])
+        shares = [(name, seconds / total_s) for name, seconds in parts if seconds > 0.005 * total_s]
+        listed = ", ".join(f"{STAGES[name]} {percent(share)}" for name, share in shares)
+        sentences.append(f"Of the {duration(total_s)} that a sample takes in one process: {listed}.")
     if stream.info["kind"] == "DataLoader" and not stream.shows_pictures:
         kinds = ", ".join(stream.info.get("kinds", ["something else"]))
-        said.append(
+        sentences.append(
             f"Its batches are {kinds}, and no picture is decoded: only the DataLoader can be changed."
         )
-    return said
+    return sentences
 
 
 def _without_waiting(stream: Stream, machine: Machine) -> str:
-    """What its steps would give; alone where workers slow them down, which a busy machine does not tell."""
-    left = max(1 - stream.all_share.median, 1e-9)
-    without = stream.images_per_s / left
+    """Describe the images/s of the steps without waiting, and alone where workers slow them down.
+
+    On a busy machine it is not known whether workers or other processes slow steps down.
+    """
+    step_share = max(1 - stream.all_share.median, 1e-9)
+    without = stream.images_per_s / step_share
     text = f"without waiting {number(without)}"
-    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.others):
+    if stream.alone_s is None or stream.workers == 0 or is_disturbed(machine.other_share):
         return text
     alone = stream.images / max(stream.alone_s, 1e-9)
-    if alone < without * _WORTH_SAYING:
+    if alone < without * _MIN_SPEEDUP:
         return text
     return f"{text}, and {number(alone)} if no worker took CPU time from its steps"
 
 
-def _why_no_change(stream: Stream, machine: Machine) -> str:
-    """The sentence for a training that waits where nothing is advised; empty where that is no wonder."""
+def _explain_no_change(stream: Stream, machine: Machine) -> str:
+    """Explain why no change is advised to a training that waits; empty where no change was looked for."""
     if not waiting.can_change(stream):
         return ""
-    if disturbance(machine.others):
+    if disturbance(machine.other_share):
         return "No change is advised: what each would bring is not known beside so much other work."
-    if machine.ours is not None and machine.ours >= _BUSY:
+    if machine.script_share is not None and machine.script_share >= _BUSY_SHARE:
         return (
             f"No change is advised: more workers would not help, for this script keeps the "
-            f"{counted(machine.cpus, 'CPU')} {percent(machine.ours)} busy."
+            f"{quantity(machine.cpus, 'CPU')} {percent(machine.script_share)} busy."
         )
     return "No change is advised: none would surely bring more than today's rate."
 
 
-def _why_nothing(settings: Mapping[str, Any], failed: bool) -> str:
-    """The sentence for a script of which nothing can be concluded."""
-    seen = settings["batches"]
-    batches = counted(seen, "batch", "batches")
+def _explain_no_conclusion(settings: Mapping[str, Any], failed: bool) -> str:
+    """Write the sentence for a script from which nothing can be concluded."""
+    batch_count = settings["batches"]
+    batches = quantity(batch_count, "batch", "batches")
     if failed:
-        when = f"after {batches}" if seen else "before it asked for a batch"
-        rest = ": what is below was seen until then, and nothing follows from it" if seen else ""
+        when = f"after {batches}" if batch_count else "before it asked for a batch"
+        rest = ": what is below was seen until then, and nothing follows from it" if batch_count else ""
         return f"The script ended with exit code {settings['exit_code']} {when}{rest}."
-    if seen:
+    if batch_count:
         return (
             f"Too few batches to say whether it waits: {batches}, and not {FEWEST} beyond the first ones. "
             f"Let the script train for longer."
@@ -301,22 +314,24 @@ def _why_nothing(settings: Mapping[str, Any], failed: bool) -> str:
 def _conditions(
     machine: Mapping[str, str], settings: Mapping[str, Any], streams: Sequence[Stream]
 ) -> list[str]:
-    said = [f"{machine_line(machine, _VERSIONS)}."]
+    sentences = [f"{machine_line(machine, _VERSIONS)}."]
     if not streams:
-        return said
-    of = "the device's idle time" if streams[0].on_device else "from asking for a batch to having it"
-    said.append(f"Waits are {of}; ranges are over sections of what was watched, without the first batches.")
+        return sentences
+    waits = "the device's idle time" if streams[0].on_device else "from asking for a batch to having it"
+    sentences.append(
+        f"Waits are {waits}; ranges are over sections of what was watched, without the first batches."
+    )
     if settings["interrupted"]:
-        said.append("It was interrupted: this is what was seen until then.")
+        sentences.append("It was interrupted: this is what was seen until then.")
     elif settings["ended"]:
-        said.append(
+        sentences.append(
             "bench ended the script once it had seen enough; what it wrote while it ended is no fault."
         )
-    return said
+    return sentences
 
 
 def _summarise(stream: Stream) -> dict[str, Any]:
-    """What a program wants to know of a stream."""
+    """Summary of a stream for programs that read the file."""
     return {
         "role": stream.role,
         "rank": stream.rank,
@@ -324,37 +339,37 @@ def _summarise(stream: Stream) -> dict[str, Any]:
         "dataset": stream.info["dataset"],
         "images_per_s": stream.images_per_s,
         "wait_share": stream.share.median,
-        "stage": waiting.stage(stream) if waiting.waits(stream) else "",
+        "stage": waiting.longest_stage(stream) if waiting.is_waiting(stream) else "",
     }
 
 
 def _made_at(stream: Stream) -> str:
-    """`file:line` of its loader, below the working folder of the script as one types it."""
+    """'file:line' where the loader was made, relative to the working folder of the script."""
     where = str(stream.info.get("where", ""))
-    return where.removeprefix(f"{stream.source.get('folder') or ''}/")
+    return where.removeprefix(f"{stream.record.get('folder') or ''}/")
 
 
 def _make_row(stream: Stream) -> Row:
     rank = "" if stream.rank is None else f", rank {stream.rank}"
     place = f" ({os.path.basename(_made_at(stream))})" if _made_at(stream) else ""
-    workers = f", {counted(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
-    root = str(stream.source.get("root") or stream.info.get("root") or "")
-    root = root.removeprefix(f"{stream.source.get('folder') or ''}/")
+    workers = f", {quantity(stream.workers, 'worker')}" if stream.info["kind"] == "DataLoader" else ""
+    root = str(stream.record.get("root") or stream.info.get("root") or "")
+    root = root.removeprefix(f"{stream.record.get('folder') or ''}/")
     timed = spikes.analyse(stream.waits_s, stream.steps_s, stream.starts, stream.workers)
     return Row(
         name=f"{stream.role}{rank}{place}",
-        of={
+        key={
             "stream": stream.role,
             "rank": stream.rank,
             "made_at": _made_at(stream),
             "dataset": stream.info["dataset"],
         },
         values={
-            "images_per_s": _exactly(stream.images_per_s),
+            "images_per_s": _exact_estimate(stream.images_per_s),
             "wait_share": stream.share,
-            "wait_s": _exactly(stream.wait_s),
-            "step_s": _exactly(stream.step_s),
-            "batches": _exactly(stream.batches),
+            "wait_s": _exact_estimate(stream.wait_s),
+            "step_s": _exact_estimate(stream.step_s),
+            "batches": _exact_estimate(stream.batches),
         },
         texts={
             "data": " ".join(filter(None, [str(stream.info["dataset"]), root])) + workers,
@@ -369,21 +384,22 @@ def _make_row(stream: Stream) -> Row:
 
 
 def _make_change_row(stream: Stream, change: Change, lines: Sequence[str]) -> Row:
-    today = _exactly(stream.images_per_s)
-    nothing = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
+    today = _exact_estimate(stream.images_per_s)
+    empty_cells = dict.fromkeys(("wait_share", "wait_s", "step_s", "batches", "data", "made_at"), "")
     return Row(
         name=f"with {change.name}",
-        of={"change": change.name},
+        key={"change": change.name},
         values={"images_per_s": change.images_per_s, "gain": quotient(change.images_per_s, today)},
-        texts={**nothing, "takes": change.cost},
+        texts={**empty_cells, "takes": change.cost},
         paste=tuple(lines),
     )
 
 
-def _exactly(value: float) -> Estimate:
+def _exact_estimate(value: float) -> Estimate:
+    """Make an estimate without a range."""
     return Estimate(value, value, value)
 
 
 def convert_cost(size_bytes: float, seconds: float) -> str:
-    """What converting takes."""
+    """Describe the disk and time that converting takes."""
     return f"{human_bytes(int(size_bytes))} on disk, {duration(seconds)} to convert"

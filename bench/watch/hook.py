@@ -1,25 +1,39 @@
-"""Times the batches of a script that `bench watch` started, in the script's own processes. Stands alone.
+"""Timing of the batches of a script that `bench watch` started, in the script's own processes.
 
-It runs in the interpreter of the script, and imports nothing of this project but `describe.py` beside it.
-Each process appends its events, a JSON object a line, to a file of its own in the folder BENCH_WATCH, which
-`bench.watch.run` reads. Each names its kind as `event`, and all but the first and the last the `stream` that
-it is of. Times are seconds of the monotonic clock, `_cpu_s` those of the process's CPU time. What goes wrong
-in here is written as an event, and never reaches the script.
+The hook runs in the interpreter of the script, so it imports nothing of this project but `describe.py` beside
+it, and an error in here is written down and never reaches the script. `inject/sitecustomize.py` calls
+`watch_module` when torch's DataLoader or a similar module has been imported; the hook then wraps the methods
+that make loaders, make iterators and give the next batch.
 
-    process     pid, rank               the first one
-    stream      kind, where, ...        a loader is iterated for the first time: what it is
-    described   source, side, ...       its first batch, and what `describe.py` knows of the loader
+    stream     the batches of one loader in one process, epoch after epoch; it has a number
+    group      loaders that one line of the script makes for one dataset, as for each evaluation; what is
+               measured of one of them holds for all
+    held       batches that the workers had in work are all collected, and then served one by one while the
+               workers have nothing to do: so the training's steps are timed alone
+    probe      timing of the parts of a sample (reading, decoding, ...), on a few samples, in a process of its
+               own; the samples come from the dataset of a loader
+    record     description of a loader and its dataset by `describe.py`
+
+Each process appends events, one JSON object a line, to a file of its own in the folder BENCH_WATCH, which
+`bench.watch.run` reads; in the same folder `run` leaves files that ask a process to hold batches or to probe.
+Every event has its kind as `event`, and the number of its `stream`, except for `process` and `fault`. Times
+are seconds of the monotonic clock; those that end in `_cpu_s` are CPU time of the process.
+
+    process     pid, rank               the first event of a process
+    stream      kind, where, ...        a loader is iterated for the first time; its properties
+    described   record, side, ...       the first batch was served; the record, and the form of the batch
     epoch       begin_s, begin_cpu_s, end_s
                                         making an iterator took from `begin_s` to `end_s`
     batch       asked_s, got_s, asked_cpu_s, got_cpu_s, steps, images, served
-                                        `steps` of optimizers so far; `served` is one of SERVED
+                                        a batch was asked for and served; `steps` counts the steps of
+                                        optimizers so far; `served` is one of SERVED
     end         asked_s, asked_cpu_s, got_s, steps
-                                        the iterator had no more
+                                        a batch was asked for, and the iterator had no more
     idle        batch, seconds          the device had nothing to do while that batch was fetched
-    ahead                               batches are asked for by another thread than trains
+    ahead                               another thread than the one that trains asks for batches
     alone                               no further batch will be held
-    parts       parts, quartiles, ...   what the parts of a sample take; or `failed`, why that is not known
-    fault       text                    something went wrong in here
+    parts       parts, quartiles, ...   seconds of a sample by part; or `failed`, why they could not be timed
+    fault       text                    an error in the hook
 """
 
 import atexit
@@ -41,10 +55,10 @@ from typing import Any
 
 _FOLDER = os.environ.get("BENCH_WATCH", "")
 SERVED = ("usual", "held", "late")
-"""How a batch was served: as ever; held back until no worker was busy; after the parts were timed."""
+"""Ways to serve a batch: as without the hook; held until no worker was busy; late, after a probe."""
 _PROBE_S, _PROBE_SAMPLES, _PROBE_LIMIT_S = 2.0, 64, 20.0
-_LOOK_S = 0.2  # between two looks whether more is to be measured
-_ROUNDS, _HELD_STEPS = 3, 6  # holding batches ends after so many rounds, or steps
+_REQUEST_INTERVAL_S = 0.2  # between two looks for files that ask for more measurements
+_MAX_HOLDS, _MAX_HELD_STEPS = 3, 6  # no further batches are held after so many holds, or steps
 _PARTS = {
     "PIL.ImageFile:ImageFile.load": "decode",
     "PIL.Image:open": "decode",
@@ -58,41 +72,49 @@ _PARTS = {
     "torchvision.io.image:decode_jpeg": "decode",
     "torch.nn.functional:interpolate": "resize",
 }
-"""Functions whose CPU time is told apart, where they are imported."""
+"""Part of a sample by 'module:function', for functions whose CPU time is measured where they are imported."""
 
 
 class _Log:
-    """The file of this process."""
+    """Event file of this process."""
 
     def __init__(self) -> None:
         self._pid, self._file, self._inode = -1, -1, (0, 0)
 
     def write(self, event: str, **values: Any) -> None:
-        if self._pid != os.getpid():  # also of a process that was forked from one that wrote
+        """Append an event, of a kind listed in the module's docstring."""
+        if self._pid != os.getpid():  # a forked process begins a file of its own
             self._pid = os.getpid()
             name = os.path.join(_FOLDER, f"events-{self._pid}-{time.monotonic_ns()}.jsonl")
             self._file = os.open(name, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
-            self._inode = self._where()
+            self._inode = self._file_id()
             self.write("process", pid=self._pid, rank=os.environ.get("RANK", ""))
-        if self._where() == self._inode:  # else the script closed it, and has opened another
+        # a script may have closed the file, and opened another one under the same descriptor
+        if self._file_id() == self._inode:
             line = json.dumps({"event": event, **values}, default=str)
             os.write(self._file, line.encode() + b"\n")
 
-    def _where(self) -> tuple[int, int]:
+    def _file_id(self) -> tuple[int, int]:
         status = os.fstat(self._file)
         return status.st_dev, status.st_ino
 
 
 class _Steps:
-    """Counts the steps of all optimizers of this process."""
+    """Counter of the steps of all optimizers in this process.
+
+    Attributes:
+        count: number of steps so far.
+        thread: thread of the latest step.
+    """
 
     def __init__(self) -> None:
-        self.count, self.thread, self.is_counting = 0, 0, False
+        self.count, self.thread, self._is_counting = 0, 0, False
 
     def begin(self) -> None:
+        """Begin to count, if torch's optimizers are imported."""
         optimizer = sys.modules.get("torch.optim.optimizer")
-        if optimizer is not None and not self.is_counting:
-            self.is_counting = True
+        if optimizer is not None and not self._is_counting:
+            self._is_counting = True
             optimizer.register_optimizer_step_post_hook(self)
 
     def __call__(self, *_: Any) -> None:
@@ -101,16 +123,19 @@ class _Steps:
 
 _log, _steps, _inside = _Log(), _Steps(), threading.local()
 _streams: list["_Stream"] = []
-_of_loader: dict[int, tuple[Any, "_Stream"]] = {}  # by the id of a loader: a weak reference to it, its stream
-_not_the_scripts: set[int] = set()  # ids of loaders
-_places: dict[tuple[int, str], "_Place"] = {}  # by process and key of a stream
+_stream_by_loader: dict[int, tuple[Any, "_Stream"]] = {}
+"""Weak reference to a loader, and its stream, by the id of the loader."""
+_inner_loaders: set[int] = set()
+"""Ids of loaders that `loaders.build` uses itself, and the script does not iterate."""
+_groups: dict[tuple[int, str], "_Group"] = {}
+"""Groups by process and key of their streams."""
 
 
-def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Write down whatever goes wrong in `function`, and let the script go on."""
+def _catch_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a function so that its errors become events, and the script goes on; it then returns None."""
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except Exception as error:
@@ -118,12 +143,12 @@ def _quietly(function: Callable[..., Any]) -> Callable[..., Any]:
                 _log.write("fault", text=f"{function.__name__}: {type(error).__name__}: {error}")
             return None
 
-    return called
+    return call
 
 
 @contextlib.contextmanager
-def _nested() -> Iterator[None]:
-    """What is iterated within is a loader's own business."""
+def _inside_loader() -> Iterator[None]:
+    """Mark the block as a loader's own work: what is iterated in it is not timed."""
     _inside.active = True
     try:
         yield
@@ -131,113 +156,114 @@ def _nested() -> Iterator[None]:
         _inside.active = False
 
 
-def _records() -> bool:
-    """Whether it is the script that asks now, and not a loader for its own use."""
+def _is_script_asking() -> bool:
+    """Whether the script asks for a batch now, and not a loader or a worker for its own use."""
     worker = sys.modules.get("torch.utils.data._utils.worker")
     return not getattr(_inside, "active", False) and getattr(worker, "_worker_info", None) is None
 
 
-@_quietly
-def imported(name: str, module: ModuleType) -> None:
-    """Time what `module`, which was just imported, iterates over."""
+@_catch_errors
+def watch_module(name: str, module: ModuleType) -> None:
+    """Wrap the loaders and iterators of a module that has just been imported."""
     if name == "torch.utils.data.dataloader":
         _watch_torch(module)
     elif name == "torchdata.stateful_dataloader.stateful_dataloader":
-        _watch_loader(module.StatefulDataLoader)  # makes all of itself anew
-        _watch_making(module._StatefulSingleProcessDataLoaderIter)
-        _watch_making(module._StatefulMultiProcessingDataLoaderIter)
+        _watch_loader_class(module.StatefulDataLoader)  # does not call `__init__` of torch's DataLoader
+        _watch_iterator_class(module._StatefulSingleProcessDataLoaderIter)
+        _watch_iterator_class(module._StatefulMultiProcessingDataLoaderIter)
     elif name == "fastai.data.load":
-        _watch_loader(module.DataLoader)
+        _watch_loader_class(module.DataLoader)
     elif name == "torchvision.datasets.vision":
-        _describing().watch_datasets(module)
+        _describe_module().watch_datasets(module)
     elif name == "loaders.loader":
-        _watch_loader(module.Loader)
+        _watch_loader_class(module.Loader)
         iteration = module.Iteration
-        iteration.__next__ = _timed_next(iteration.__next__, _stream_of_ours)
+        iteration.__next__ = _with_timing(iteration.__next__, _stream_of_iteration)
 
 
-def _describing() -> ModuleType:
+def _describe_module() -> ModuleType:
+    """Import `describe.py`, which sitecustomize finds under this name."""
     return importlib.import_module("bench_watch_describe")
 
 
 def _watch_torch(module: ModuleType) -> None:
-    """Time torch's iterators, and not its DataLoader: other loaders take from such iterators, too."""
-    _describing()  # notes the working folder as it is now
-    _watch_loader(module.DataLoader)
+    """Time torch's iterators rather than its DataLoader, because other loaders use these iterators, too."""
+    _describe_module()  # notes the working folder when imported
+    _watch_loader_class(module.DataLoader)
     base = module._BaseDataLoaderIter
-    for each in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
-        _watch_making(each)
-    base.__next__ = _timed_next(base.__next__, lambda iterator: getattr(iterator, "_bench_watch", None))
-    base._next_index = _noted_index(base._next_index)
+    for iterator_class in (base, module._SingleProcessDataLoaderIter, module._MultiProcessingDataLoaderIter):
+        _watch_iterator_class(iterator_class)
+    base.__next__ = _with_timing(base.__next__, lambda iterator: getattr(iterator, "_bench_watch", None))
+    base._next_index = _with_sample_counts(base._next_index)
     atexit.register(_probe_at_exit)
 
 
-def _watch_loader(loader: Any) -> None:
-    """Note where loaders of that class are made."""
-    make = loader.__init__
+def _watch_loader_class(loader_class: Any) -> None:
+    """Note where loaders of a class are made."""
+    make = loader_class.__init__
 
     @functools.wraps(make)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         if str(sys._getframe(1).f_globals.get("__name__")).startswith("loaders.read."):
-            _not_the_scripts.add(id(self))  # `loaders.build` takes batches of it in a thread of its own
+            _inner_loaders.add(id(self))  # a thread of `loaders.build` iterates it
         else:
-            _not_the_scripts.discard(id(self))
-            _loader_made(self, args[0] if args else kwargs.get("dataset"))
+            _inner_loaders.discard(id(self))
+            _note_loader(self, args[0] if args else kwargs.get("dataset"))
         make(self, *args, **kwargs)
 
-    loader.__init__ = __init__
+    loader_class.__init__ = __init__
 
 
-@_quietly
-def _loader_made(loader: Any, dataset: Any) -> None:
-    _describing().loader_made(loader, dataset)
+@_catch_errors
+def _note_loader(loader: Any, dataset: Any) -> None:
+    _describe_module().note_loader(loader, dataset)
 
 
-def _watch_making(iterator: Any) -> None:
-    """Time how long iterators of that class take to be made, and to be begun anew by workers that persist."""
-    make = iterator.__init__
+def _watch_iterator_class(iterator_class: Any) -> None:
+    """Time how long iterators of a class take to be made, and to be reset where workers persist."""
+    make = iterator_class.__init__
 
     @functools.wraps(make)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        stream = _stream_of_loader(loader) if _records() else None
+        stream = _stream_of(loader) if _is_script_asking() else None
         if stream is None:
             make(self, loader, *args, **kwargs)
             return
         self._bench_watch = stream
         begin = _Moment()
-        with _nested():
+        with _inside_loader():
             make(self, loader, *args, **kwargs)
-        stream.begin(begin)
+        stream.record_epoch(begin)
 
-    iterator.__init__ = __init__
-    if "_reset" not in vars(iterator):
+    iterator_class.__init__ = __init__
+    if "_reset" not in vars(iterator_class):
         return
-    reset = iterator._reset
+    reset = iterator_class._reset
 
     @functools.wraps(reset)
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
-        _forget(self)
-        stream = getattr(self, "_bench_watch", None) if _records() else None
+        _discard_notes(self)
+        stream = getattr(self, "_bench_watch", None) if _is_script_asking() else None
         if stream is None:
             reset(self, *args, **kwargs)
             return
         begin = _Moment()
-        with _nested():
+        with _inside_loader():
             reset(self, *args, **kwargs)
-        stream.begin(begin)
+        stream.record_epoch(begin)
 
-    iterator._reset = _reset
+    iterator_class._reset = _reset
 
 
-def _forget(iterator: Any) -> None:
-    """What is noted of batches that will not be served: the iterator begins anew."""
+def _discard_notes(iterator: Any) -> None:
+    """Discard the notes on batches that will not be served, because the iterator is reset."""
     iterator.__dict__.pop("_bench_watch_samples", None)
     if iterator.__dict__.pop("_bench_watch_held", None) is not None:
         iterator.__dict__.pop("_try_put_index", None)
 
 
-def _noted_index(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`_next_index` that also notes how many samples a batch will have, by the sampler."""
+def _with_sample_counts(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap `_next_index` so that it also notes how many samples the sampler put into a batch."""
 
     @functools.wraps(next_index)
     def _next_index(self: Any) -> Any:
@@ -249,30 +275,38 @@ def _noted_index(next_index: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return _next_index
 
 
-def _timed_next(advance: Callable[[Any], Any], stream_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """`__next__` that also writes down how long it took."""
+def _with_timing(advance: Callable[[Any], Any], find_stream: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap `__next__` so that it also writes down how long it took.
+
+    Args:
+        advance: the iterator's own `__next__`.
+        find_stream: returns the stream of an iterator; None: it is not timed.
+    """
 
     @functools.wraps(advance)
     def __next__(self: Any) -> Any:
-        stream = stream_of(self) if _records() else None
+        stream = find_stream(self) if _is_script_asking() else None
         if stream is None:
             return advance(self)
-        asked = _Moment()
-        with _nested():
+        begin = _Moment()
+        with _inside_loader():
             try:
                 served = stream.prepare(self, advance) or "usual"
-                batch = _Held.next_of(self) if served == "held" else _Held.advance_freed(self, advance)
+                if served == "held":
+                    batch = _HeldBatches.pop_next(self)
+                else:
+                    batch = _HeldBatches.release_and_advance(self, advance)
             except StopIteration:
-                stream.end(asked)
+                stream.record_end(begin)
                 raise
-        stream.got(asked, served, batch, getattr(self, "_bench_watch_samples", None))
+        stream.record_batch(begin, served, batch, getattr(self, "_bench_watch_samples", None))
         return batch
 
     return __next__
 
 
 class _Moment:
-    """Now, on the clock and in CPU time of this process."""
+    """Current time: seconds of the monotonic clock and of this process's CPU time."""
 
     __slots__ = ("cpu_s", "s")
 
@@ -280,63 +314,71 @@ class _Moment:
         self.s, self.cpu_s = time.monotonic(), time.process_time()
 
 
-class _Held:
-    """All batches that the workers were asked for, served one by one while the workers have nothing to do.
+class _HeldBatches:
+    """Batches that the workers had in work, collected to be served one by one while the workers are idle.
 
-    So the training's steps are timed alone, on the samples that it would get anyway, in their order. The
-    workers are sent no further indices until the last one is served.
+    So the training's steps are timed alone, on the samples that it would get anyway, in the same order. The
+    workers are sent no further indices until the last of these batches is served.
     """
 
     def __init__(self, iterator: Any, advance: Callable[[Any], Any]) -> None:
         self._batches: deque[Any] = deque()
-        self._owed, self._error = 0, None
+        self._postponed, self._error = 0, None
         iterator._bench_watch_held = self
-        iterator._try_put_index = self._owe  # hides the method
+        iterator._try_put_index = self._postpone_index  # hides the iterator's method
         try:
             while iterator._rcvd_idx < iterator._send_idx:
                 self._batches.append(advance(iterator))
-        except Exception as error:  # the end of the epoch, or a sample that fails: raised when it is its turn
+        except Exception as error:
+            # the end of the epoch, or a sample that fails: it is raised once the batches before are served
             self._error = error
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    def _owe(self) -> None:
-        self._owed += 1
+    def _postpone_index(self) -> None:
+        """Count an index that the workers are to be sent once the batches are served."""
+        self._postponed += 1
 
     @staticmethod
-    def next_of(iterator: Any) -> Any:
-        """The next held batch of `iterator`."""
+    def pop_next(iterator: Any) -> Any:
+        """Return the next held batch of an iterator."""
         return iterator._bench_watch_held._batches.popleft()
 
     @staticmethod
-    def advance_freed(iterator: Any, advance: Callable[[Any], Any]) -> Any:
-        """The next batch of `iterator`, whose workers go on if they were held."""
-        held = iterator.__dict__.pop("_bench_watch_held", None)
-        if held is not None:
+    def release_and_advance(iterator: Any, advance: Callable[[Any], Any]) -> Any:
+        """Return the next batch of an iterator; workers that were idle for held batches go on."""
+        held_batches = iterator.__dict__.pop("_bench_watch_held", None)
+        if held_batches is not None:
             del iterator._try_put_index
-            for _ in range(held._owed):
+            for _ in range(held_batches._postponed):
                 iterator._try_put_index()
-            if held._error is not None:
-                raise held._error
+            if held_batches._error is not None:
+                raise held_batches._error
         return advance(iterator)
 
 
 def _can_hold(iterator: Any) -> bool:
-    """Whether workers of torch's own kind may take CPU time from the steps, which run on the CPU."""
+    """Whether batches can be held, and steps are worth timing alone.
+
+    The iterator has to be torch's own, and the steps have to run on the CPU, which the workers share.
+    """
     torch = sys.modules["torch"]
     kind = sys.modules["torch.utils.data.dataloader"]._MultiProcessingDataLoaderIter
     return type(iterator) is kind and not torch.cuda.is_initialized()
 
 
 @dataclass(frozen=True)
-class _Source:
-    """What a probe needs of a loader.
+class _ProbeInput:
+    """Properties of a loader that a probe needs.
 
     Attributes:
-        batch_size: 0 where a sample is a batch.
-        takes_lists: whether the dataset is asked for a batch by a list of places.
-        start: how processes are started; None: as torch does by default.
+        dataset: dataset that gives the samples.
+        collate: function that makes a batch of samples.
+        batch_size: samples of a batch; 0 where a sample is a batch.
+        takes_lists: whether an index of the dataset is a list of sample indices.
+        workers: worker processes of the loader.
+        start: multiprocessing context; None: torch's default.
     """
 
     dataset: Any
@@ -347,49 +389,59 @@ class _Source:
     start: Any
 
 
-class _Place:
-    """What loaders that are made at one place for one dataset share: what is measured of them.
+class _Group:
+    """Loaders that one line of the script makes for one dataset, and which measurements they still need.
 
     Attributes:
-        number: of the first one's stream.
-        source: what a probe needs of the last one; None where that is not known.
-        rounds: of holding batches, that are left.
-        held_steps: how many steps were timed alone.
-        done: what was asked for and is over: "hold", "probe".
+        number: number of the first loader's stream.
+        probe_input: input of a probe of the latest loader; None where it cannot be probed.
+        requests: measurements that `bench.watch.run` has asked for: "hold", "probe".
+        done: requests that are done.
+        holds_left: how often batches may still be held.
+        held_steps: number of steps that were timed alone.
     """
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.source: _Source | None = None
-        self.asked: set[str] = set()
+        self.probe_input: _ProbeInput | None = None
+        self.requests: set[str] = set()
         self.done: set[str] = set()
-        self.rounds, self.held_steps = _ROUNDS, 0
-        self._looked_s = 0.0
+        self.holds_left, self.held_steps = _MAX_HOLDS, 0
+        self._checked_s = 0.0
 
-    def look(self) -> None:
-        """Look, not too often, for what `bench.watch.run` asks for."""
+    def check_requests(self) -> None:
+        """Look for files of `bench.watch.run` that ask for a measurement, but not too often."""
         now_s = time.monotonic()
-        if now_s - self._looked_s < _LOOK_S:
+        if now_s - self._checked_s < _REQUEST_INTERVAL_S:
             return
-        self._looked_s = now_s
-        for what in ("hold", "probe"):
-            if os.path.exists(os.path.join(_FOLDER, f"{what}-{os.getpid()}-{self.number}")):
-                self.asked.add(what)
+        self._checked_s = now_s
+        for request in ("hold", "probe"):
+            if os.path.exists(os.path.join(_FOLDER, f"{request}-{os.getpid()}-{self.number}")):
+                self.requests.add(request)
 
-    def wants(self, what: str) -> bool:
-        """Whether it was asked for, and is not done."""
-        return what in self.asked and what not in self.done
+    def needs(self, request: str) -> bool:
+        """Whether a measurement was asked for, and is not done."""
+        return request in self.requests and request not in self.done
 
 
 class _Stream:
-    """What a loader gives, epoch after epoch."""
+    """Batches of one loader in this process, epoch after epoch.
+
+    Attributes:
+        number: number of the stream in this process.
+        key: text that streams of one group share: line of the script, dataset and its length.
+        pid: id of this process; a forked process does not go on with the stream.
+        group: group of the loader.
+        batches: number of batches so far.
+        trained: number of batches after which an optimizer stepped.
+    """
 
     def __init__(self, info: dict[str, Any], loader: Any = None) -> None:
         self.number, self.key, self.pid = len(_streams), info["key"], os.getpid()
-        self.place = _places.setdefault((self.pid, self.key), _Place(self.number))
+        self.group = _groups.setdefault((self.pid, self.key), _Group(self.number))
         self.batches, self.trained = 0, 0
         self._loader = None if loader is None else weakref.ref(loader)
-        self._source = None if loader is None else _source_of(loader)
+        self._record = None if loader is None else _describe_loader(loader)
         self._steps_before, self._is_described, self._is_ahead = 0, False, False
         self._pending: deque[tuple[int, Any, Any]] = deque()
         self._event: Any = None
@@ -399,44 +451,53 @@ class _Stream:
 
     @property
     def is_dead(self) -> bool:
-        """Whether the script has thrown its loader away."""
+        """Whether the script has thrown the loader away."""
         return self._loader is not None and self._loader() is None
 
-    @_quietly
-    def begin(self, begin: _Moment) -> None:
+    @_catch_errors
+    def record_epoch(self, begin: _Moment) -> None:
+        """Write that an iterator was made or reset, from `begin` until now."""
         end_s = time.monotonic()
         _log.write("epoch", stream=self.number, begin_s=begin.s, begin_cpu_s=begin.cpu_s, end_s=end_s)
 
-    @_quietly
+    @_catch_errors
     def prepare(self, iterator: Any, advance: Callable[[Any], Any]) -> str:
-        """Measure what is asked for; returns how the next batch is served, of SERVED."""
-        place = self.place
-        place.look()
-        held = iterator.__dict__.get("_bench_watch_held")
-        if place.wants("hold") and held is None:
-            if place.rounds and place.held_steps < _HELD_STEPS and _can_hold(iterator):
-                place.rounds -= 1
-                held = _Held(iterator, advance)
+        """Take the measurements that were asked for, and return how the next batch is served, see SERVED."""
+        group = self.group
+        group.check_requests()
+        held_batches = iterator.__dict__.get("_bench_watch_held")
+        if group.needs("hold") and held_batches is None:
+            if group.holds_left and group.held_steps < _MAX_HELD_STEPS and _can_hold(iterator):
+                group.holds_left -= 1
+                held_batches = _HeldBatches(iterator, advance)
             else:
-                place.done.add("hold")
+                group.done.add("hold")
                 _log.write("alone", stream=self.number)
-        if held:
-            place.held_steps += 1
+        if held_batches:  # not empty
+            group.held_steps += 1
             return "held"
         served = "usual"
-        if place.wants("probe") and not place.wants("hold"):
+        if group.needs("probe") and not group.needs("hold"):
             self.probe()
             served = "late"
         self._event = _cuda_event()
         return served
 
-    @_quietly
-    def got(self, asked: _Moment, served: str, batch: Any, sizes: Any) -> None:
+    @_catch_errors
+    def record_batch(self, begin: _Moment, served: str, batch: Any, sizes: Any) -> None:
+        """Write that a batch was served.
+
+        Args:
+            begin: when it was asked for.
+            served: one of SERVED.
+            batch: the batch.
+            sizes: deque with the number of samples of this batch first; None where no sampler made it.
+        """
         now = _Moment()
         if self._event is not None:
             self._pending.append((self.batches, self._event, _cuda_event()))
             self._event = None
-        while self._pending and self._pending[0][2].query():  # asks the device, and does not wait for it
+        while self._pending and self._pending[0][2].query():  # does not wait for the device
             number, before, after = self._pending.popleft()
             seconds = before.elapsed_time(after) / 1e3
             _log.write("idle", stream=self.number, batch=number, seconds=seconds)
@@ -446,15 +507,16 @@ class _Stream:
         if _steps.count and _steps.thread != threading.get_ident() and not self._is_ahead:
             self._is_ahead = True
             _log.write("ahead", stream=self.number)
-        self.trained += _steps.count > self._steps_before
+        if _steps.count > self._steps_before:
+            self.trained += 1
         self._steps_before = _steps.count
         images = (sizes.popleft() if sizes else 0) or count_samples(batch)
         _log.write(
             "batch",
             stream=self.number,
-            asked_s=asked.s,
+            asked_s=begin.s,
             got_s=now.s,
-            asked_cpu_s=asked.cpu_s,
+            asked_cpu_s=begin.cpu_s,
             got_cpu_s=now.cpu_s,
             steps=_steps.count,
             images=images,
@@ -462,35 +524,38 @@ class _Stream:
         )
         self.batches += 1
 
-    @_quietly
-    def end(self, asked: _Moment) -> None:
-        times = {"asked_s": asked.s, "asked_cpu_s": asked.cpu_s, "got_s": time.monotonic()}
+    @_catch_errors
+    def record_end(self, begin: _Moment) -> None:
+        """Write that a batch was asked for, at `begin`, and the iterator had no more."""
+        times = {"asked_s": begin.s, "asked_cpu_s": begin.cpu_s, "got_s": time.monotonic()}
         _log.write("end", stream=self.number, **times, steps=_steps.count)
 
-    @_quietly
+    @_catch_errors
     def _describe(self, batch: Any) -> None:
-        source = self._source or {}
-        if source:
-            source["batch"] = _describing().describe_batch(batch)
-        _log.write("described", stream=self.number, source=source, **_describe_batch(batch))
+        record = self._record or {}
+        if record:
+            record["batch"] = _describe_module().describe_batch(batch)
+        _log.write("described", stream=self.number, record=record, **_describe_batch(batch))
 
-    @_quietly
+    @_catch_errors
     def probe(self) -> None:
-        """Time the parts of its samples, once."""
-        if "probe" in self.place.done:
+        """Time the parts of a sample, once for a group of loaders, and write them."""
+        if "probe" in self.group.done:
             return
-        self.place.done.add("probe")
-        source = self.place.source
-        found = _probe(source) if source else {"failed": "that is done for DataLoaders alone"}
-        _log.write("parts", stream=self.number, **found)
+        self.group.done.add("probe")
+        values: dict[str, Any] = {"failed": "that is done for DataLoaders alone"}
+        if self.group.probe_input is not None:
+            values = _probe(self.group.probe_input)
+        _log.write("parts", stream=self.number, **values)
 
 
-@_quietly
-def _source_of(loader: Any) -> Any:
-    return _describing().describe(loader)
+@_catch_errors
+def _describe_loader(loader: Any) -> Any:
+    return _describe_module().describe(loader)
 
 
 def _cuda_event() -> Any:
+    """Record an event on the current CUDA stream; None where the script uses no GPU."""
     torch = sys.modules["torch"]
     if not torch.cuda.is_initialized():
         return None
@@ -499,22 +564,26 @@ def _cuda_event() -> Any:
     return event
 
 
-@_quietly
-def _stream_of_loader(loader: Any) -> _Stream | None:
-    if id(loader) in _not_the_scripts:
+@_catch_errors
+def _stream_of(loader: Any) -> _Stream | None:
+    """Return the stream of a DataLoader, which begins with its first iterator; None where it is not timed."""
+    if id(loader) in _inner_loaders:
         return None
     is_fastai = type(loader).__name__ == "_FakeLoader"
-    shown = loader.d if is_fastai else loader  # what the script has
-    known = _of_loader.get(id(shown))
-    if known is not None and known[0]() is shown and known[1].pid == os.getpid():
-        return known[1]
-    dataset = shown.dataset
+    script_loader = loader.d if is_fastai else loader  # fastai iterates a loader of its own
+    known = _stream_by_loader.get(id(script_loader))
+    if known is not None:
+        reference, stream = known
+        if reference() is script_loader and stream.pid == os.getpid():
+            return stream
+    dataset = script_loader.dataset
     is_list = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
     samples = len(dataset) if is_list else None
-    where, kind = _place(shown) or "", _type_name(dataset)
-    batch_size = (
-        shown.bs if is_fastai else loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    )
+    where, kind = _line_of(script_loader) or "", _type_name(dataset)
+    if is_fastai:
+        batch_size = script_loader.bs
+    else:
+        batch_size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     info = {
         "kind": "DataLoader",
         "key": f"{where} {kind} {samples}",
@@ -529,35 +598,39 @@ def _stream_of_loader(loader: Any) -> _Stream | None:
         "pillow": getattr(sys.modules.get("PIL"), "__version__", ""),
     }
     if is_fastai:
-        given, collate, size = _Fastai(shown), shown.do_batch, batch_size or 0
+        samples_from, collate = _FastaiSamples(script_loader), script_loader.do_batch
+        size = batch_size or 0
     else:
+        samples_from, collate = dataset, loader.collate_fn
         size = 0 if loader.batch_sampler is None else batch_size or 1
-        given, collate = dataset, loader.collate_fn
     takes_lists = not size and "batch" in type(getattr(loader, "sampler", None)).__name__.lower()
-    info["remade"] = any(each.key == info["key"] and each.is_dead for each in _streams)
-    stream = _Stream(info, shown)
+    info["remade"] = any(other.key == info["key"] and other.is_dead for other in _streams)
+    stream = _Stream(info, script_loader)
     if is_list or not is_fastai:
         start = loader.multiprocessing_context
         start = start if hasattr(start, "Process") and hasattr(start, "Pipe") else None
-        stream.place.source = _Source(given, collate, size, takes_lists, loader.num_workers, start)
-    _of_loader[id(shown)] = weakref.ref(shown), stream
+        stream.group.probe_input = _ProbeInput(
+            samples_from, collate, size, takes_lists, loader.num_workers, start
+        )
+    _stream_by_loader[id(script_loader)] = weakref.ref(script_loader), stream
     return stream
 
 
-@_quietly
-def _place(loader: Any) -> str:
-    return str(_describing().place(loader))
+@_catch_errors
+def _line_of(loader: Any) -> str:
+    """'file:line' of the script where the loader was made."""
+    return str(_describe_module().line_of(loader))
 
 
 def _type_name(dataset: Any) -> str:
-    """The class of the dataset within torch's Subsets."""
+    """Name of the dataset's class, below torch's Subsets."""
     while type(dataset).__name__ == "Subset" and hasattr(dataset, "dataset"):
         dataset = dataset.dataset
     return type(dataset).__name__
 
 
-class _Fastai:
-    """Samples of a DataLoader of fastai, as its workers make them."""
+class _FastaiSamples:
+    """Samples of a DataLoader of fastai, made as its workers make them."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -565,16 +638,19 @@ class _Fastai:
     def __len__(self) -> int:
         return len(self._loader.dataset)
 
-    def __getitem__(self, place: int) -> Any:
-        return self._loader.do_item(place)
+    def __getitem__(self, index: int) -> Any:
+        return self._loader.do_item(index)
 
 
-@_quietly
-def _stream_of_ours(iteration: Any) -> _Stream:
+@_catch_errors
+def _stream_of_iteration(iteration: Any) -> _Stream:
+    """Return the stream of the loader of `loaders.build` that an iteration is of."""
     loader = iteration._loader
-    known = _of_loader.get(id(loader))
-    if known is None or known[0]() is not loader:
-        where = _place(loader) or ""
+    known = _stream_by_loader.get(id(loader))
+    if known is not None and known[0]() is loader:
+        stream = known[1]
+    else:
+        where = _line_of(loader) or ""
         info = {
             "kind": "loaders",
             "key": f"{where} {loader._path}",
@@ -585,15 +661,16 @@ def _stream_of_ours(iteration: Any) -> _Stream:
             "batch_size": loader.batch_size,
             "workers": 0,
         }
-        known = _of_loader[id(loader)] = weakref.ref(loader), _Stream(info)
+        stream = _Stream(info)
+        _stream_by_loader[id(loader)] = weakref.ref(loader), stream
     if not hasattr(iteration, "_bench_watch"):
         iteration._bench_watch = True
-        known[1].begin(_Moment())
-    return known[1]
+        stream.record_epoch(_Moment())
+    return stream
 
 
 def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
-    """The tensors in a batch of lists, dicts, objects and the like."""
+    """Yield the tensors in a batch of lists, dicts or objects."""
     if hasattr(batch, "shape") and hasattr(batch, "dtype"):
         yield batch
         return
@@ -608,60 +685,66 @@ def _tensors(batch: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def _is_pictures(tensor: Any) -> bool:
-    """Whether it is a batch of pictures, channels first or last."""
+    """Whether a tensor is a batch of pictures, channels first or last."""
     return len(tensor.shape) == 4 and bool({1, 3, 4} & {tensor.shape[1], tensor.shape[3]})
 
 
 def count_samples(batch: Any) -> int:
-    """Samples of a batch that no sampler made, as a dataset that gives whole batches does."""
-    if isinstance(batch, list) and batch and all(isinstance(each, (tuple, dict)) for each in batch):
-        return len(batch)  # samples that nothing collates
-    tensors = [each for each in _tensors(batch) if len(each.shape)]
-    for each in tensors:
-        if _is_pictures(each) or len(each.shape) > 4:
-            return int(each.shape[0])
+    """Count the samples of a batch that no sampler made, as where a dataset gives whole batches."""
+    if isinstance(batch, list) and batch and all(isinstance(sample, (tuple, dict)) for sample in batch):
+        return len(batch)  # samples that were not collated
+    tensors = [tensor for tensor in _tensors(batch) if len(tensor.shape)]
+    for tensor in tensors:
+        if _is_pictures(tensor) or len(tensor.shape) > 4:
+            return int(tensor.shape[0])
     if isinstance(batch, (tuple, list)) and batch and isinstance(batch[0], (tuple, list)):
         return len(batch[0])  # pictures of several sizes, and their labels
-    labels = [each for each in tensors if len(each.shape) == 1]
-    pictures = [each for each in tensors if len(each.shape) == 3]
-    if pictures and not any(each.shape[0] == pictures[0].shape[0] for each in labels):
+    labels = [tensor for tensor in tensors if len(tensor.shape) == 1]
+    pictures = [tensor for tensor in tensors if len(tensor.shape) == 3]
+    if pictures and not any(tensor.shape[0] == pictures[0].shape[0] for tensor in labels):
         return 1  # a sample is a batch
     return int(tensors[0].shape[0]) if tensors else 1
 
 
 def _describe_batch(batch: Any) -> dict[str, Any]:
+    """Dtypes and shapes of a batch's tensors, the side of its pictures in pixels, and its bytes."""
     tensors = list(_tensors(batch))
-    kinds = [f"{str(each.dtype).removeprefix('torch.')} {list(each.shape)}" for each in tensors]
+    kinds = [f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}" for tensor in tensors]
     sides = [0]
-    for each in tensors:
-        if _is_pictures(each):
-            sides.append(int(each.shape[2 if each.shape[1] in (1, 3, 4) else 1]))
-    moved = sum(each.numel() * each.element_size() for each in tensors if hasattr(each, "element_size"))
-    return {"kinds": kinds[:4] or [type(batch).__name__], "side": max(sides), "bytes": moved}
+    size_bytes = 0
+    for tensor in tensors:
+        if _is_pictures(tensor):
+            sides.append(int(tensor.shape[2 if tensor.shape[1] in (1, 3, 4) else 1]))
+        if hasattr(tensor, "element_size"):
+            size_bytes += tensor.numel() * tensor.element_size()
+    return {"kinds": kinds[:4] or [type(batch).__name__], "side": max(sides), "bytes": size_bytes}
 
 
 def _probe_at_exit() -> None:
-    """Time the parts of what was trained on most, in a script that ends before it was asked to."""
-    mine = [stream for stream in _streams if stream.place.source and stream.pid == os.getpid()]
-    crashed, first = hasattr(sys, "last_value"), os.environ.get("RANK", "0") == "0"
-    if mine and first and not crashed and _records() and not os.path.exists(os.path.join(_FOLDER, "done")):
-        max(mine, key=lambda stream: (stream.trained, stream.batches)).probe()
+    """Probe the loader that was trained on most, where the script ends before it was asked to probe."""
+    streams = [stream for stream in _streams if stream.group.probe_input and stream.pid == os.getpid()]
+    is_crashed, is_first_rank = hasattr(sys, "last_value"), os.environ.get("RANK", "0") == "0"
+    if not streams or is_crashed or not is_first_rank or not _is_script_asking():
+        return
+    if not os.path.exists(os.path.join(_FOLDER, "done")):  # the script was ended
+        max(streams, key=lambda stream: (stream.trained, stream.batches)).probe()
 
 
-def _probe(source: _Source) -> dict[str, Any]:
-    """Time the parts of a few samples in a process of its own, in which nothing of the script changes."""
-    torch = sys.modules["torch"]
-    usual = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    start = source.start or usual
-    receive, send = start.Pipe(duplex=False)
-    process = start.Process(target=_probe_here, args=(send, source), daemon=True)
+def _probe(probe_input: _ProbeInput) -> dict[str, Any]:
+    """Time the parts of a few samples in a process of its own, so that nothing of the script changes."""
+    context = probe_input.start
+    if context is None:
+        torch = sys.modules["torch"]
+        context = torch.multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_run_probe, args=(send, probe_input), daemon=True)
     process.start()
     send.close()
     try:
         if not receive.poll(_PROBE_LIMIT_S):
             return {"failed": f"gave no sample within {_PROBE_LIMIT_S:.0f} s"}
-        found: dict[str, Any] = receive.recv()
-        return found
+        values: dict[str, Any] = receive.recv()
+        return values
     except EOFError:
         return {"failed": "its process died"}
     finally:
@@ -669,36 +752,37 @@ def _probe(source: _Source) -> dict[str, Any]:
         process.join()
 
 
-def _probe_here(send: Any, source: _Source) -> None:
+def _run_probe(send: Any, probe_input: _ProbeInput) -> None:
+    """Time parts in this process, which was started for that, and send them."""
     os.environ.pop("BENCH_WATCH", None)
     try:
-        if source.workers:  # its batches are collated in shared memory
+        if probe_input.workers:  # workers collate batches in shared memory
             worker: Any = sys.modules["torch.utils.data._utils.worker"]
-            info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=source.dataset)
+            info = worker.WorkerInfo(id=0, num_workers=1, seed=0, dataset=probe_input.dataset)
             worker._worker_info = info
-        found = _time_parts(source)
-        if not source.workers:
-            found["parts"].pop("copy")
-        send.send(found)
+        values = _time_parts(probe_input)
+        if not probe_input.workers:
+            values["parts"].pop("copy")
+        send.send(values)
     except Exception as error:
         send.send({"failed": f"{type(error).__name__}: {error}"[:500]})
-    os._exit(0)  # nothing that the script registered runs a second time
+    os._exit(0)  # exit handlers of the script do not run a second time
 
 
-def _time_parts(source: _Source) -> dict[str, Any]:
-    """Seconds of a sample by part, the mean of a few, and of collating and handing over a batch.
+def _time_parts(probe_input: _ProbeInput) -> dict[str, Any]:
+    """Time the parts of a few samples, and collating and copying a batch; seconds are a sample's mean.
 
-    Parts are times of the CPU. What a sample took beyond the CPU's time and the wait for a CPU is reading.
+    Parts are CPU time. Reading is the time of a sample beyond its CPU time and its wait for a CPU.
     """
-    sys.modules["torch"].set_num_threads(1)  # as in the workers of a DataLoader
-    clock = _Parts()
+    sys.modules["torch"].set_num_threads(1)  # workers of a DataLoader have one, too
+    clock = _PartClock()
     samples, walls, cpus, reads = [], [], [], []
     until_s = time.monotonic() + _PROBE_S
-    batch_size = source.batch_size
-    for sample in _few(source):
-        wall_s, cpu_s, queued_s = clock.since()
+    batch_size = probe_input.batch_size
+    for sample in _draw_samples(probe_input):
+        wall_s, cpu_s, queued_s = clock.lap()
         samples.append(sample)
-        if len(samples) > 2:  # the first ones import and open things
+        if len(samples) > 2:  # the first samples import modules and open files
             walls.append(wall_s)
             cpus.append(cpu_s)
             reads.append(max(0.0, wall_s - cpu_s - queued_s))
@@ -706,49 +790,50 @@ def _time_parts(source: _Source) -> dict[str, Any]:
             clock.seconds.clear()
         if len(samples) >= _PROBE_SAMPLES or (len(samples) > 6 and time.monotonic() > until_s):
             break
-        clock.since()
+        clock.lap()
     count = max(1, len(cpus))
     parts = {name: seconds / count for name, seconds in clock.seconds.items()}
     python_s = sum(cpus) / count - sum(parts.values())
     images = 1 if batch_size else count_samples(samples[-1])
-    found = {**parts, "python": max(0.0, python_s), "read": sum(reads) / count}
+    per_item = {**parts, "python": max(0.0, python_s), "read": sum(reads) / count}
     per_batch = {"collate": 0.0, "copy": 0.0}
     batch = (samples * (batch_size // len(samples) + 1))[:batch_size] if batch_size else samples[-1]
     with contextlib.suppress(Exception):
         from multiprocessing.reduction import ForkingPickler
 
-        for _ in range(2):  # the first time memory is asked for
-            clock.since()
-            collated = source.collate(batch)
-            per_batch["collate"] = clock.since()[1]
-            kept = ForkingPickler.dumps(collated)
-            per_batch["copy"] = clock.since()[1]
-            del kept
-    each = {name: seconds / images for name, seconds in found.items()}
-    each |= {name: seconds / (batch_size or images) for name, seconds in per_batch.items()}
+        for _ in range(2):  # the first time allocates memory
+            clock.lap()
+            collated = probe_input.collate(batch)
+            per_batch["collate"] = clock.lap()[1]
+            pickled = ForkingPickler.dumps(collated)
+            per_batch["copy"] = clock.lap()[1]
+            del pickled
+    per_sample = {name: seconds / images for name, seconds in per_item.items()}
+    per_sample |= {name: seconds / (batch_size or images) for name, seconds in per_batch.items()}
     spread = sorted(cpu_s + read_s for cpu_s, read_s in zip(cpus, reads, strict=True)) or [0.0]
     quarter = len(spread) // 4
-    return {"parts": each, "samples": count, "quartiles": [spread[quarter], spread[-1 - quarter]]}
+    return {"parts": per_sample, "samples": count, "quartiles": [spread[quarter], spread[-1 - quarter]]}
 
 
-def _few(source: _Source) -> Iterator[Any]:
-    dataset = source.dataset
+def _draw_samples(probe_input: _ProbeInput) -> Iterator[Any]:
+    """Yield samples at random, or in the order of a dataset that can only be iterated."""
+    dataset = probe_input.dataset
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         yield from iter(dataset)
         return
-    places = random.Random(41).sample(range(len(dataset)), min(len(dataset), _PROBE_SAMPLES))
-    at_once = getattr(dataset, "__getitems__", None)
-    for place in places:
-        if source.takes_lists:
-            yield dataset[[place]]
-        elif callable(at_once):
-            yield at_once([place])[0]
+    indices = random.Random(41).sample(range(len(dataset)), min(len(dataset), _PROBE_SAMPLES))
+    get_items = getattr(dataset, "__getitems__", None)
+    for index in indices:
+        if probe_input.takes_lists:
+            yield dataset[[index]]
+        elif callable(get_items):
+            yield get_items([index])[0]
         else:
-            yield dataset[place]
+            yield dataset[index]
 
 
-class _Parts:
-    """CPU time of the functions in _PARTS, each without that of those that it calls."""
+class _PartClock:
+    """Clock of the CPU time of the functions in _PARTS, each without that of the others that it calls."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -758,10 +843,10 @@ class _Parts:
             module, _, path = name.partition(":")
             if module in sys.modules:
                 self._wrap(sys.modules[module], path, part)
-        self.since()
+        self.lap()
 
-    def since(self) -> tuple[float, float, float]:
-        """Seconds since the last call: of the clock, of the CPU, and waiting for a CPU."""
+    def lap(self) -> tuple[float, float, float]:
+        """Return the seconds since the last call: of the clock, of CPU time, and of waiting for a CPU."""
         queued_s = 0.0
         with contextlib.suppress(OSError, IndexError), open("/proc/thread-self/schedstat") as file:
             queued_s = int(file.read().split()[1]) / 1e9
@@ -791,7 +876,7 @@ class _Parts:
         if owner is not module:
             setattr(owner, names[-1], timed)
             return
-        for each in list(sys.modules.values()):  # those that imported it by name, too
-            for name, value in list(getattr(each, "__dict__", {}).items()):
+        for importer in list(sys.modules.values()):  # modules that imported the function by name, too
+            for name, value in list(getattr(importer, "__dict__", {}).items()):
                 if value is inner:
-                    setattr(each, name, timed)
+                    setattr(importer, name, timed)

@@ -1,4 +1,15 @@
-"""Starts somebody's script with the hook in it, reads what that writes down, and ends the script in time."""
+"""Running of a user's script with the hook in it: start it, read its events, and end it in time.
+
+`bench.watch.hook` says which events there are, and what a stream, a group and a probe are. The script's
+processes and this one share a folder:
+
+    events-PID-TIME.jsonl   events of a process
+    hold-PID-STREAM         asks a process to time the steps of a group alone, see `held` there
+    probe-PID-STREAM        asks a process to probe a group
+    done                    nothing more is needed, because the script is being ended
+
+The run is over once a stream has been steady for long enough, and these two measurements are done.
+"""
 
 import contextlib
 import os
@@ -24,21 +35,21 @@ from precache.storage.staging import temporary_folder
 
 _INJECT = Path(__file__).parent / "inject"
 _POLL_S = 0.3
-_GRACE_S = 20.0  # for a script that writes a checkpoint when it is told to end
-_CTRL_C_S = 3.0  # for a script that Ctrl-C ends, too
-_MEASURING_S = 45.0  # for steps without workers, and for the parts of samples
+_GRACE_S = 20.0  # time for a script to write a checkpoint on SIGTERM
+_CTRL_C_S = 3.0  # time for a script to end itself on Ctrl-C
+_MEASURING_S = 45.0  # limit for holding batches and probing, after which the script is ended anyway
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
-    """What a script did while it was watched.
+class WatchedRun:
+    """Events and exit code of a script that was watched.
 
     Attributes:
-        processes: the events of each process, in the order in which they were written.
-        code: its exit code, as a shell says it; 0 where it was ended here.
-        ended: whether it was ended here.
-        interrupted: whether that was by Ctrl-C.
-        machine: the CPUs, and who used them while the training was steady.
+        processes: events of each process, in the order in which they were written.
+        code: exit code of the script, as a shell gives it; 0 where bench ended it.
+        ended: whether bench ended it.
+        interrupted: whether Ctrl-C ended it.
+        machine: CPUs of the machine, and their use while the training was steady.
     """
 
     processes: list[list[Event]]
@@ -49,30 +60,46 @@ class Observed:
 
     @property
     def failed(self) -> bool:
-        """Whether the script ended by itself, and not well."""
+        """Whether the script ended by itself with an error."""
         return self.code != 0 and not self.ended
 
-    def all(self, kind: str) -> list[Event]:
-        """Events of that kind."""
+    def events(self, kind: str) -> list[Event]:
+        """Events of one kind, of all processes."""
         return [event for events in self.processes for event in events if event["event"] == kind]
 
 
 def command_line(words: Sequence[str], module: str | None) -> list[str]:
-    """What to start, as it would be typed; SettingError for a script or a module that is not there."""
+    """Make the command that starts a script, a module or a program.
+
+    Args:
+        words: script or program and its arguments, as typed.
+        module: module to run as `python -m` does; None: `words` begins with a script or a program.
+
+    Raises:
+        SettingError: there is no such script, module or program.
+    """
     python = shutil.which("python") or sys.executable
     if module is not None:
         find = "import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)"
         if subprocess.run([python, "-c", find, module.partition(".")[0]], check=False).returncode:
-            raise SettingError(f"-m {module}: {python} finds no such module; give one that it can import")
+            raise SettingError(
+                f"{python} finds no such module",
+                path=f"-m {module}",
+                remedy="give one that it can import",
+            )
         return [python, "-m", module, *words]
     if not words:
-        raise SettingError("no script to watch; write it as for python: bench watch train.py --epochs 3")
+        raise SettingError(
+            "no script to watch", remedy="write it as for python: bench watch train.py --epochs 3"
+        )
     if os.path.isfile(words[0]) and not (os.access(words[0], os.X_OK) and words[0][-3:] != ".py"):
         return [python, *words]
     if words[0].endswith(".py") or os.sep in words[0] or shutil.which(words[0]) is None:
         hint = did_you_mean(words[0])
         raise SettingError(
-            f"{words[0]}: no such script or program{hint}; name a script, or a program in PATH"
+            f"no such script or program{hint}",
+            path=words[0],
+            remedy="name a script, or a program in PATH",
         )
     return list(words)
 
@@ -84,87 +111,88 @@ def watch(
     batches: int | None = None,
     whole: bool = False,
     output: Any = None,
-) -> Observed:
-    """Run `command` until it has been steady for long enough, or has ended by itself; Ctrl-C ends it, too.
+) -> WatchedRun:
+    """Run a command until it has been steady for long enough, or has ended by itself; Ctrl-C ends it, too.
 
     Args:
-        seconds: of steady batches, after which it is ended.
-        batches: the same in batches, instead.
-        whole: let it go on to its own end.
-        output: where its standard output goes; None: where ours goes.
+        command: words of the command.
+        seconds: seconds of steady batches after which the command is ended.
+        batches: number of steady batches to wait for, instead of `seconds`.
+        whole: whether the command goes on to its own end.
+        output: file for its standard output; None: that of this process.
     """
     with temporary_folder() as folder:
         path = [str(_INJECT), *filter(None, [os.environ.get("PYTHONPATH")])]
-        told = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
+        variables = {"PYTHONPATH": os.pathsep.join(path), "BENCH_WATCH": str(folder)}
         with os_errors_as(SettingError, f"{command[0]}: cannot be started", "check it"):
-            process = subprocess.Popen(command, env={**os.environ, **told}, stdout=output)
+            process = subprocess.Popen(command, env={**os.environ, **variables}, stdout=output)
         reader = _Reader(folder)
-        steady = _Steady(seconds, batches)
+        progress = _Progress(seconds, batches)
         usage = _Usage()
         interrupted = False
-        with _ending(process, folder):
+        with _end_after(process, folder):
             try:
-                while process.poll() is None and (whole or not steady.is_over):
+                while process.poll() is None and (whole or not progress.is_over):
                     time.sleep(_POLL_S)
-                    steady.take(reader.new())
-                    if steady.began:
+                    progress.update(reader.read_new())
+                    if progress.is_steady:
                         usage.begin()
-                    if steady.is_enough:
+                    if progress.is_enough:
                         usage.end()
-                        _ask_for_more(folder, steady)
+                        _request_measurements(folder, progress)
             except KeyboardInterrupt:
                 interrupted = True
-                terminal.received.clear()
+                terminal.pending_interrupts.clear()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_CTRL_C_S)  # a terminal tells the script, too
+                    process.wait(_CTRL_C_S)  # a terminal sends Ctrl-C to the script, too
             ended = interrupted or process.poll() is None
             (folder / "done").touch()
             usage.end()
-        reader.new()
+        reader.read_new()
         code = 0 if ended else process.returncode
-        return Observed(
+        return WatchedRun(
             processes=reader.processes,
             code=128 - code if code < 0 else code,
             ended=ended,
             interrupted=interrupted,
-            machine=Machine(available_cpus(), usage.ours, usage.others),
+            machine=Machine(available_cpus(), usage.script_share, usage.other_share),
         )
 
 
-def _ask_for_more(folder: Path, steady: "_Steady") -> None:
-    """Ask the script's processes for the steps alone and, one of them, for the parts of its samples."""
-    for pid, stream in steady.to_hold:
+def _request_measurements(folder: Path, progress: "_Progress") -> None:
+    """Write the files that ask all ranks to hold batches, and one process to probe."""
+    for pid, stream in progress.to_hold:
         (folder / f"hold-{pid}-{stream}").touch()
-    for pid, stream in steady.to_probe:
+    for pid, stream in progress.to_probe:
         (folder / f"probe-{pid}-{stream}").touch()
 
 
 @contextmanager
-def _ending(process: "subprocess.Popen[bytes]", folder: Path) -> Iterator[None]:
-    """End the script and all that it started, whatever happens within: first asked, then made to."""
+def _end_after(process: "subprocess.Popen[bytes]", folder: Path) -> Iterator[None]:
+    """End the script and its child processes after the block, also on an error: by SIGTERM, then SIGKILL."""
     try:
         yield
     finally:
         (folder / "done").touch()
-        started: dict[int, psutil.Process] = {}
+        children: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            started = {one.pid: one for one in psutil.Process(process.pid).children(recursive=True)}
+            children = psutil.Process(process.pid).children(recursive=True)
         if process.poll() is None:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)
             process.kill()
             process.wait()
-            left = [one for one in started.values() if one.is_running()]
+            running = [child for child in children if child.is_running()]
             for stop in (psutil.Process.terminate, psutil.Process.kill):
-                for one in left:
+                for child in running:
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        stop(one)
-                _, left = psutil.wait_procs(left, timeout=3)
+                        stop(child)
+                _, running = psutil.wait_procs(running, timeout=3)
 
 
 class _Reader:
-    """Reads the lines that processes append to their files."""
+    """Reader of the events that processes append to their files."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -172,12 +200,12 @@ class _Reader:
 
     @property
     def processes(self) -> list[list[Event]]:
-        """All events so far, by process."""
+        """Events of each process so far."""
         return [events for _, events in self._read.values()]
 
-    def new(self) -> list[tuple[int, Event]]:
-        """Events that were written since the last call, each with the process that wrote it."""
-        found: list[tuple[int, Event]] = []
+    def read_new(self) -> list[tuple[int, Event]]:
+        """Return the events that were written since the last call, each with the id of its process."""
+        new: list[tuple[int, Event]] = []
         for path in sorted(self._folder.glob("events-*.jsonl")):
             offset, events = self._read.get(path.name, (0, []))
             with open(path, "rb") as file:
@@ -185,128 +213,153 @@ class _Reader:
                 for line in read_json_lines(file):
                     offset = line.end
                     events.append(line.content)
-                    found.append((int(path.name.split("-")[1]), line.content))
+                    new.append((int(path.name.split("-")[1]), line.content))
             self._read[path.name] = offset, events
-        return found
+        return new
 
 
 @dataclass(slots=True)
-class _Progress:
-    """How far loaders of one place have come, in one process.
+class _GroupProgress:
+    """Progress of a group of loaders in one process.
 
     Attributes:
-        number: of the first one's stream.
-        waited_s: for all batches so far.
+        number: number of the group's first stream, by which the group is asked for measurements.
+        skip: number of first batches that do not count.
+        batches: number of batches so far.
+        first_s, last_s: times of the last batch that does not count, and of the latest batch.
+        steps: number of steps of optimizers in the process so far.
+        trained: number of batches after which an optimizer stepped.
+        waited_s: seconds that all batches were waited for.
     """
 
     number: int
     skip: int
-    seen: int = 0
+    batches: int = 0
     first_s: float = 0.0
     last_s: float = 0.0
     steps: int = 0
     trained: int = 0
     waited_s: float = 0.0
 
+    def add_batch(self, event: Event) -> None:
+        """Count a batch."""
+        self.batches += 1
+        self.last_s = event["got_s"]
+        self.waited_s += event["got_s"] - event["asked_s"]
+        if event["steps"] > self.steps:
+            self.trained += 1
+        self.steps = event["steps"]
+        if self.batches <= self.skip + 1:
+            self.first_s = event["got_s"]
+
+    def is_long_enough(self, seconds: float, batches: int | None) -> bool:
+        """Whether enough batches were seen.
+
+        A group after whose batches no optimizer steps may be a validation before the training, so it has to
+        last twice as long.
+        """
+        times = 1 if self.trained > 1 else 2
+        steady_batches = self.batches - self.skip
+        if steady_batches <= FEWEST * times:
+            return False
+        if batches is not None:
+            return steady_batches > batches * times
+        return self.last_s - self.first_s >= seconds * times
+
 
 @dataclass(slots=True)
-class _Steady:
-    """Tells from the events when there is enough.
-
-    A stream that no optimizer follows may be a validation ahead of training: it has to last twice as long.
+class _Progress:
+    """Progress of a watched script, from its events: is it steady, were enough batches seen, is it over.
 
     Attributes:
-        streams: by process and key.
-        to_hold: processes and streams whose steps are to be timed alone.
-        to_probe: the one whose samples are to be timed part by part.
+        seconds, batches: see `watch`.
+        groups: progress of each group, by process and key of its streams.
+        keys: key of each stream, by process and number.
+        to_hold: groups to time the steps of, each a process and a number.
+        to_probe: groups to time the samples of, likewise.
+        missing: measurements that were asked for and are not there yet: kind of the event, process, number.
+        requested_s: time at which they were asked for; 0 before.
     """
 
     seconds: float
     batches: int | None
-    streams: dict[tuple[int, str], _Progress] = field(default_factory=dict)
+    groups: dict[tuple[int, str], _GroupProgress] = field(default_factory=dict)
     keys: dict[tuple[int, int], str] = field(default_factory=dict)
     to_hold: list[tuple[int, int]] = field(default_factory=list)
     to_probe: list[tuple[int, int]] = field(default_factory=list)
-    waits_for: set[tuple[str, int, int]] = field(default_factory=set)
-    asked_s: float = 0.0
+    missing: set[tuple[str, int, int]] = field(default_factory=set)
+    requested_s: float = 0.0
 
-    def take(self, events: Sequence[tuple[int, Event]]) -> None:
-        """Look at new events."""
+    def update(self, events: Sequence[tuple[int, Event]]) -> None:
+        """Take new events into account, each with the id of its process."""
         for pid, event in events:
             kind = event["event"]
             if kind == "stream":
                 self.keys[pid, event["stream"]] = event["key"]
-                self.streams.setdefault((pid, event["key"]), _Progress(event["stream"], warm_up(event)))
-            elif kind == "batch":
-                self._take_batch(self.streams[pid, self.keys[pid, event["stream"]]], event)
-            elif kind in ("alone", "parts"):
-                number = self.streams[pid, self.keys[pid, event["stream"]]].number
-                self.waits_for.discard((kind, pid, number))
+                new_group = _GroupProgress(event["stream"], warm_up(event))
+                self.groups.setdefault((pid, event["key"]), new_group)
+            elif kind in ("batch", "alone", "parts"):
+                group = self.groups[pid, self.keys[pid, event["stream"]]]
+                if kind == "batch":
+                    group.add_batch(event)
+                else:
+                    self.missing.discard((kind, pid, group.number))
         if not self.is_enough:
-            self._look_whether_enough()
+            self._choose_measurements()
 
-    def _take_batch(self, progress: _Progress, event: Event) -> None:
-        progress.seen += 1
-        progress.last_s = event["got_s"]
-        progress.waited_s += event["got_s"] - event["asked_s"]
-        if event["steps"] > progress.steps:
-            progress.trained += 1
-        progress.steps = event["steps"]
-        if progress.seen <= progress.skip + 1:
-            progress.first_s = event["got_s"]
-
-    def _look_whether_enough(self) -> None:
-        enough = {key: one for key, one in self.streams.items() if self._lasted(one)}
-        if not enough:
-            return
-        self.asked_s = time.monotonic()
-        trained = {key: one for key, one in enough.items() if one.trained > 1} or enough
-        keys = {key for _, key in trained}  # all ranks: they wait for each other
-        self.to_hold = [(pid, one.number) for (pid, key), one in self.streams.items() if key in keys]
-        most = max(trained, key=lambda key: trained[key].waited_s)
-        self.to_probe = [(most[0], trained[most].number)]
-        self.waits_for = {("alone", *one) for one in self.to_hold} | {
-            ("parts", *one) for one in self.to_probe
+    def _choose_measurements(self) -> None:
+        """Choose the groups to hold and to probe, once a group is long enough."""
+        candidates = {
+            place: group
+            for place, group in self.groups.items()
+            if group.is_long_enough(self.seconds, self.batches)
         }
-
-    def _lasted(self, one: _Progress) -> bool:
-        times = 1 if one.trained > 1 else 2
-        if one.seen - one.skip <= FEWEST * times:
-            return False
-        if self.batches is not None:
-            return one.seen - one.skip > self.batches * times
-        return one.last_s - one.first_s >= self.seconds * times
+        if not candidates:
+            return
+        self.requested_s = time.monotonic()
+        training = {place: group for place, group in candidates.items() if group.trained > 1}
+        if training:
+            candidates = training
+        keys = {key for _, key in candidates}
+        # all ranks at once, because they wait for each other
+        self.to_hold = [(pid, group.number) for (pid, key), group in self.groups.items() if key in keys]
+        pid, key = max(candidates, key=lambda place: candidates[place].waited_s)
+        self.to_probe = [(pid, candidates[pid, key].number)]
+        self.missing = {("alone", pid, number) for pid, number in self.to_hold}
+        self.missing |= {("parts", pid, number) for pid, number in self.to_probe}
 
     @property
-    def began(self) -> bool:
-        """Whether a stream is beyond its first batches."""
-        return any(one.seen > one.skip and one.trained for one in self.streams.values())
+    def is_steady(self) -> bool:
+        """Whether a group that trains is beyond its first batches."""
+        return any(group.batches > group.skip and group.trained for group in self.groups.values())
 
     @property
     def is_enough(self) -> bool:
-        """Whether the waits are known."""
-        return self.asked_s > 0
+        """Whether enough batches were seen to know the waits."""
+        return self.requested_s > 0
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is waited for."""
-        return self.is_enough and (not self.waits_for or time.monotonic() - self.asked_s > _MEASURING_S)
+        """Whether the measurements are there, or have taken too long."""
+        if not self.is_enough:
+            return False
+        return not self.missing or time.monotonic() - self.requested_s > _MEASURING_S
 
 
 class _Usage:
-    """Who used the CPUs, as shares of them, from `begin` to the first `end`."""
+    """Shares of the CPUs that the script and other processes used, from `begin` to the first `end`."""
 
     def __init__(self) -> None:
         self._processes: OtherProcesses | None = None
-        self.ours: float | None = None
-        self.others: float | None = None
+        self.script_share: float | None = None
+        self.other_share: float | None = None
 
     def begin(self) -> None:
-        """The training is steady."""
+        """Begin to measure, if that has not begun."""
         if self._processes is None:
             self._processes = OtherProcesses()
 
     def end(self) -> None:
-        """It was watched for long enough, or ends."""
-        if self._processes is not None and self.others is None:
-            self.ours, self.others = self._processes.shares()
+        """End the measurement, if it has begun and not ended."""
+        if self._processes is not None and self.other_share is None:
+            self.script_share, self.other_share = self._processes.shares()

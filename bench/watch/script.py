@@ -1,4 +1,4 @@
-"""Finds a call in the text of somebody's script and changes it, so that the rest stays as it was written."""
+"""Search and change of calls in the text of a user's script; everything else stays as it was written."""
 
 import ast
 import difflib
@@ -8,10 +8,13 @@ from functools import cached_property
 from typing import Any
 
 DATALOADER = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn")
-"""Parameters of torch's DataLoader that are given by position."""
+"""Parameters of torch's DataLoader in the order of positional arguments."""
 IMAGE_FOLDER = ("root", "transform", "target_transform", "loader", "is_valid_file")
+"""Parameters of torchvision's ImageFolder in the order of positional arguments."""
 _ALIASES = ("loaders", "image_loaders", "precache_loaders")
+"""Names for the module `loaders`, of which the script gets the first that it does not have."""
 _NAMES = ("train_loader", "train_batches", "batches_of_train")
+"""Names for a loader, likewise."""
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -19,12 +22,12 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edit:
-    """Lines of a file, and those to write in their place.
+    """Lines of a file, and the lines to write in their place.
 
     Attributes:
-        path: of the file.
-        line: the first one, from 1; where there are no old ones, the new ones come before it.
-        old, new: whole lines, without their ends.
+        path: path of the file.
+        line: number of the first old line, from 1; without old lines, the new lines come before this one.
+        old, new: whole lines, without line ends.
     """
 
     path: str
@@ -34,16 +37,16 @@ class Edit:
 
 
 class Script:
-    """The text of a script, with its calls.
+    """Text and syntax tree of a script.
 
     Attributes:
-        path: of the file.
-        text, content: what it holds, decoded and in bytes, in which columns are counted.
-        line_starts: where each line begins, in bytes.
-        tree: what Python makes of it.
+        path: path of the file.
+        text, content: content of the file as text and as bytes; Python counts columns in bytes.
+        line_starts: byte at which each line begins.
+        tree: syntax tree.
 
     Raises:
-        OSError, SyntaxError, UnicodeDecodeError: the file is no script that can be read.
+        OSError, SyntaxError, UnicodeDecodeError: the file cannot be read as a script.
     """
 
     def __init__(self, path: str) -> None:
@@ -59,46 +62,50 @@ class Script:
     def _parents(self) -> dict[ast.AST, ast.AST]:
         return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
 
-    def find_call(self, place: Mapping[str, Any]) -> ast.Call | None:
-        """The call at a place, see `bench.watch.describe`; by the line alone where it has no columns."""
+    def find_call(self, position: Mapping[str, Any]) -> ast.Call | None:
+        """Find the call at a position; None: there is none.
+
+        Args:
+            position: position by `bench.watch.describe`; without columns, the line alone is compared.
+        """
         calls = self.calls
-        if place["column"] is not None:
-            wanted = tuple(place[name] for name in ("line", "column", "end_line", "end_column"))
+        if position["column"] is not None:
+            wanted = tuple(position[name] for name in ("line", "column", "end_line", "end_column"))
             calls = [call for call in calls if _position(call) == wanted]
         else:
-            calls = [call for call in calls if call.lineno == place["line"]]
+            calls = [call for call in calls if call.lineno == position["line"]]
         return calls[0] if calls else None
 
     @cached_property
     def calls(self) -> list[ast.Call]:
-        """Every call of the script."""
+        """Calls of the script."""
         return [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
 
     def imported_names(self) -> set[str]:
-        """The last names of the modules that it imports: params of `from my.params import parse`."""
-        found = set()
+        """Names that may be modules beside the script: params, parse of `from my.params import parse`."""
+        names = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
-                found |= {alias.name.rpartition(".")[2] for alias in node.names}
+                names |= {alias.name.rpartition(".")[2] for alias in node.names}
             elif isinstance(node, ast.ImportFrom):
-                found |= {alias.name for alias in node.names}
-                found.add((node.module or "").rpartition(".")[2])
-        return found
+                names |= {alias.name for alias in node.names}
+                names.add((node.module or "").rpartition(".")[2])
+        return names
 
     def find_class(self, name: str) -> ast.ClassDef | None:
-        """The class of this name."""
+        """Find the class of a name; None: there is none."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.ClassDef) and node.name == name:
                 return node
         return None
 
     def text_of(self, node: ast.AST) -> str:
-        """A part of the script as it is written."""
+        """Text of a node, as it is written."""
         begin, end = self.span(node)
         return self.content[begin:end].decode()
 
     def option_for(self, value: ast.expr | None) -> str | None:
-        """The option of the command line, `--workers`, that gives `args.workers`; None: there is none."""
+        """Find the option, like `--workers`, whose value is the expression `args.workers`; None: none is."""
         if not isinstance(value, ast.Attribute) or not isinstance(value.value, ast.Name):
             return None
         for call in self.calls:
@@ -113,34 +120,45 @@ class Script:
         return None
 
     def unpacked_value(self, call: ast.Call, name: str) -> ast.expr | None:
-        """What `**options` of the call give as `name`, where the script says it in one place alone."""
+        """Find the expression that `**options` of a call give for an argument.
+
+        Returns:
+            The expression; None unless the script sets it in exactly one place.
+        """
         dicts = {
             keyword.value.id
             for keyword in call.keywords
             if keyword.arg is None and isinstance(keyword.value, ast.Name)
         }
-        found: list[ast.expr] = []
+        updates = {f"{options}.update" for options in dicts}
+        values: list[ast.expr] = []
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in {f"{each}.update" for each in dicts}:
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in updates:
                 return None
-            if not isinstance(node, ast.Assign) or not dicts & {ast.unparse(each) for each in node.targets}:
+            if not isinstance(node, ast.Assign):
+                continue
+            if not dicts & {ast.unparse(target) for target in node.targets}:
                 continue
             if isinstance(node.value, ast.Call) and function_name(node.value) == "dict":
-                found += [keyword.value for keyword in node.value.keywords if keyword.arg == name]
+                values += [keyword.value for keyword in node.value.keywords if keyword.arg == name]
             elif isinstance(node.value, ast.Dict):
                 keys = [key.value if isinstance(key, ast.Constant) else None for key in node.value.keys]
-                found += [value for key, value in zip(keys, node.value.values, strict=True) if key == name]
-        return found[0] if len(found) == 1 else None
+                values += [value for key, value in zip(keys, node.value.values, strict=True) if key == name]
+        return values[0] if len(values) == 1 else None
 
     def is_shared(self, call: ast.Call, dataset: ast.expr | None) -> bool:
-        """Whether one call is for several datasets: in a comprehension, or a function that is given them."""
-        for node in self._above(call):
+        """Whether a call is made for several datasets.
+
+        It is in a comprehension, or in a function that gets the dataset and is called more than once.
+        """
+        for node in self._ancestors(call):
             if isinstance(node, _COMPREHENSIONS):
                 return True
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                parameters = {one.arg for one in ast.walk(node.args) if isinstance(one, ast.arg)}
-                is_given = isinstance(dataset, ast.Name) and dataset.id in parameters
-                return is_given and sum(function_name(one) == node.name for one in self.calls) > 1
+                parameters = {child.arg for child in ast.walk(node.args) if isinstance(child, ast.arg)}
+                is_parameter = isinstance(dataset, ast.Name) and dataset.id in parameters
+                calls = [other for other in self.calls if function_name(other) == node.name]
+                return is_parameter and len(calls) > 1
         return False
 
     def is_repeated(self, call: ast.Call) -> bool:
@@ -148,7 +166,11 @@ class Script:
         return bool(self._loops(call))
 
     def loop_to_leave(self, call: ast.Call) -> ast.stmt | None:
-        """The outermost loop before which the call can be made as well; None: it needs what a loop sets."""
+        """Find the outermost loop around a call, before which the call can stand as well.
+
+        Returns:
+            The loop; None: the call is in no loop, or needs a variable that the loop sets.
+        """
         names = {node.id for node in ast.walk(call) if isinstance(node, ast.Name)}
         loops = self._loops(call)
         for loop in loops:
@@ -162,87 +184,92 @@ class Script:
         return loops[-1] if loops else None
 
     def module_name(self) -> tuple[str, bool]:
-        """What to call the module `loaders` in the script, and whether it has to be imported."""
+        """Name for the module `loaders` in the script, and whether it still has to be imported."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import) and any(_imports_loaders(alias) for alias in node.names):
                 return "loaders", False
         return next(name for name in _ALIASES if name not in self._names), True
 
     def free_name(self) -> str:
-        """A name for a loader, that the script does not have."""
+        """Name for a loader that the script does not have yet."""
         return next(name for name in _NAMES if name not in self._names)
 
     @cached_property
     def _names(self) -> set[str]:
-        found = set()
+        """Names of variables, parameters, functions, classes and modules of the script."""
+        names = set()
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Name):
-                found.add(node.id)
+                names.add(node.id)
             elif isinstance(node, ast.arg):
-                found.add(node.arg)
+                names.add(node.arg)
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+                names |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
-        return found
+                names.add(node.name)
+        return names
 
-    def _above(self, node: ast.AST) -> Iterator[ast.AST]:
+    def _ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield the nodes around a node, the innermost first."""
         while node in self._parents:
             node = self._parents[node]
             yield node
 
     def _loops(self, call: ast.Call) -> list[ast.stmt]:
-        """Loops of the same function whose body the call is in, the innermost first."""
-        found: list[ast.stmt] = []
+        """List the loops of the same function whose body a call is in, the innermost first."""
+        loops: list[ast.stmt] = []
         child: ast.AST = call
-        for node in self._above(call):
+        for node in self._ancestors(call):
             if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
                 break
-            once = (node.iter, node.target) if isinstance(node, (ast.For, ast.AsyncFor)) else ()
-            if isinstance(node, _LOOPS) and child not in once:
-                found.append(node)
+            head = (node.iter, node.target) if isinstance(node, (ast.For, ast.AsyncFor)) else ()
+            if isinstance(node, _LOOPS) and child not in head:  # the head of a for loop is evaluated once
+                loops.append(node)
             child = node
-        return found
+        return loops
 
     def span(self, node: Any) -> tuple[int, int]:
-        """Where a part begins and ends, in bytes."""
+        """Bytes at which a node begins and ends."""
         begin = self.line_starts[node.lineno - 1] + node.col_offset
         return begin, self.line_starts[node.end_lineno - 1] + node.end_col_offset
 
 
 class Changes:
-    """Changes of one script, which become edits of whole lines."""
+    """Collected changes of one script, which become edits of whole lines."""
 
     def __init__(self, script: Script) -> None:
         self._script = script
         self._parts: list[tuple[int, int, str]] = []
 
     def replace(self, node: ast.AST, text: str) -> None:
-        """Write `text` in the place of a part."""
+        """Replace a node by a text."""
         begin, end = self._script.span(node)
         self._parts.append((begin, end, text))
 
     def insert_before(self, statement: ast.stmt, line: str) -> None:
-        """Write a line before that of a statement, and as far to the right."""
+        """Insert a line before a statement, with the same indentation."""
         decorators = getattr(statement, "decorator_list", [])
         start = self._script.line_starts[min(node.lineno for node in [statement, *decorators]) - 1]
         indent = self._script.content[start : start + statement.col_offset].decode()
         self._parts.append((start, start, f"{indent}{line}\n"))
 
     def import_loaders(self) -> str:
-        """Import `loaders` in the script, and return the name that it has there."""
+        """Import `loaders` in the script, unless it does so itself, and return its name there."""
         name, is_missing = self._script.module_name()
         if is_missing:
             line = "import loaders" if name == "loaders" else f"import loaders as {name}"
             body = self._script.tree.body
-            after = [node for node in body if not _is_heading(node)] or body
-            self.insert_before(after[0], line)
+            statements = [node for node in body if not _is_heading(node)] or body
+            self.insert_before(statements[0], line)
         return name
 
     def set_arguments(self, call: ast.Call, values: Mapping[str, str], positions: tuple[str, ...]) -> None:
-        """Give the call these arguments, each a name and the text of its value.
+        """Set arguments of a call.
 
-        What several `**options` give is put together in one, so they have to follow each other.
+        Args:
+            call: call in the script; several `**options` in it have to follow each other.
+            values: text of the value of each argument, by name.
+            positions: names of the function's positional arguments, in order.
         """
         unpacked = [keyword for keyword in call.keywords if keyword.arg is None]
         added = []
@@ -254,9 +281,9 @@ class Changes:
                 added.append((name, text))
         if not added:
             return
-        if unpacked:  # which may hold it
+        if unpacked:  # they may hold the argument already, so they are merged with it in one dict
             options = [keyword.value for keyword in unpacked]
-            merged = [f"**{self._script.text_of(each)}" for each in options]
+            merged = [f"**{self._script.text_of(value)}" for value in options]
             merged += [f'"{name}": {text}' for name, text in added]
             begin, end = self._script.span(options[0])[0], self._script.span(options[-1])[1]
             self._parts.append((begin, end, f"{{{', '.join(merged)}}}"))
@@ -268,11 +295,11 @@ class Changes:
             self._parts.append((end, end, more))
         else:
             end = self._script.span(last)[1]
-            end += _closing(self._script.content[end : self._script.span(call)[1]])
+            end += _closing_bytes(self._script.content[end : self._script.span(call)[1]])
             self._parts.append((end, end, f", {more}"))
 
     def move_before(self, loop: ast.stmt, call: ast.Call, name: str) -> None:
-        """Make the call, with the changes in it, in a line of its own before a loop, and call it `name`."""
+        """Move a call, with the changes in it, before a loop, and assign it to a name, which replaces it."""
         begin, end = self._script.span(call)
         inside = [part for part in self._parts if begin <= part[0] and part[1] <= end]
         self._parts = [part for part in self._parts if part not in inside]
@@ -283,7 +310,7 @@ class Changes:
         self.replace(call, name)
 
     def edits(self) -> tuple[Edit, ...]:
-        """What the changes make of the script's lines; SyntaxError where that is no script any more."""
+        """Make the edits of the script's lines; SyntaxError where the result cannot be parsed."""
         text = self._script.content
         for begin, end, new in sorted(self._parts, key=lambda part: part[:2], reverse=True):
             text = text[:begin] + new.encode() + text[end:]
@@ -298,7 +325,7 @@ class Changes:
 
 
 def apply(edits: tuple[Edit, ...], text: str) -> str:
-    """The text of a file with the edits in it."""
+    """Apply edits to the text of a file, and return the new text."""
     lines = text.splitlines()
     for edit in sorted(edits, key=lambda edit: edit.line, reverse=True):
         lines[edit.line - 1 : edit.line - 1 + len(edit.old)] = edit.new
@@ -306,14 +333,23 @@ def apply(edits: tuple[Edit, ...], text: str) -> str:
 
 
 def function_name(call: ast.Call) -> str:
-    """The last name of the function that is called: DataLoader of `torch.utils.data.DataLoader(...)`."""
+    """Last name of the function that is called: DataLoader of `torch.utils.data.DataLoader(...)`."""
     if isinstance(call.func, ast.Attribute):
         return call.func.attr
     return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def argument(call: ast.Call, name: str, positions: tuple[str, ...]) -> ast.expr | None:
-    """What the call gives as `name`, by keyword or by position; None where it does not, or not openly."""
+    """Find the expression that a call gives for an argument, by keyword or by position.
+
+    Args:
+        call: call in a script.
+        name: name of the argument.
+        positions: names of the function's positional arguments, in order.
+
+    Returns:
+        The expression; None where the call gives none, or hides it in `*values`.
+    """
     for keyword in call.keywords:
         if keyword.arg == name:
             return keyword.value
@@ -323,8 +359,8 @@ def argument(call: ast.Call, name: str, positions: tuple[str, ...]) -> ast.expr 
     return None if any(isinstance(value, ast.Starred) for value in before) else before[-1]
 
 
-def is_open(call: ast.Call) -> bool:
-    """Whether no arguments by position are hidden in `*values`."""
+def has_plain_positions(call: ast.Call) -> bool:
+    """Whether no positional arguments are hidden in `*values`."""
     return not any(isinstance(value, ast.Starred) for value in call.args)
 
 
@@ -336,15 +372,19 @@ def _end(node: ast.expr) -> tuple[int, int]:
     return node.end_lineno or 0, node.end_col_offset or 0
 
 
-def _closing(rest: bytes) -> int:
-    """How many bytes of the parentheses that an argument is written in follow it; the last is the call's."""
+def _closing_bytes(rest: bytes) -> int:
+    """Count the bytes from the end of an argument to the end of the parentheses around it.
+
+    Args:
+        rest: text from the end of the last argument to the end of the call, with the call's parenthesis.
+    """
     count = rest.count(b")") - 1
     if count < 1 or b"#" in rest:
         return 0
-    place = 0
+    position = 0
     for _ in range(count):
-        place = rest.index(b")", place) + 1
-    return place
+        position = rest.index(b")", position) + 1
+    return position
 
 
 def _imports_loaders(alias: ast.alias) -> bool:
@@ -352,6 +392,6 @@ def _imports_loaders(alias: ast.alias) -> bool:
 
 
 def _is_heading(node: ast.stmt) -> bool:
-    """Whether it has to come first: the docstring, and imports of the future."""
+    """Whether a statement has to come first: the docstring, or an import from `__future__`."""
     is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return is_docstring or (isinstance(node, ast.ImportFrom) and node.module == "__future__")

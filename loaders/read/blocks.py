@@ -22,7 +22,7 @@ from loaders.batch import Request
 from loaders.dataset import SplitData
 from loaders.threads import Pool
 from precache.errors import DatasetError, OpenFilesError, os_reason
-from precache.formats.base import remedy
+from precache.formats.base import shard_remedy
 from precache.formats.shards import ShardFile, picture_starts
 from precache.storage import open_regular
 
@@ -58,7 +58,7 @@ class BlockReader:
             self._pool.map(partial(read_block, opened), blocks)
         except OSError as error:
             raise DatasetError(
-                f"{shard.path}: cannot be read ({os_reason(error)}); {remedy(shard.path)}"
+                f"{shard.path}: cannot be read ({os_reason(error)}); {shard_remedy(shard.path)}"
             ) from error
 
     def ahead_of(self, requests: Iterator[Request]) -> Iterator[Request]:

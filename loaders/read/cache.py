@@ -36,15 +36,15 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Positions, Reader, Request
 from loaders.dataset import RAW, SplitData
 from loaders.device import upload
-from loaders.threads import Pool
 from loaders.read import decoding, host_memory
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.host_memory import HostMemory
 from loaders.settings import LoaderSpec, count_local_ranks
+from loaders.threads import Pool
 from precache.dataset.columns import Column
 from precache.errors import ImageError, SettingError, os_reason, printable
 from precache.pictures.jpeg import Pixels
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.pictures.reading import sizes_and_times
 from precache.pictures.sizes import sides
 
@@ -298,7 +298,7 @@ def _name(spec: LoaderSpec, data: SplitData, crops: Crops, made: tuple[Any, ...]
         tree = (os.path.realpath(str(data.path)), sizes.tobytes(), times.tobytes())
     identity = (
         *(_VERSION, data.digest, spec.split, spec.device.type, data.pixel_bytes, crops.stored, *made),
-        *(spec.reading.check == "never", sorted(made_by().items()), torch.__version__, tree),
+        *(spec.reading.check == "never", sorted(decoder_versions().items()), torch.__version__, tree),
     )
     return hashlib.sha256(repr(identity).encode()).hexdigest()
 
@@ -391,5 +391,6 @@ class CachedReader:
         errors = {}
         for number in np.flatnonzero(refused).tolist():
             error = self._refused[int(request.positions[number])]
-            errors[number] = type(error)(error.path, error.reason)  # who raises it gives it a traceback
+            # who raises it gives it a traceback
+            errors[number] = type(error)(error.path, error.reason, remedy=error.remedy)
         return replace(served, refused=errors)

@@ -26,9 +26,9 @@ from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import SplitData
 from loaders.device import BorrowedTensors
-from loaders.threads import check_exit
 from loaders.read.decoding import Asked, Encoded, EncodedPictures
 from loaders.settings import LoaderSpec
+from loaders.threads import check_exit
 from precache.errors import DatasetError, ImageError, MissingDependencyError
 from precache.packages import dali_package
 from precache.pictures.sizes import sides

@@ -15,11 +15,11 @@ import simplejpeg
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.threads import Pool
 from loaders.read.filler import BatchFiller, Pictures
 from loaders.read.integrity import SampleCheck, check_index
 from loaders.read.sequential import look_ahead
 from loaders.settings import LoaderSpec
+from loaders.threads import Pool
 from precache.errors import DatasetError, ImageError
 from precache.formats import FORMATS, StoredSample
 from precache.formats.base import Places
@@ -74,14 +74,14 @@ class Encoded:
         try:
             return self.decode()
         except ImageError as error:
-            return type(error)(error.path, error.reason)
+            return type(error)(error.path, error.reason, remedy=error.remedy)
 
     def is_plain(self) -> bool:
         """Whether other decoders make the reference's RGB of this: a whole JPEG in grey or YCbCr.
 
         It is upright, or turned by EXIF alone.
         """
-        if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.breaks_off(self.data):
+        if self.error is not None or not self.data.startswith(jpeg.START) or jpeg.is_truncated(self.data):
             return False
         try:
             *sides, colorspace, _ = simplejpeg.decode_jpeg_header(self.data)
@@ -106,7 +106,8 @@ def read(path: str) -> Encoded:
         data = images.read_bytes(path)
         return Encoded(path, data, images.upright_shape(data, path))
     except ImageError as error:
-        return Encoded(path, b"", (1, 1), type(error)(error.path, error.reason))  # without its traceback
+        copy = type(error)(error.path, error.reason, remedy=error.remedy)  # without its traceback
+        return Encoded(path, b"", (1, 1), copy)
 
 
 Asked: TypeAlias = tuple[Request, list[Encoded]]
@@ -178,7 +179,9 @@ class EncodedPictures:
             try:
                 self._check.compare(position, sample.data, sample.damage)
             except ImageError as wrong:
-                error = type(wrong)(wrong.path, wrong.reason)  # without what its traceback holds
+                error = type(wrong)(
+                    wrong.path, wrong.reason, remedy=wrong.remedy
+                )  # without what its traceback holds
             assert isinstance(sample.data, bytes)
             path = f"{self._data.files[index]}: sample {sample.id}"
             compared.append(Encoded(path, sample.data, (height, width), error, self._data.channels))

@@ -291,7 +291,7 @@ class BatchFiller:
             try:
                 pictures[slot] = filling.pictures.picture_of(slot)
             except ImageError as error:  # without what its traceback holds
-                filling.errors[slot] = type(error)(error.path, error.reason)
+                filling.errors[slot] = type(error)(error.path, error.reason, remedy=error.remedy)
         if pictures and filling.pictures.compare is not None:
             for slot, wrong in filling.pictures.compare(pictures).items():
                 del pictures[slot]

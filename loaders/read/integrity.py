@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from loaders.batch import Positions
 from loaders.dataset import RAW, SplitData
-from precache.dataset.files import check_file
+from precache.dataset.files import file_problem
 from precache.dataset.index import checksum_of
 from precache.errors import DatasetError, SampleError, shell_command
 from precache.pictures.jpeg import Pixels
@@ -87,7 +87,7 @@ class SampleCheck:
         assert self._data.shards is not None
         path = Path(self._data.files[number])  # a part of a shard has a name of its own
         entry = replace(self._data.shards[number].files[0], name=path.name)
-        if problem := check_file(path.parent, entry, content=False):
+        if problem := file_problem(path.parent, entry, content=False):
             raise DatasetError(f"{problem}; run: {shell_command('precache verify', self._data.path)}")
 
 

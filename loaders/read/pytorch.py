@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, Dataset
 from loaders.augment import Crops
 from loaders.batch import DecodedBatch, Reader, Request
 from loaders.dataset import SplitData
-from loaders.threads import dead_worker_error
 from loaders.read import decoding
 from loaders.read.filler import BatchFiller, SharedBuffers
 from loaders.settings import LoaderSpec
+from loaders.threads import dead_worker_error
 from precache.errors import OpenFilesError, SourceError, check_open_files
 
 _AHEAD_PER_WORKER = 2

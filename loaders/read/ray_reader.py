@@ -26,9 +26,9 @@ import torch
 from loaders.augment import Crops, torch_is_fast
 from loaders.batch import DecodedBatch, Request
 from loaders.dataset import RAW, SplitData
-from loaders.threads import stop_check
 from loaders.read import BACKENDS
 from loaders.settings import LoaderSpec, Reading
+from loaders.threads import stop_check
 from precache.dataset.converted import open_dataset
 from precache.engines import connector
 from precache.errors import DatasetError, ImageError, SettingError, WorkerError
@@ -82,7 +82,7 @@ def _open(reference: Any) -> tuple[deque[Request], Iterator[DecodedBatch]]:
         os.chdir(folder)  # that relative paths are in
     node = connector.this_node()
     connector.check_versions(node, versions(), theirs)
-    connector.check_sees(node, partial(_look_at, data))
+    connector.check_readable(node, partial(_look_at, data))
     asked: deque[Request] = deque()
     reader = BACKENDS[backend](spec, data, crops)
     return asked, iter(reader.read(iter(asked.popleft, None)))
@@ -129,7 +129,7 @@ class RayReader:
         self._workers = spec.reading.workers
         self._data, self._device = data, spec.device
         connector.connect()
-        self._ray = connector.imported()
+        self._ray = connector.import_ray()
         self._decode = self._ray.remote(
             num_cpus=1, max_retries=_MOST_DEATHS - 1, scheduling_strategy="SPREAD"
         )(decode)

@@ -212,7 +212,7 @@ class ShardsReader:
             if self._data.remote is None:
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=None)
             else:
-                lock(file.descriptor, alone=False, waiting=True)  # it stays in the cache until it is closed
+                lock(file.descriptor, exclusive=False, wait=True)  # it stays in the cache until it is closed
                 mapped = MappedShard(file, in_blocks=in_blocks, locked=file)
                 opened.pop_all()
         if self._sequential:

@@ -1,1 +1,1 @@
-"""How a command runs, and what it says: on a terminal, as a table, as a page."""
+"""The command line `precache`: commands, their options and output."""

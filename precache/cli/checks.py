@@ -1,4 +1,4 @@
-"""Commands that answer a question: `precache verify`, `check` and `inspect`."""
+"""The commands that examine a source or a dataset: `precache verify`, `check` and `inspect`."""
 
 import json
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ import click
 
 import precache
 from precache.cli.commandline import Command, PathOrUrl, check_output, note
-from precache.cli.convert import RAW, line_of_deeper, lines_of_ignored
+from precache.cli.convert import RAW, deeper_line, ignored_lines
 from precache.cli.terminal import ProgressBar
 from precache.dataset.converted import ConvertedDataset, is_converted
 from precache.errors import DatasetError, SettingError, printable, shell_command
 from precache.pictures.reading import MAX_PIXELS
-from precache.reporting import counted, human_bytes
-from precache.sources.options import help_of
+from precache.reporting import human_bytes, quantity
+from precache.sources.options import option_help
 from precache.storage.urls import Location, Url
 
 _FIRST_CLASSES = 10
@@ -43,64 +43,72 @@ def verify_command(
 ) -> None:
     """Compare every file of the dataset in DST, or of several, with its manifest's checksums."""
     if deep and across:
-        raise SettingError("--deep and --across cannot be combined; run verify once with each")
+        raise SettingError("--deep and --across cannot be combined", remedy="run verify once with each")
     for option, value in (("--root", root), ("--mask", mask), ("--workers", workers)):
         if value is not None and not deep:
             raise SettingError(
-                f"{option} {value} is for --deep, which decodes the pictures of SRC again; leave it out, or "
-                f"give --deep and SRC, too"
+                f"{option} {value} is for --deep, which decodes the pictures of SRC again",
+                remedy="leave it out, or give --deep and SRC, too",
             )
     if deep and len(others) != 1:
         raise SettingError("--deep takes a dataset and its source: precache verify --deep DST SRC")
     if across and not others:
         raise SettingError("--across takes two datasets or more: precache verify --across DST DST")
     if across:
-        same = (
-            f"{dst}: {counted(len(others), 'other dataset')} hold{'s' * (len(others) == 1)} the same samples"
-        )
-        _finish(precache.verify_across([dst, *others]), same)
+        hold = "holds" if len(others) == 1 else "hold"
+        same = f"{dst}: {quantity(len(others), 'other dataset')} {hold} the same samples"
+        _print_result(precache.verify_across([dst, *others]), same)
         return
-    for other in () if deep else others:
-        if not isinstance(other, Url) and other.exists() and not is_converted(other):
-            raise SettingError(
-                f"{other}: is no converted dataset; to compare {dst} with its source, "
-                f"run: {shell_command('precache verify --deep', dst, other)}"
-            )
-    is_whole = _verify_files(dst, others[0] if deep else "SRC")
-    for other in () if deep else others:
-        is_whole = _verify_files(other, "SRC") and is_whole
-    if not is_whole:
-        raise click.exceptions.Exit(1)
     if deep:
-        with ProgressBar("verify", "image") as bar:
-            moved = {"root": root, "mask": mask}
-            report = precache.verify_deep(dst, others[0], **moved, workers=workers, on_progress=bar)
-        sentence = f"{dst}: {report.sentence(others[0])}"
-        problems = list(report.problems)
-        if problems:
-            problems.append(f"{sentence}; rewrite it with: {_again(dst, others[0])}")
-        _finish(problems, sentence)
+        _verify_deep(dst, others[0], root, mask, workers)
+        return
+    for other in others:
+        if not isinstance(other, Url) and other.exists() and not is_converted(other):
+            command = shell_command("precache verify --deep", dst, other)
+            raise SettingError(
+                "is no converted dataset",
+                path=other,
+                remedy=f"to compare {dst} with its source, run: {command}",
+            )
+    results = [_verify_files(place, "SRC") for place in (dst, *others)]
+    if not all(results):
+        raise click.exceptions.Exit(1)
+
+
+def _verify_deep(
+    dst: Location, source: Location, root: str | None, mask: str | None, workers: int | None
+) -> None:
+    """Verify the files of the dataset in `dst`, then its pictures against `source`, and print the result."""
+    if not _verify_files(dst, source):
+        raise click.exceptions.Exit(1)
+    with ProgressBar("verify", "image") as bar:
+        report = precache.verify_deep(dst, source, root=root, mask=mask, workers=workers, on_progress=bar)
+    sentence = f"{dst}: {report.sentence(source)}"
+    problems = list(report.problems)
+    if problems:
+        problems.append(f"{sentence}; rewrite it with: {_convert_command(dst, source)}")
+    _print_result(problems, sentence)
 
 
 def _verify_files(dst: Location, source: Location | str) -> bool:
-    """Whether all files of the dataset in `dst` are as they were written, after it was said."""
+    """Print whether all files of the dataset in `dst` are intact, and return it."""
     problems = precache.verify(dst)
     try:
         manifest = precache.open_dataset(dst).manifest
-    except DatasetError:  # what it was made with is not known
-        return _say([*problems, f"{dst}: is damaged; remove it, then convert it again"], "")
+    except DatasetError:  # so the flags that it was converted with are unknown
+        return _print_problems([*problems, f"{dst}: is damaged; remove it, then convert it again"], "")
     if problems:
         are = "is" if len(problems) == 1 else "are"
-        count = counted(len(problems), "file")
-        problems.append(f"{dst}: {count} {are} damaged; rewrite it with: {_again(dst, source)}")
+        count = quantity(len(problems), "file")
+        problems.append(f"{dst}: {count} {are} damaged; rewrite it with: {_convert_command(dst, source)}")
     size = human_bytes(manifest.stored_bytes)
-    return _say(
-        problems, f"{dst}: {counted(len(manifest.shards), 'shard')}, {size}: every byte is as written"
+    return _print_problems(
+        problems, f"{dst}: {quantity(len(manifest.shards), 'shard')}, {size}: every byte is as written"
     )
 
 
-def _again(dst: Location, source: Location | str) -> str:
-    """The command that converts the dataset in `dst` once more."""
+def _convert_command(dst: Location, source: Location | str) -> str:
+    """Return the command that converts the dataset in `dst` again."""
     flags = precache.open_dataset(dst).manifest.to_flags()
     return f"{shell_command('precache convert', source, dst)} {flags} --overwrite"
 
@@ -116,7 +124,7 @@ def _again(dst: Location, source: Location | str) -> str:
 @click.option(
     "--max-pixels", default=MAX_PIXELS, show_default=True, help="Reject pictures with more pixels than this."
 )
-@click.option("--class-depth", type=int, help=help_of()["class_depth"])
+@click.option("--class-depth", type=int, help=option_help()["class_depth"])
 @click.option("--workers", type=int, help="Worker processes; 0 decodes in this one.  [default: one per CPU]")
 def check_command(
     src: Location, list_file: Path | None, max_pixels: int, class_depth: int | None, workers: int | None
@@ -135,13 +143,13 @@ def check_command(
             on_progress=bar,
         )
     if report.deeper:
-        note(f"{src}: {line_of_deeper(report.deeper)}")
-    every = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
-    problems = [f"{src}/{bad.path}: {bad.reason}" for bad in report.rejected]
+        note(f"{src}: {deeper_line(report.deeper)}")
+    subject = "its picture" if report.pictures == 1 else f"all {report.pictures:,} pictures"
+    problems = [f"{src}/{picture.path}: {picture.reason}" for picture in report.rejected]
     if problems:
-        counts = f"{len(problems):,} of {counted(report.pictures, 'picture')} cannot be decoded"
+        counts = f"{len(problems):,} of {quantity(report.pictures, 'picture')} cannot be decoded"
         problems.append(f"{src}: {counts}; they are listed in {report.list_file}")
-    _finish(problems, f"{src}: {every} can be decoded")
+    _print_result(problems, f"{src}: {subject} can be decoded")
 
 
 @click.command(name="inspect", cls=Command)
@@ -168,21 +176,21 @@ def inspect_command(
     check_output(duplicates)
     dataset = precache.open_dataset(dst)
     if duplicates is not None:
-        found = inspection.write_duplicates(dataset, duplicates)
-        click.echo(printable(f"{duplicates}: {found}"), err=as_json)
+        written = inspection.write_duplicates(dataset, duplicates)
+        click.echo(printable(f"{duplicates}: {written}"), err=as_json)
     if html is not None:
         inspection.write_html(dataset, html, all_classes=all_classes)
         click.echo(printable(f"{html}: {human_bytes(html.stat().st_size)}"), err=as_json)
     if as_json:
-        found = dataset.find_duplicates()
-        counts = {"pictures": len(found), "in_splits": found.in_splits, "in_labels": found.in_labels}
+        equal = dataset.find_duplicates()
+        counts = {"pictures": len(equal), "in_splits": equal.in_splits, "in_labels": equal.in_labels}
         click.echo(json.dumps({**inspection.summary(dataset.manifest), "duplicates": counts}, indent=1))
     elif html is None and duplicates is None:
         _print_tables(dataset, inspection.facts(dataset), all_classes)
 
 
 def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes: bool) -> None:
-    """Print samples per class, the first ten unless `all_classes`, what is left out, and last the facts."""
+    """Print samples per class, the first ten unless `all_classes`, then what was left out, then the facts."""
     from rich.table import Table
 
     from precache.cli.terminal import new_console
@@ -198,11 +206,11 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
         classes.add_row(printable(name), *counts)
     if manifest.classes:
         console.print(classes)
-    if (more := len(manifest.classes) - shown) > 0:
-        console.print(f"and {more:,} more: --all-classes")
+    if len(manifest.classes) > shown:
+        console.print(f"and {len(manifest.classes) - shown:,} more: --all-classes")
     for rejected in manifest.rejected:
         console.print(printable(f"rejected {rejected.path}: {rejected.reason}"))
-    for line in lines_of_ignored(manifest):
+    for line in ignored_lines(manifest):
         console.print(printable(line))
     console.print()
     table = Table(box=None, show_header=False)
@@ -210,19 +218,19 @@ def _print_tables(dataset: ConvertedDataset, facts: dict[str, str], all_classes:
     for name, value in facts.items():
         table.add_row(name, printable(value))
     console.print(table)
-    console.print(printable(f" made with: {command}"), soft_wrap=True)  # in one piece, to paste into a shell
+    console.print(printable(f" made with: {command}"), soft_wrap=True)  # on one line, to paste into a shell
 
 
-def _finish(problems: Sequence[str], all_well: str) -> None:
-    """Print `all_well`, or the problems and end with exit code 1."""
-    if not _say(problems, all_well):
+def _print_result(problems: Sequence[str], success: str) -> None:
+    """Print `success`; or, if there are problems, print them and end with exit code 1."""
+    if not _print_problems(problems, success):
         raise click.exceptions.Exit(1)
 
 
-def _say(problems: Sequence[str], all_well: str) -> bool:
-    """Print the problems, or `all_well` where there are none; whether that is so."""
+def _print_problems(problems: Sequence[str], success: str) -> bool:
+    """Print the problems, or `success` if there are none, and return whether there are none."""
     for problem in problems:
         click.echo(printable(problem), err=True)
     if not problems:
-        click.echo(printable(all_well))
+        click.echo(printable(success))
     return not problems

@@ -1,4 +1,4 @@
-"""How every command of this project runs: one-line errors, exit codes, `--debug`, `--json`.
+"""Run the commands of this project: one-line errors, exit codes, `--debug`, `--json`.
 
 0    done
 1    done, and what was checked is not as it should be
@@ -8,12 +8,12 @@
 
 The exit code is that of the job, even if nobody reads its output:
 
-- A reader that has seen enough (`| head`), a terminal that vanished, a stream that is closed (`>&-`) or
-  goes to a full disk: a progress bar and messages are switched off, the job goes on. Only what a command
-  prints as its result, as `inspect` does, makes a failed stdout an error; a reader that ends is not one.
-- SIGHUP, which a lost terminal sends, is ignored, as under `nohup`: the connection to a machine breaks
-  more often than a conversion of a day should be done again. To end it, send SIGTERM. Processes that the
-  command starts ignore it, too. SIGPIPE is ignored by Python itself.
+- If a reader has seen enough (`| head`), a terminal vanished, or a stream is closed (`>&-`) or goes to a full
+  disk, progress bar and messages are switched off, and the job goes on. A failed stdout is an error only for
+  what a command prints as its result, as `inspect` does, and not if its reader has ended.
+- SIGHUP, which a lost terminal sends, is ignored, as under `nohup`, so that a broken connection does not end
+  a conversion of a day. To end it, send SIGTERM. Processes that the command starts ignore SIGHUP, too.
+  SIGPIPE is ignored by Python itself.
 """
 
 import importlib
@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import click
 
 from precache.cli import terminal
-from precache.cli.terminal import Guarded, guarded
+from precache.cli.terminal import GuardedStream, guard_output
 from precache.errors import (
     MissingDependencyError,
     OpenFilesError,
@@ -40,12 +40,12 @@ from precache.errors import (
     printable,
     similar_name,
 )
-from precache.imports import OURS, explain_hiding, hiding_files
+from precache.imports import OUR_PACKAGES, hiding_error, hiding_files
 from precache.packages import check_package, check_pillow
 from precache.storage.urls import Location, local_path, locate
 
 STDOUT = Path("-")
-"""What `--json` is told to print to, instead of writing a file."""
+"""Value of `--json` that prints to stdout instead of writing a file."""
 _DEBUG, _HELP_ALL = "precache.debug", "precache.help-all"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -53,14 +53,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 class Command(click.Command):
     """A click command that also takes `--debug`.
 
-    Where it has many options, `--help` shows the `first` of them, by parameter, and `--help-all` the rest.
+    Args:
+        first: parameters that `--help` shows, for a command with many; `--help-all` shows them all.
     """
 
     def __init__(self, *args: Any, first: Sequence[str] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._first = first
         if first:
-            everything = click.Option(
+            help_all = click.Option(
                 ["--help-all"],
                 is_flag=True,
                 is_eager=True,
@@ -68,7 +69,7 @@ class Command(click.Command):
                 help="Show every option and exit.",
                 callback=self._help_all,
             )
-            self.params.append(everything)
+            self.params.append(help_all)
         debug = click.Option(
             ["--debug"],
             is_flag=True,
@@ -80,23 +81,24 @@ class Command(click.Command):
         self.params.append(debug)
 
     @staticmethod
-    def _help_all(context: click.Context, _: click.Parameter, asked: bool) -> None:
-        if asked:
+    def _help_all(context: click.Context, _: click.Parameter, is_given: bool) -> None:
+        if is_given:
             context.meta[_HELP_ALL] = True
             click.echo(context.get_help())
             context.exit()
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Show the options that a newcomer needs; all of them with `--help-all`."""
+        """Write the options that a newcomer needs; all of them with `--help-all`."""
         if not self._first or ctx.meta.get(_HELP_ALL):
             super().format_options(ctx, formatter)
             return
         options = (param for param in self.get_params(ctx) if isinstance(param, click.Option))
         known = {str(option.name): option for option in options}
-        usual = [name for name in known if name.startswith("help")]
-        shown = [known[name] for name in (*self._first, *usual)]
+        help_options = [name for name in known if name.startswith("help")]
+        shown = [known[name] for name in (*self._first, *help_options)]
         with formatter.section("Options"):
-            formatter.write_dl([record for param in shown if (record := param.get_help_record(ctx))])
+            records = (option.get_help_record(ctx) for option in shown)
+            formatter.write_dl([record for record in records if record])
         formatter.write_paragraph()
         formatter.write_text(f"{len(known) - len(shown)} more: {ctx.command_path} --help-all")
 
@@ -104,9 +106,11 @@ class Command(click.Command):
 class Group(click.Group):
     """A group of `Command`s.
 
-    Those in `first` head the list of its help, the others follow. Those in `modules`, {name: module}, are
-    imported when they are asked for; each module holds its command as `command`. Those with a line in `lines`
-    are not imported for the list. Where a package is not installed, the error names the extra.
+    Args:
+        modules: name of a command -> module that holds it as `command`, imported when it is used. If a
+            package is not installed, the error names the extra.
+        lines: name of a command -> its line in the help, so that it is not imported for it.
+        first: names of the commands that head the help.
     """
 
     command_class = Command
@@ -123,11 +127,11 @@ class Group(click.Group):
         self._modules, self._lines, self._first = modules or {}, lines or {}, first
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All names, in alphabetical order."""
+        """Return the names of all commands, in alphabetical order."""
         return sorted({*super().list_commands(ctx), *self._modules})
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each with its first sentence, whole."""
+        """Write each command with the whole first sentence of its help."""
         others = [name for name in self.list_commands(ctx) if name not in self._first]
         for title, names in (("Start here", self._first), ("More" if self._first else "Commands", others)):
             lines = [(name, self._lines.get(name) or self._line_of(ctx, name)) for name in names]
@@ -142,22 +146,22 @@ class Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command that the first word names; UsageError, with what has nearly its name, if none."""
+        """Return the command that the first word names; UsageError, with a similar name, if there is none."""
         if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"no command {args[0]!r}{similar_name(args[0], self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name; None if there is none."""
+        """Return the command of that name; None if there is none."""
         if cmd_name not in self._modules:
             return super().get_command(ctx, cmd_name)
-        return _imported(self._modules[cmd_name], f"{self.name} {cmd_name}")
+        return _import_command(self._modules[cmd_name], f"{self.name} {cmd_name}")
 
 
-def _imported(module: str, program: str) -> click.Command:
-    """The command of `module`; MissingDependencyError if that needs what its package's extra brings."""
-    if hiding := hiding_files(sys.path, OURS):
-        raise MissingDependencyError(explain_hiding(hiding))
+def _import_command(module: str, program: str) -> click.Command:
+    """Return the command of `module`; MissingDependencyError if a package of its extra is missing."""
+    if hiding := hiding_files(sys.path, OUR_PACKAGES):
+        raise hiding_error(hiding)
     try:
         command: click.Command = importlib.import_module(module).command
     except ImportError as error:
@@ -171,20 +175,20 @@ def _imported(module: str, program: str) -> click.Command:
 def run(group: click.Command, program: str, arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code; errors become one line on stderr."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    terminal.received.clear()
+    terminal.pending_interrupts.clear()
     handlers: dict[int, Any] = {signal.SIGINT: _on_signal, signal.SIGTERM: _on_signal}
     if hasattr(signal, "SIGHUP"):
-        handlers[signal.SIGHUP] = signal.SIG_IGN  # what is started inherits that, unlike a handler
+        handlers[signal.SIGHUP] = signal.SIG_IGN  # which child processes inherit, unlike a handler
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        with guarded() as stdout:
+        with guard_output() as stdout:
             try:
-                return _checked_output(program, _run(group, program, arguments), stdout)
+                return _check_stdout(program, _run(group, program, arguments), stdout)
             except (KeyboardInterrupt, click.Abort, _Terminated) as stop:
                 word, code = ("terminated", 143) if isinstance(stop, _Terminated) else ("interrupted", 130)
-                said = str(stop).strip()  # `reporting.tells` may have added what is kept
+                detail = str(stop).strip()  # `reporting.explain_interruption` may have added what is kept
                 again = "; run the same command again to continue, or to start over"
-                _complain(program, f"{word} {said}" if said else f"{word}{again}")
+                _print_error(program, f"{word} {detail}" if detail else f"{word}{again}")
                 return code
     finally:
         for number, handler in previous.items():
@@ -192,12 +196,12 @@ def run(group: click.Command, program: str, arguments: Sequence[str] | None = No
 
 
 class _Terminated(BaseException):
-    """SIGTERM came; like KeyboardInterrupt, no `except Exception` catches it."""
+    """Raised on SIGTERM; like KeyboardInterrupt, no `except Exception` catches it."""
 
 
 def _on_signal(number: int, _: object) -> None:
-    terminal.received.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
-    terminal.raise_received()
+    terminal.pending_interrupts.append(KeyboardInterrupt() if number == signal.SIGINT else _Terminated())
+    terminal.raise_pending_interrupt()
 
 
 def _run(group: click.Command, program: str, arguments: list[str]) -> int:
@@ -211,22 +215,22 @@ def _run(group: click.Command, program: str, arguments: list[str]) -> int:
         error.show()
     except click.UsageError as error:
         where = error.ctx.command_path if error.ctx else program
-        _complain(where, f"{error.format_message()} (see '{where} --help')")
+        _print_error(where, f"{error.format_message()} (see '{where} --help')")
     except click.Abort:
         raise
     except Exception as error:
-        known = _with_remedy(error, program)
+        explained = _explain(error, program)
         debug = context is not None and context.meta.get(_DEBUG, False)
-        if debug or not isinstance(known, (PrecacheError, click.ClickException, OSError)):
+        if debug or not isinstance(explained, (PrecacheError, click.ClickException, OSError)):
             traceback.print_exc()  # on stderr, which is guarded
-        _complain(program, _one_line(known))
+        _print_error(program, _error_line(explained))
     else:
         return 0
     return 2
 
 
-def _with_remedy(error: Exception, program: str) -> Exception:
-    """`error`; of a package that is missing, what names the command that installs it."""
+def _explain(error: Exception, program: str) -> Exception:
+    """Return `error`, or for a missing or hidden package, the error that names the remedy."""
     if isinstance(error, (PrecacheError, click.ClickException, OSError)):
         return error
     if isinstance(error, ImportError):
@@ -235,13 +239,15 @@ def _with_remedy(error: Exception, program: str) -> Exception:
         except MissingDependencyError as missing:
             return missing
     if hiding := hiding_files(sys.path):
-        return MissingDependencyError(f"{type(error).__name__}: {error}; {explain_hiding(hiding)}")
+        return hiding_error(hiding, f"{type(error).__name__}: {error}")
     return error
 
 
-def _one_line(error: Exception) -> str:
-    if (of_files := _too_many_files(error)) is not None:
-        return str(of_files)
+def _error_line(error: Exception) -> str:
+    """Return the line that a command prints for `error`."""
+    too_many_files = _find_open_files_error(error)
+    if too_many_files is not None:
+        return str(too_many_files)
     if isinstance(error, (PrecacheError, click.ClickException)):
         return str(error)
     if isinstance(error, OSError):
@@ -249,33 +255,34 @@ def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}; this is a bug; please report it with the lines above"
 
 
-def _too_many_files(error: BaseException | None) -> OpenFilesError | None:
-    """What `error` is, or comes from, where too many files are open; None elsewhere."""
+def _find_open_files_error(error: BaseException | None) -> OpenFilesError | None:
+    """Return the error for too many open files if `error`, or a cause of it, is one; else None."""
     while error is not None:
-        if (found := open_files_error(error, getattr(error, "filename", None))) is not None:
-            return found
+        too_many_files = open_files_error(error, getattr(error, "filename", None))
+        if too_many_files is not None:
+            return too_many_files
         error = error.__cause__
     return None
 
 
-def _checked_output(program: str, code: int, stdout: Guarded) -> int:
-    """`code`, or the code of an error if stdout could not take the output of a finished job."""
-    lost = stdout.lost_result
-    if code != 0 or lost is None or isinstance(lost, BrokenPipeError):
+def _check_stdout(program: str, code: int, stdout: GuardedStream) -> int:
+    """Return `code`, or that of an error if a finished job could not write its result to stdout."""
+    failure = stdout.result_failure
+    if code != 0 or failure is None or isinstance(failure, BrokenPipeError):
         return code
-    _complain(program, f"stdout: cannot be written ({os_reason(lost)}); its output is lost")
+    _print_error(program, f"stdout: cannot be written ({os_reason(failure)}); its output is lost")
     return 2
 
 
 def note(message: str) -> None:
-    """Print something that is not the job's result: a closed stdout does not fail the job."""
-    if isinstance(sys.stdout, Guarded):
+    """Print a message that is not the job's result, so that a closed stdout does not fail the job."""
+    if isinstance(sys.stdout, GuardedStream):
         sys.stdout.note(f"{printable(message)}\n")
     else:
         click.echo(printable(message))
 
 
-def _complain(program: str, message: str) -> None:
+def _print_error(program: str, message: str) -> None:
     print(f"{program}: error: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
@@ -285,7 +292,7 @@ class PathOrUrl(click.ParamType):  # type: ignore[type-arg]
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Location:
-        """The path or URL that the text of a parameter stands for."""
+        """Return the path or URL that a parameter's text stands for."""
         return locate(value)
 
 
@@ -295,26 +302,26 @@ class LocalPath(click.ParamType):  # type: ignore[type-arg]
     name = "path"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        """The value of a parameter."""
+        """Return the path that a parameter's text stands for."""
         return local_path(value)
 
 
 def check_output(path: Path | None) -> None:
-    """Raise SettingError if `path` cannot become a file: now, not after minutes of measuring."""
+    """Raise SettingError if `path` is a folder, before minutes of measuring are lost."""
     if path is not None and path != STDOUT and path.is_dir():
-        raise SettingError(f"{path}: is a folder; name a file in it")
+        raise SettingError("is a folder", path=path, remedy="name a file in it")
 
 
-def gathered(
+def combine_options(
     parameter: str, make: Callable[..., object], options: Mapping[str, Callable[[Any], Any]]
 ) -> Callable[[_Function], _Function]:
-    """Give the command one `parameter`: what `make` makes of the values of `options`, by their names."""
+    """Return a decorator that gives a command one `parameter`, which `make` makes of its `options`."""
 
     def decorate(function: _Function) -> _Function:
         @wraps(function)
         def command(*args: Any, **values: Any) -> Any:
-            made = make(**{name: values.pop(name) for name in options})
-            return function(*args, **{parameter: made}, **values)
+            combined = make(**{name: values.pop(name) for name in options})
+            return function(*args, **{parameter: combined}, **values)
 
         for decorator in reversed(list(options.values())):
             command = decorator(command)
@@ -324,20 +331,20 @@ def gathered(
 
 
 def parse_bytes(text: str) -> int:
-    """`128MiB`, `2GB` or `1000` to bytes; SettingError if it is something else."""
+    """Return the bytes that a text like `128MiB`, `2GB` or `1000` says; SettingError for anything else."""
     match = re.fullmatch(r"([0-9.]+)\s*([kKMGT]?)(iB|B)?", text.strip())
     try:
         number = float(match[1]) if match else 0.0
     except ValueError:
         number = 0.0
     if match is None or not number:
-        raise SettingError(f"{text!r} is not a number of bytes; write it as in 128MiB, 2GB or 1000")
+        raise SettingError(f"{text!r} is not a number of bytes", remedy="write it as in 128MiB, 2GB or 1000")
     power = " kMGT".index(match[2].replace("K", "k") or " ")
     return int(number * (1024 if match[3] == "iB" else 1000) ** power)
 
 
 def parse_share(name: str, text: str) -> float:
-    """`1%` or `0.01` to 0.01; SettingError, which names the setting, if it is something else."""
+    """Return 0.01 for `1%` or `0.01`; SettingError, which names the setting, for anything else."""
     match = re.fullmatch(r"([0-9]*\.?[0-9]+|[0-9]+\.)(%?)", text.strip())
     share = float(match[1]) / (100 if match[2] else 1) if match else -1.0
     if not 0 <= share <= 1:

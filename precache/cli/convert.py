@@ -1,4 +1,4 @@
-"""`precache convert`: its options, and what it says of what it did."""
+"""The command `precache convert`: its options, and the report of what it did."""
 
 import csv
 from collections import Counter
@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 import precache
-from precache.cli.commandline import Command, PathOrUrl, gathered, note, parse_bytes, parse_share
+from precache.cli.commandline import Command, PathOrUrl, combine_options, note, parse_bytes, parse_share
 from precache.cli.terminal import ProgressBar
 from precache.conversion.convert import Conversion
 from precache.conversion.url import working_folder
@@ -21,16 +21,16 @@ from precache.pictures.images import FITS, RESAMPLING
 from precache.pictures.kinds import decoder_remedy, kind_without_decoder, looks_like_picture
 from precache.pictures.reading import MAX_PIXELS
 from precache.pictures.sizes import parse_size
-from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_of
-from precache.reporting import Progress, counted, human_bytes, some
+from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, DEFAULT_SPLITS, FORMAT_NAMES, Recipe, flag_name
+from precache.reporting import Progress, abridge, human_bytes, quantity
 from precache.sources import SourceOptions
-from precache.sources.options import help_of
+from precache.sources.options import option_help
 from precache.sources.splits import is_list_file
 from precache.storage.urls import Location, Url
 
 DATA = Path("data")
 RAW = DATA / "raw"
-_NODES = 16  # lines on nodes, at most
+_MAX_NODE_LINES = 16
 
 RUNNING_FLAGS = {
     "workers": click.option(
@@ -58,32 +58,33 @@ _REJECTS = {
 }
 
 
-_LISTS = ("fields", "classes")
+_LIST_OPTIONS = ("fields", "classes")
 _SOURCE_FLAGS = {
     name: click.option(
-        flag_of(name),
+        flag_name(name),
         name,
-        help=said,
+        help=help_text,
         type=int if name == "class_depth" else str,
-        multiple=name in _LISTS,
+        multiple=name in _LIST_OPTIONS,
     )
-    for name, said in help_of().items()
+    for name, help_text in option_help().items()
 }
 
 
 def _most_rejects(max_rejects: str | None, strict: bool) -> float:
+    """Return the share of pictures that may be damaged, from the values of _REJECTS."""
     if strict and max_rejects is not None:
-        raise SettingError(f"--strict and --max-rejects {max_rejects} cannot be combined; give one")
+        raise SettingError(f"--strict and --max-rejects {max_rejects} cannot be combined", remedy="give one")
     return 0.0 if strict else parse_share("max_rejects", max_rejects or "1%")
 
 
 def _source_options(fields: tuple[str, ...], classes: tuple[str, ...], **options: Any) -> SourceOptions:
-    """What the values of _SOURCE_FLAGS say; SettingError for a bad one."""
+    """Return the source options from the values of _SOURCE_FLAGS; SettingError for a bad one."""
     return SourceOptions(fields=_names(fields), classes=_names(classes), **options)
 
 
 def _names(lines: Iterable[str]) -> tuple[str, ...]:
-    """The names in lines of CSV, so that one may have a comma in it."""
+    """Return the names in lines of CSV, which may quote a name with a comma in it."""
     cells = (cell.strip() for row in csv.reader(lines, skipinitialspace=True) for cell in row)
     return tuple(cell for cell in cells if cell)
 
@@ -148,13 +149,13 @@ def _names(lines: Iterable[str]) -> tuple[str, ...]:
     "--shard-bytes", default="64MiB", show_default=True, help="Size of a shard, counted as decoded pixels."
 )
 @click.option("--seed", default=0, show_default=True, help="Seed of the order on disk and of the splits.")
-@gathered("running", dict, RUNNING_FLAGS)
+@combine_options("running", dict, RUNNING_FLAGS)
 @click.option("--overwrite", is_flag=True, help="Convert again, and replace DST once all is done.")
 @click.option(
     "--update", is_flag=True, help="Add pictures that are new in SRC, and drop those that are gone."
 )
-@gathered("most_rejects", _most_rejects, _REJECTS)
-@gathered("options", _source_options, _SOURCE_FLAGS)
+@combine_options("most_rejects", _most_rejects, _REJECTS)
+@combine_options("options", _source_options, _SOURCE_FLAGS)
 def convert(
     src: Location,
     dst: Location | None,
@@ -179,15 +180,16 @@ def convert(
     s3://, gs://, az://; SRC also https://. If it stops, run the same command again to continue.
     """
     if format_name is None:
-        raise SettingError(f"choose a format: --format {', '.join(FORMAT_NAMES)}; 'bench recommend' advises")
+        formats = ", ".join(FORMAT_NAMES)
+        raise SettingError(f"choose a format: --format {formats}; 'bench recommend' advises")
     split_list = Path(splits) if is_list_file(splits) else None
     if split_list is not None:
         splits = DEFAULT_SPLITS
     settings |= {"size": parse_size(size), "shard_bytes": parse_bytes(shard_bytes), "splits": splits}
     recipe = Recipe(format=format_name, **settings)
-    for name, why in recipe.unused.items():
+    for name, reason in recipe.unused_settings.items():
         if click.get_current_context().get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            raise SettingError(f"{flag_of(name)} {settings[name]} {why}; leave it out")
+            raise SettingError(f"{flag_name(name)} {settings[name]} {reason}", remedy="leave it out")
     destination = DATA / format_name if dst is None else dst
 
     def show_size(predicted: int, free: int) -> None:
@@ -208,23 +210,24 @@ def convert(
             split_list=split_list,
             options=options,
             on_start=show_size,
-            on_progress=_telling_of_resume(destination, bar),
+            on_progress=_announce_resume(destination, bar),
         )
     _print_conversion(result, destination)
     return result
 
 
-def _telling_of_resume(destination: Location, on_progress: Progress) -> Progress:
-    """`on_progress`, which first prints how much an earlier run has already converted."""
+def _announce_resume(destination: Location, on_progress: Progress) -> Progress:
+    """Return `on_progress`, wrapped so that it first prints how much an earlier run has converted."""
     is_first = True
 
     def report(done: int, total: int) -> None:
         nonlocal is_first
         if done and is_first:
-            there = (
-                f"{done:,} of {counted(total, 'picture')} {'is' if done == 1 else 'are'} already converted"
+            are = "is" if done == 1 else "are"
+            note(
+                f"{destination}: {done:,} of {quantity(total, 'picture')} {are} already converted; "
+                f"continuing with the rest"
             )
-            note(f"{destination}: {there}; continuing with the rest")
         is_first = False
         on_progress(done, total)
 
@@ -237,78 +240,82 @@ def _print_conversion(result: Conversion, destination: Location) -> None:
         note(f"{destination}: already converted with these settings; nothing to do")
         return
     if manifest.updates:
-        done = manifest.updates[-1]
+        update = manifest.updates[-1]
         note(
-            f"{destination}: update {len(manifest.updates):,}: {counted(done.added, 'picture')} added, "
-            f"{done.removed:,} removed"
+            f"{destination}: update {len(manifest.updates):,}: {quantity(update.added, 'picture')} added, "
+            f"{update.removed:,} removed"
         )
-    if missing := _missing_decoders(manifest):
-        click.echo(printable(f"WARNING: {destination}: {missing}"), err=True)
+    if decoder_warning := _missing_decoders(manifest):
+        click.echo(printable(f"WARNING: {destination}: {decoder_warning}"), err=True)
     note(
-        f"{destination}: {counted(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
+        f"{destination}: {quantity(manifest.samples, 'image')}, {len(manifest.rejected):,} rejected, "
         f"{len(manifest.ignored):,} ignored; {human_bytes(manifest.source_bytes)} in, "
         f"{human_bytes(manifest.stored_bytes)} out; {result.converted / result.elapsed_s:,.0f} images/s "
         f"({result.elapsed_s:.1f} s)"
     )
     if result.deeper:
-        note(f"  {line_of_deeper(result.deeper)}")
+        note(f"  {deeper_line(result.deeper)}")
     if result.duplicates is not None and result.duplicates.in_labels and not result.duplicates.in_splits:
-        remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
-        note(f"{destination}: {result.duplicates}; list them: {remedy}")
-    for line in lines_of_nodes(result.nodes):
+        command = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        note(f"{destination}: {result.duplicates}; list them: {command}")
+    for line in node_lines(result.nodes):
         note(f"  {line}")
-    damaged = [one for one in manifest.rejected if not kind_without_decoder(one.reason)]
+    damaged = [rejected for rejected in manifest.rejected if not kind_without_decoder(rejected.reason)]
     for rejected in damaged[:10]:
         click.echo(printable(f"  rejected {rejected.path}: {rejected.reason}"), err=True)
-    for line in lines_of_ignored(manifest, pictures_only=True):
+    for line in ignored_lines(manifest, pictures_only=True):
         click.echo(printable(f"  {line}"), err=True)
-    if count := len(manifest.rejected):
-        left_out = f"{counted(count, 'picture')} {'is' if count == 1 else 'are'} left out"
-        listed = destination / REJECTED_NAME
-        click.echo(printable(f"  WARNING: {left_out}; {listed} says which and why"), err=True)
+    count = len(manifest.rejected)
+    if count:
+        left_out = f"{quantity(count, 'picture')} {'is' if count == 1 else 'are'} left out"
+        list_file = destination / REJECTED_NAME
+        click.echo(printable(f"  WARNING: {left_out}; {list_file} says which and why"), err=True)
 
 
 def _missing_decoders(manifest: Manifest) -> str:
-    """What to say of pictures that may be intact, but cannot be read here; empty if there are none."""
-    kinds = Counter(kind for one in manifest.rejected if (kind := kind_without_decoder(one.reason)))
+    """Return a warning of pictures for which only a decoder is missing here; empty if there are none."""
+    kinds: Counter[str] = Counter()
+    for rejected in manifest.rejected:
+        kind = kind_without_decoder(rejected.reason)
+        if kind:
+            kinds[kind] += 1
     if not kinds:
         return ""
     remedies = "; ".join(dict.fromkeys(map(decoder_remedy, kinds)))
     return (
-        f"{counted(kinds.total(), 'picture')} left out only because this Pillow has no decoder for "
+        f"{quantity(kinds.total(), 'picture')} left out only because this Pillow has no decoder for "
         f"{', '.join(kinds)}; {remedies}; then run the same command with --overwrite"
     )
 
 
-def lines_of_ignored(manifest: Manifest, *, pictures_only: bool = False) -> Iterator[str]:
-    """Yield a line for each reason why something is no sample; it names what looks like a picture.
+def ignored_lines(manifest: Manifest, *, pictures_only: bool = False) -> Iterator[str]:
+    """Yield a line for each reason why files were ignored; it names those that look like pictures.
 
     Args:
-        pictures_only: leave out the reasons for which nothing does.
+        pictures_only: leave out the reasons without such files.
     """
     paths_of: dict[str, list[str]] = {}
     for path, reason in manifest.ignored:
         paths_of.setdefault(reason, []).append(path)
-    for reason, paths in sorted(paths_of.items(), key=lambda it: -len(it[1])):
+    for reason, paths in sorted(paths_of.items(), key=lambda item: -len(item[1])):
         pictures = [path for path in paths if looks_like_picture(path)]
         if pictures or not pictures_only:
-            named = f" ({some(pictures)})" if pictures else ""
-            yield f"ignored {len(paths):,}: {reason}{named}"
+            names = f" ({abridge(pictures)})" if pictures else ""
+            yield f"ignored {len(paths):,}: {reason}{names}"
 
 
-def line_of_deeper(count: int) -> str:
-    """What to say of pictures that lie in a folder of their class folder."""
+def deeper_line(count: int) -> str:
+    """Return the line on pictures that lie in a folder of their class folder."""
     if count == 1:
         return "1 picture lies deeper than its class folder, and belongs to it"
     return f"{count:,} pictures lie deeper than their class folders, and belong to them"
 
 
-def lines_of_nodes(nodes: dict[str, float]) -> list[str]:
-    """A line for each of the slowest nodes, and one for the others."""
-    lines = [
-        f"{name}: {rate:,.0f} images/s" for name, rate in sorted(nodes.items(), key=lambda node: node[1])
-    ]
-    if len(lines) > _NODES:
-        fast = sorted(nodes.values())[_NODES:]
-        lines[_NODES:] = [f"{len(fast):,} other nodes: {fast[0]:,.0f} to {fast[-1]:,.0f} images/s"]
+def node_lines(nodes: dict[str, float]) -> list[str]:
+    """Return a line for each of the slowest nodes, and one for the others."""
+    by_rate = sorted(nodes.items(), key=lambda node: node[1])
+    lines = [f"{name}: {rate:,.0f} images/s" for name, rate in by_rate[:_MAX_NODE_LINES]]
+    faster = [rate for _, rate in by_rate[_MAX_NODE_LINES:]]
+    if faster:
+        lines.append(f"{len(faster):,} other nodes: {faster[0]:,.0f} to {faster[-1]:,.0f} images/s")
     return lines

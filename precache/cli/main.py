@@ -1,6 +1,6 @@
-"""The command `precache`: which commands it has, and those that do not convert, check or inspect.
+"""The group `precache`, with its smaller commands; `convert`, `checks` and `doctor` hold the others.
 
-What only one command needs is imported there.
+Modules that only one command needs are imported in it.
 """
 
 import logging
@@ -18,7 +18,7 @@ from precache.cli.convert import DATA, RAW, convert
 from precache.cli.doctor import doctor_command
 from precache.cli.terminal import ProgressBar
 from precache.errors import SettingError, check_choice, printable, shell_command
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url
 
 if TYPE_CHECKING:
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["DATA", "FIRST", "OF_BENCH", "RAW", "convert", "entry_point", "main"]
 
 FIRST = ("convert", "auto", "verify", "inspect", "doctor")
-"""What a newcomer needs, in this order."""
+"""Commands that a newcomer needs, in this order."""
 OF_BENCH = {"auto": "bench.commands.auto"}
-"""Commands that measure, so that they need torch: by name, where they are."""
+"""Name -> module of each command that measures, and so needs torch."""
 _OF_BENCH_LINES = {"auto": "Choose a format, convert to it, and measure the gain."}
 _PATH = click.Path(path_type=Path)
-_SHOWN = 10  # leftovers that are listed
+_MAX_LISTED = 10  # leftovers that `clean` lists
 
 
 @click.group(cls=commandline.Group, name="precache", modules=OF_BENCH, lines=_OF_BENCH_LINES, first=FIRST)
@@ -44,7 +44,7 @@ def main() -> None:
     precache convert photos data/shards --format shards --size 256
     precache verify data/shards
     """
-    logging.basicConfig(format="WARNING: %(message)s")  # that level and those above it
+    logging.basicConfig(format="WARNING: %(message)s")  # shows this level and those above it
 
 
 @main.command(name="sample")
@@ -68,7 +68,7 @@ def sample_command(dst: Path, images: int, classes: int, seed: int, like: str) -
 
     with ProgressBar("sample", "image") as bar:
         sample_tree.make_sample(dst, images=images, classes=classes, seed=seed, like=like, on_progress=bar)
-    note(f"{dst}: {counted(images, 'picture')} in {counted(classes, 'class', 'classes')}")
+    note(f"{dst}: {quantity(images, 'picture')} in {quantity(classes, 'class', 'classes')}")
 
 
 @main.command()
@@ -98,8 +98,8 @@ def push_command(dst: Path, url: str, overwrite: bool) -> None:
     from precache.sharing.push_pull import push
 
     with ProgressBar("push", "B", unit_scale=True, unit_divisor=1024) as bar:
-        done = push(dst, url, overwrite=overwrite, on_progress=bar)
-    note(f"{url}: {_moved(done, 'sent')}")
+        transfer = push(dst, url, overwrite=overwrite, on_progress=bar)
+    note(f"{url}: {_transfer_text(transfer, 'sent')}")
 
 
 @main.command(name="pull")
@@ -113,15 +113,15 @@ def pull_command(url: str, dst: Path) -> None:
     from precache.sharing.push_pull import pull
 
     with ProgressBar("pull", "B", unit_scale=True, unit_divisor=1024) as bar:
-        done = pull(url, dst, on_progress=bar)
-    note(f"{dst}: {_moved(done, 'fetched')}")
+        transfer = pull(url, dst, on_progress=bar)
+    note(f"{dst}: {_transfer_text(transfer, 'fetched')}")
 
 
-def _moved(done: "Transfer", verb: str) -> str:
-    files = f"{counted(done.files, 'file')}, {human_bytes(done.bytes)}"
-    if not done.sent_files:
+def _transfer_text(transfer: "Transfer", verb: str) -> str:
+    files = f"{quantity(transfer.files, 'file')}, {human_bytes(transfer.bytes)}"
+    if not transfer.sent_files:
         return f"{files}: already there; nothing to do"
-    return f"{files}; {verb}: {done.sent_files:,}, {human_bytes(done.sent_bytes)}"
+    return f"{files}; {verb}: {transfer.sent_files:,}, {human_bytes(transfer.sent_bytes)}"
 
 
 @main.command(name="export")
@@ -136,10 +136,11 @@ def export_command(dst: Location, tree: Path, workers: int | None) -> None:
     from precache.conversion.export import export
 
     with ProgressBar("export", "image") as bar:
-        done = export(dst, tree, workers=workers, on_progress=bar)
-    again = f"{shell_command('precache convert', done.source)} DST --format FORMAT {done.flags}".rstrip()
+        report = export(dst, tree, workers=workers, on_progress=bar)
+    command = f"{shell_command('precache convert', report.source)} DST --format FORMAT {report.flags}"
     note(
-        f"{tree}: {counted(done.pictures, 'picture')} as stored, not the originals; to convert them: {again}"
+        f"{tree}: {quantity(report.pictures, 'picture')} as stored, not the originals; to convert them: "
+        f"{command.rstrip()}"
     )
 
 
@@ -156,30 +157,32 @@ def clean_command(url: Location, yes: bool) -> None:
 
     if not isinstance(url, Url):
         raise SettingError(
-            f"{url}: is a path, where the same 'precache convert' goes on, and another one with --overwrite "
-            f"replaces what is unfinished; to give it up, remove the folder"
+            "is a path, where the same 'precache convert' goes on, and another one with --overwrite replaces "
+            "what is unfinished",
+            path=url,
+            remedy="to give it up, remove the folder",
         )
-    with leftovers(url) as found:
-        lines = [*found.objects, *map(str, found.files)]
+    with leftovers(url) as unfinished:
+        lines = [*unfinished.objects, *map(str, unfinished.files)]
         if not lines:
             note(f"{url}: no leftovers of killed conversions")
             return
-        for line in lines[:_SHOWN]:
+        for line in lines[:_MAX_LISTED]:
             click.echo(printable(f"  {line}"))
-        if len(lines) > _SHOWN:
-            click.echo(f"  and {len(lines) - _SHOWN:,} more")
-        what = "nothing uses them"
-        if found.objects:
-            what = "an unfinished conversion, which the same 'precache convert' would continue"
-        size = human_bytes(found.bytes)
-        click.echo(printable(f"{url}: {counted(len(lines), 'leftover')}, {size}: {what}"))
+        if len(lines) > _MAX_LISTED:
+            click.echo(f"  and {len(lines) - _MAX_LISTED:,} more")
+        use = "nothing uses them"
+        if unfinished.objects:
+            use = "an unfinished conversion, which the same 'precache convert' would continue"
+        size = human_bytes(unfinished.bytes)
+        click.echo(printable(f"{url}: {quantity(len(lines), 'leftover')}, {size}: {use}"))
         if not yes and not sys.stdin.isatty():
-            raise SettingError(f"{url}: nothing was removed: no terminal to confirm; pass --yes")
+            raise SettingError("nothing was removed: no terminal to confirm", path=url, remedy="pass --yes")
         if not yes and not click.confirm("Remove them?"):
             note("nothing was removed")
             return
-        found.remove()
-    note(f"{url}: {counted(len(lines), 'leftover')} removed")
+        unfinished.remove()
+    note(f"{url}: {quantity(len(lines), 'leftover')} removed")
 
 
 for _command in (convert, verify_command, inspect_command, check_command, doctor_command):
@@ -187,5 +190,5 @@ for _command in (convert, verify_command, inspect_command, check_command, doctor
 
 
 def entry_point() -> None:
-    """Entry point of the console script."""
+    """Run the console script."""
     sys.exit(commandline.run(main, "precache"))

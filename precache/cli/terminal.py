@@ -1,8 +1,8 @@
-"""What a command prints: no control sequences from names, and no failure when the terminal is gone.
+"""The output of a command: free of control sequences from file names, and safe when the terminal is gone.
 
-While a command runs, stdout and stderr are `Guarded`. What is printed there, by any code, cannot move a
-cursor or turn the direction of writing: names of files come from others. A stream that fails (a reader
-that ended, a terminal that vanished, a full disk, a file that is closed) is switched off for good.
+While a command runs, stdout and stderr are each a `GuardedStream`. Text printed there, by any code, cannot
+move a cursor or turn the direction of writing, as names of files from others could. A stream that fails (its
+reader ended, its terminal vanished, its disk is full, its file is closed) is switched off for good.
 """
 
 import errno
@@ -23,76 +23,76 @@ from precache.errors import printable
 _LINE_EVERY_S = 10.0
 
 
-class Guarded(io.TextIOBase):
-    """A stream that writes to `stream`, None if that is closed, what is `printable`, and raises nothing.
+class GuardedStream(io.TextIOBase):
+    """A text stream in front of `stream` (None: it is closed) that escapes text and raises no error.
 
     Attributes:
-        lost: why nothing is written any more; None while it works.
-        lost_result: the same, once anything but a `note` was not written.
+        failure: the error for which nothing is written any more; None while the stream works.
+        result_failure: the same, if text other than a `note` was lost.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream or io.StringIO()
-        self.lost: Exception | None = None if stream else OSError(errno.EBADF, "it is closed")
-        self.lost_result: Exception | None = None
+        self.failure: Exception | None = None if stream else OSError(errno.EBADF, "it is closed")
+        self.result_failure: Exception | None = None
 
     def write(self, text: str) -> int:
-        """Write `text`, its lines as they are and all else printable."""
-        self.write_styled(text if _is_plain(text) else _plain(text))
+        """Write `text` with its line breaks and tabs, and other unprintable characters as escapes."""
+        self.write_unescaped(text if _is_plain(text) else _escape(text))
         return len(text)
 
-    def write_styled(self, text: str) -> None:
-        """Write text with our own control characters: a progress bar that is redrawn, a bold heading."""
+    def write_unescaped(self, text: str) -> None:
+        """Write text with control characters of our own: a progress bar that is redrawn, a bold heading."""
         if text:
             self.note(text)
-            self.lost_result = self.lost
+            self.result_failure = self.failure
 
     def note(self, text: str) -> None:
-        """Write a message that may be lost."""
-        if self.lost is None:
+        """Write a message whose loss is no error."""
+        if self.failure is None:
             try:
                 self._stream.write(_encodable(text, self.encoding))
                 self._stream.flush()
             except (OSError, ValueError) as error:
-                self._lose(error)
+                self._switch_off(error)
 
     def writable(self) -> bool:
-        """Always true: output that cannot be written is dropped."""
+        """Return True, because output that cannot be written is dropped."""
         return True
 
     def isatty(self) -> bool:
-        """Whether a person is likely to look at it."""
+        """Whether the stream is a terminal."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """The stream's descriptor; io.UnsupportedOperation if it has none."""
+        """Return the stream's descriptor; io.UnsupportedOperation if it has none."""
         return self._stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """The encoding of what is written."""
+        """Encoding of the stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     @property
     def errors(self) -> str:  # type: ignore[override]
-        """What happens to a character that the encoding lacks."""
+        """Name of the handling of characters that the encoding lacks."""
         return "backslashreplace"
 
-    def _lose(self, error: Exception) -> None:
-        self.lost = error
-        # it still holds what could not be written, and tries again when the program ends
+    def _switch_off(self, error: Exception) -> None:
+        self.failure = error
+        # the stream still buffers text, which Python tries to write at exit: let that succeed
         with suppress(OSError, ValueError), open(os.devnull, "w") as null:
             os.dup2(null.fileno(), self.fileno())
 
 
-class _Styled(io.TextIOBase):
-    """The same stream, for what escapes names by itself: tables and progress bars."""
+class _UnescapedStream(io.TextIOBase):
+    """A guarded stream for writers that escape names themselves: tables and progress bars."""
 
-    def __init__(self, guarded: Guarded) -> None:
+    def __init__(self, guarded: GuardedStream) -> None:
         self._guarded = guarded
 
     def write(self, text: str) -> int:
-        self._guarded.write_styled(text)
+        self._guarded.write_unescaped(text)
         return len(text)
 
     def isatty(self) -> bool:
@@ -106,32 +106,33 @@ class _Styled(io.TextIOBase):
         return self._guarded.encoding
 
 
-def styled(stream: TextIO) -> TextIO:
-    """`stream` for a writer that needs control characters itself, and escapes those of names."""
-    return cast(TextIO, _Styled(stream)) if isinstance(stream, Guarded) else stream
+def unescaped_stream(stream: TextIO) -> TextIO:
+    """Return `stream` for a writer that uses control characters itself, and escapes those in names."""
+    return cast(TextIO, _UnescapedStream(stream)) if isinstance(stream, GuardedStream) else stream
 
 
 def new_console(**options: Any) -> Console:
-    """A console for tables on stdout: text is `printable`, and [bold] and `:name:` are printed as they are.
+    """Return a console for tables on stdout, which escapes text, and prints [bold] and `:name:` literally.
 
-    `options` are those of `rich.console.Console`.
+    Args:
+        options: further options of `rich.console.Console`.
     """
-    return _Console(file=styled(sys.stdout), highlight=False, emoji=False, markup=False, **options)
+    return _Console(file=unescaped_stream(sys.stdout), highlight=False, emoji=False, markup=False, **options)
 
 
 class _Console(Console):
     def render_str(self, text: str, **options: Any) -> Text:
-        """Make text of a string as printed, in a cell or alone."""
+        """Return a string, of a cell or alone, as text without unprintable characters."""
         return super().render_str("\n".join(map(printable, text.split("\n"))), **options)
 
 
 @contextmanager
-def guarded() -> Iterator[Guarded]:
-    """Guard stdout, which is given to the block, and stderr for its duration."""
+def guard_output() -> Iterator[GuardedStream]:
+    """Replace stdout, which the block gets, and stderr by guarded streams for the block."""
     _fill_standard_descriptors()
     before = sys.stdout, sys.stderr
-    stdout = Guarded(sys.stdout)
-    sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, Guarded(sys.stderr))
+    stdout = GuardedStream(sys.stdout)
+    sys.stdout, sys.stderr = cast(TextIO, stdout), cast(TextIO, GuardedStream(sys.stderr))
     try:
         yield stdout
     finally:
@@ -139,9 +140,9 @@ def guarded() -> Iterator[Guarded]:
 
 
 def _fill_standard_descriptors() -> None:
-    """Open the null device for each of 0, 1 and 2 that is closed, as by a shell's `>&-`.
+    """Open the null device for each of the descriptors 0, 1 and 2 that is closed, as by a shell's `>&-`.
 
-    The next file to be opened would take its number, and all that C code says on stderr.
+    Otherwise the next file to be opened would get that number, and with it the messages of C code on stderr.
     """
     for number in range(3):
         try:
@@ -153,21 +154,22 @@ def _fill_standard_descriptors() -> None:
 class ProgressBar:
     """A progress bar on stderr that appears with the first report of (done, total).
 
-    Where stderr is not a terminal, but a log file or a pipe: a line every ten seconds.
+    If stderr is a log file or a pipe instead of a terminal, it is a line every ten seconds.
     """
 
     def __init__(self, title: str, unit: str, **options: Any) -> None:
         self._options = {"desc": printable(title), "unit": unit, **options}
         self._bar: Any = None
-        self._begin: tuple[float, int] | None = None  # when the first report came, and what was done then
-        self._line_s = 0.0
+        self._begin_s: float | None = None  # time of the first report
+        self._initial = 0  # units that were done at the first report
+        self._line_s = 0.0  # time of the last line
 
     def __enter__(self) -> "ProgressBar":
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        """Show that `done` of `total` units are done; raise what a signal raised, if that was lost."""
-        raise_received()
+        """Show that `done` of `total` units are done; raise the exception of a signal if it was swallowed."""
+        raise_pending_interrupt()
         if sys.stderr.isatty():
             self._draw(done, total)
         else:
@@ -179,43 +181,45 @@ class ProgressBar:
 
     def _write_line(self, done: int, total: int) -> None:
         now_s = time.monotonic()
-        if self._begin is None:
-            self._begin, self._line_s = (now_s, done), now_s
-        begin_s, initial = self._begin
-        ends = done == total and self._line_s > begin_s  # no log ends at 70% of what was done
-        if now_s - self._line_s >= _LINE_EVERY_S or ends:
+        if self._begin_s is None:
+            self._begin_s, self._initial, self._line_s = now_s, done, now_s
+        is_last = done == total and self._line_s > self._begin_s  # a log with lines has one for the end, too
+        if now_s - self._line_s >= _LINE_EVERY_S or is_last:
             self._line_s = now_s
-            form = {"prefix" if name == "desc" else name: value for name, value in self._options.items()}
-            line = tqdm.format_meter(done, total, now_s - begin_s, ncols=0, initial=initial, **form)
+            options = {"prefix" if name == "desc" else name: value for name, value in self._options.items()}
+            elapsed_s = now_s - self._begin_s
+            line = tqdm.format_meter(done, total, elapsed_s, ncols=0, initial=self._initial, **options)
             print(line, file=sys.stderr, flush=True)
 
     def _draw(self, done: int, total: int) -> None:
         if self._bar is None:
-            tqdm.monitor_interval = 0  # its thread would only refresh the bar, and forbid forks
-            # a resumed run starts where it stopped: its rate counts its own work only
-            self._bar = tqdm(total=total, initial=done, file=styled(sys.stderr), **self._options)
+            tqdm.monitor_interval = 0  # no monitor thread: it only refreshes the bar, and prevents forks
+            # `initial` is what an earlier run has done, which the rate must not count
+            self._bar = tqdm(total=total, initial=done, file=unescaped_stream(sys.stderr), **self._options)
         self._bar.update(done - self._bar.n)
 
 
-# What a signal raised. C code, as that of a module being imported, can swallow an exception: then it is
-# raised again at the next step of progress.
-received: list[BaseException] = []
+# Exceptions that signals have raised. C code, such as a module's import, can swallow them: so they are raised
+# again at the next step of progress.
+pending_interrupts: list[BaseException] = []
 
 
-def raise_received() -> None:
-    """Raise again what a signal has raised."""
-    if received:
-        raise received[-1]
+def raise_pending_interrupt() -> None:
+    """Raise again the exception of the last signal, if there was one."""
+    if pending_interrupts:
+        raise pending_interrupts[-1]
 
 
 def _is_plain(text: str) -> bool:
+    """Whether all characters of `text` are printable, line breaks or tabs."""
     return text.isprintable() or text.replace("\n", "").replace("\t", "").isprintable()
 
 
-def _plain(text: str) -> str:
-    """`text` with its lines and tabs, and else only what is printable."""
+def _escape(text: str) -> str:
+    """Return `text` with its line breaks and tabs, and other unprintable characters as escapes."""
     return "".join(c if c in "\n\t" else printable(c) for c in text)
 
 
 def _encodable(text: str, encoding: str) -> str:
+    """Return `text` with escapes for characters that `encoding` lacks."""
     return text if text.isascii() else text.encode(encoding, "backslashreplace").decode(encoding)

@@ -1,4 +1,4 @@
-"""Can every picture of a raw tree be decoded? Found out before training, with the converter's own decoder."""
+"""Check, before training, that the converter's own decoder can decode every picture of a raw tree."""
 
 import os
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from precache.dataset.converted import is_converted
 from precache.dataset.index import Rejected
 from precache.errors import ImageError, SettingError, SourceError, check_range, os_errors_as, shell_command
 from precache.pictures import images
+from precache.pictures.large_pictures import LargePictureLock
 from precache.pictures.reading import MAX_PIXELS
-from precache.pictures.turns import Turn
-from precache.reporting import Progress, unseen, warn
-from precache.sources.base import SampleRef, Scan, Source, reads_of, warn_of_undecodable
-from precache.sources.rejected_list import check_writable, default_list, write_list
+from precache.reporting import Progress, no_progress, warn
+from precache.sources.base import SampleRef, Scan, Source, picture_readers, warn_of_undecodable
+from precache.sources.rejected_list import check_writable, default_list_path, write_list
 from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Url, locate
 
@@ -24,13 +24,13 @@ _TASK_PICTURES = 64
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What `check` found.
+    """Result of `check`.
 
     Attributes:
-        pictures: decoded, or tried.
-        rejected: those that cannot be, in the order of the scan.
-        list_file: where they are listed.
-        deeper: pictures that lie in a folder of their class folder.
+        pictures: number of pictures that were checked.
+        rejected: pictures that cannot be decoded, in the order of the scan.
+        list_file: file in which they are listed.
+        deeper: number of pictures that lie in a folder of their class folder.
     """
 
     pictures: int
@@ -46,17 +46,17 @@ def check(
     class_depth: int | None = None,
     max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> CheckReport:
-    """Decode every picture of the raw tree `source`, a folder or a URL, and list those that cannot be.
+    """Decode every picture of the raw tree `source`, a folder or a URL, and list the undecodable ones.
 
-    Loaders with `Reading(on_error="skip")` leave these out. The list is replaced at each run, at its
-    end; `precache.sources.rejected_list` describes it.
+    Loaders with `Reading(on_error="skip")` leave these out. Each run replaces the list at its end;
+    `precache.sources.rejected_list` describes it.
 
     Args:
-        list_file: where to write the list; default `source` with `.rejected.csv`, where loaders look.
-        class_depth: how deep class folders lie, as of `precache convert`; default 1.
-        max_pixels: a picture of more pixels counts as one that cannot be decoded.
+        list_file: file for the list; default `source` with `.rejected.csv`, where loaders look.
+        class_depth: depth of the class folders below `source`, as for `precache convert`; default 1.
+        max_pixels: most pixels of a picture; a larger one counts as undecodable.
         workers: processes; default one per CPU, 0 for the calling process.
         on_progress: called with (pictures done, pictures in all), a few times a second.
 
@@ -72,11 +72,11 @@ def check(
     depth = check_range("class_depth", 1 if class_depth is None else class_depth, 0)
     if is_converted(source):
         command = shell_command("precache verify", source)
-        raise SourceError(f"{source}: is a converted dataset; check it with: {command}")
+        raise SourceError("is a converted dataset", path=source, remedy=f"check it with: {command}")
     if isinstance(source, Url):
         if list_file is None:
             raise SettingError(
-                f"{source}: is a URL, where no list can be written; name a local file with --list"
+                "is a URL, where no list can be written", path=source, remedy="name a local file with --list"
             )
         scan = ObjectTree(source, depth).scan()
     else:
@@ -84,16 +84,18 @@ def check(
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
-    target = default_list(scan.root) if list_file is None else Path(list_file)
+    target = default_list_path(scan.root) if list_file is None else Path(list_file)
     check_writable(target, scan.root)
-    report = engines.counted(on_progress, len(scan.samples))
+    report = engines.progress_counter(on_progress, len(scan.samples))
     tasks = -(-len(scan.samples) // _TASK_PICTURES)
-    with closing(engines.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as found:
-        refused = sorted((pair for pairs in found for pair in pairs), key=lambda pair: pair[0].id)
-    rejected = tuple(Rejected(ref.path, why, ref.id, ref.bytes, ref.modified_ns) for ref, why in refused)
-    with os_errors_as(SettingError, f"{target}: cannot be written", "choose another with --list"):
+    rejected: list[Rejected] = []
+    with closing(engines.run(_decode_all, _tasks(scan, max_pixels), min(workers, tasks), report)) as results:
+        for undecodable in results:
+            rejected += undecodable
+    rejected.sort(key=lambda picture: picture.id)
+    with os_errors_as(SettingError, "cannot be written", "choose another with --list", path=target):
         write_list(target, rejected)
-    return CheckReport(len(scan.samples), rejected, target, scan.deeper)
+    return CheckReport(len(scan.samples), tuple(rejected), target, scan.deeper)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,22 +106,22 @@ class _CheckTask:
 
     @property
     def name(self) -> str:
-        """The name for error messages: its first picture and what follows."""
+        """Name in error messages: its first picture and what follows."""
         return f"{self.source.where(self.samples[0])} and what follows it"
 
 
 def _tasks(scan: Scan, max_pixels: int) -> Iterator[_CheckTask]:
-    """Yield tasks one by one, since each holds the paths of its pictures."""
+    """Yield the tasks one at a time, because each holds the paths of its pictures."""
     for start in range(0, len(scan.samples), _TASK_PICTURES):
         rows = range(start, min(start + _TASK_PICTURES, len(scan.samples)))
         yield _CheckTask(scan.source, tuple(scan.samples[row] for row in rows), max_pixels)
 
 
-def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[tuple[SampleRef, str]]:
-    """The pictures of `task` that cannot be decoded, each with the reason."""
-    whole = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full, and not resized
-    refused = []
-    reads = reads_of(task.source, task.samples, task.max_pixels)
+def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[Rejected]:
+    """Return the pictures of `task` that cannot be decoded."""
+    rendering = images.Rendering(size=1, max_pixels=task.max_pixels)  # decoded in full; the size is not used
+    rejected = []
+    reads = picture_readers(task.source, task.samples, task.max_pixels)
     for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
         path = task.source.where(ref)
         try:
@@ -127,9 +129,9 @@ def _decode_all(task: _CheckTask, tick: engines.Ticks) -> list[tuple[SampleRef, 
                 raise ImageError(path, engines.KILLED)
             tick.begin(unit)
             data = read()
-            with Turn() as turn:
-                images.decode_for(data, path, whole, turn)
+            with LargePictureLock() as lock:
+                images.decode_for(data, path, rendering, lock)
         except ImageError as error:
-            refused.append((ref, error.reason))
+            rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id, ref.bytes, ref.modified_ns))
         tick()
-    return refused
+    return rejected

@@ -10,9 +10,9 @@ What a kill leaves behind, and what the same command then does:
     the manifest is renamed               the old state, or a dataset       goes on, or is done
     the journal is removed                a dataset and a journal           removes the journal
 
-So the shards in work are lost and nothing else: a shard is in the journal once all its files have their
-names, and the manifest is written last. `precache.conversion.destination` says the same of `--overwrite`,
-and `precache.conversion.url` of a conversion into a URL.
+So only unfinished shards are lost: a shard is in the journal once all its files have their names, and the
+manifest is written last. `precache.conversion.destination` describes the same for `--overwrite`, and
+`precache.conversion.url` for a conversion into a URL.
 """
 
 import math
@@ -34,11 +34,11 @@ from precache.conversion.destination import (
     check_files,
     check_finished,
     check_may_be_replaced,
+    describe_rejects,
     finish_swap,
-    remove_rest,
+    remove_conversion_leftovers,
     resolve,
     swap_in,
-    too_many_rejected,
     warn_of_build,
 )
 from precache.conversion.journal import (
@@ -57,8 +57,7 @@ from precache.conversion.shard_writer import (
     read_first,
     write_shard,
 )
-from precache.conversion.update import UpdatePlan
-from precache.conversion.update import plan as plan_update
+from precache.conversion.update import UpdatePlan, prepare_update
 from precache.conversion.url import (
     FilesAtUrl,
     locked_working_folder,
@@ -96,30 +95,30 @@ from precache.errors import (
 )
 from precache.formats import FORMATS
 from precache.pictures import images
-from precache.pictures.kinds import kind_without_decoder, made_by
+from precache.pictures.kinds import decoder_versions, kind_without_decoder
 from precache.plan import ConvertPlan, plan_conversion
 from precache.recipe import Recipe
-from precache.reporting import Progress, nothing_lost, tells, unseen, warn
+from precache.reporting import Progress, explain_interruption, no_progress, nothing_lost_message, warn
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import Samples, Scan, check_apart, prepared, warn_of_undecodable
-from precache.sources.masks import reader_of
-from precache.sources.splits import apply_list, gaps
+from precache.sources.base import Samples, Scan, check_no_overlap, prepare_scan, warn_of_undecodable
+from precache.sources.masks import mask_reader
+from precache.sources.splits import apply_list, split_warnings
 from precache.storage.locks import hold_lock, lock_path
 from precache.storage.urls import Location, Url, check_writable, locate
 
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """What one call of `convert` did.
+    """Result of one call of `convert`.
 
     Attributes:
-        manifest: of the finished dataset.
+        manifest: manifest of the finished dataset.
         converted: pictures written by this call; fewer than the manifest's after a resume.
         published: whether this call finished the dataset; False if it was already finished.
         elapsed_s: wall time of this call.
-        nodes: with the engine `ray`, pictures per second of each node that had some, by its name.
+        nodes: with the engine `ray`, name -> pictures per second of each node that converted some.
         deeper: pictures of a source tree that lie in a folder of their class folder.
-        duplicates: the pictures of equal content; None if the dataset was already finished.
+        duplicates: pictures of equal content; None if the dataset was already finished.
     """
 
     manifest: Manifest
@@ -131,8 +130,8 @@ class Conversion:
     duplicates: Duplicates | None = None
 
 
-@tells(nothing_lost)
-def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
+@explain_interruption(nothing_lost_message)
+def convert(  # noqa: PLR0913 (choices of the caller, each given by keyword)
     source: Any,
     destination: str | os.PathLike[str] | Url,
     recipe: Recipe,
@@ -146,7 +145,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     engine: str = "local",
     address: str | None = None,
     on_start: Callable[[int, int], None] = lambda predicted, free: None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
     **named: Any,
 ) -> Conversion:
     """Convert the pictures of `source`, such as a raw tree, into the folder or URL `destination` by `recipe`.
@@ -156,6 +155,8 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
 
     Args:
         source: a path, a dataset, or several as splits; see `precache.open_source`.
+        destination: a folder, or a URL of an object storage.
+        recipe: settings that change the bytes of the dataset.
         workers: processes; default one per CPU, into a URL two per CPU, 0 for the calling process. With the
             engine `ray`, shards at a time; default twice the CPUs of the cluster.
         overwrite: convert although the destination is finished: the new dataset is built beside
@@ -165,15 +166,15 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
             `precache.conversion.update`.
         max_rejects: share of the pictures, 0 to 1, that may be undecodable, rounded up to whole
             pictures; with more, nothing is published.
-        split_list: a file of lines `path,split` that says what is converted, into which splits
+        split_list: file of lines `path,split` that names the pictures to convert, and their splits
             (see `precache.sources.splits`).
-        options: which column is the label, and the like, see `precache.SourceOptions`.
+        options: how to read the source, such as which column is the label; see `precache.SourceOptions`.
         engine: `local`, processes of this machine; or `ray`, the nodes of a Ray cluster, all of which see
             `source` and `destination` under the same paths.
-        address: the cluster's, `HOST:PORT`; default RAY_ADDRESS, or the one that this machine is a node of.
+        address: `HOST:PORT` of the cluster; default RAY_ADDRESS, or the cluster that this machine belongs to.
         on_start: called with (bytes that the dataset will take, bytes free), before the work.
         on_progress: called with (pictures done, pictures in all), a few times a second.
-        named: options by their names, `image="photo", label="species"`, beside or instead of `options`.
+        named: options by name, `image="photo", label="species"`, beside or instead of `options`.
 
     Raises:
         SourceError: no such source, one without pictures, or one that changes during the conversion.
@@ -187,7 +188,7 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     start_s = time.perf_counter()
     check_share("max_rejects", max_rejects)
     if update and overwrite:
-        raise SettingError("update and overwrite cannot be combined; give one")
+        raise SettingError("update and overwrite cannot be combined", remedy="give one")
     options = replace(options or SourceOptions(), **named)
     destination = locate(destination)
     if engine == "local" and workers is None and isinstance(destination, Url):
@@ -195,93 +196,106 @@ def convert(  # noqa: PLR0913 (each one a choice of the caller, by keyword)
     elif engine == "local" or workers is not None:
         workers = engines.worker_count(workers)
     source = locate(source) if isinstance(source, str | bytes | os.PathLike) else source
-    with engines.connected(engine, address):
-        opened, scan, recipe, options = _scanned(source, recipe, options, split_list)
+    with engines.engine_connection(engine, address):
+        opened, scan, recipe, options = _open_and_scan(source, recipe, options, split_list)
         job = _Job(
-            scan,
-            plan_conversion(scan.samples, recipe),
-            Target(recipe, scan.digest, made_by()),
-            engine,
-            workers,
-            math.ceil(max_rejects * len(scan.samples)),
-            engines.of_caller(on_start),
-            on_progress,
-            options,
+            scan=scan,
+            plan=plan_conversion(scan.samples, recipe),
+            target=Target(recipe, scan.digest, decoder_versions()),
+            engine=engine,
+            workers=workers,
+            max_rejected=math.ceil(max_rejects * len(scan.samples)),
+            on_start=engines.mark_callback_errors(on_start),
+            on_progress=on_progress,
+            options=options,
         )
-        with _tells_of_faults(destination):
+        with _explain_faults(destination):
             if isinstance(destination, Url):
                 check_writable(destination)
-                check_apart(opened, destination)
-                done = _convert_at(job, destination, overwrite, update)
+                check_no_overlap(opened, destination)
+                conversion = _convert_into_url(job, destination, overwrite, update)
             else:
                 destination = resolve(destination)
-                check_apart(opened, destination)
+                check_no_overlap(opened, destination)
                 if not lock_path(destination).exists():
-                    # first, so that no lock file is put beside a folder that is not ours
+                    # before the lock, so that no lock file is put beside somebody else's folder
                     check_empty(destination)
                 with hold_lock(destination):
-                    done = _convert(job, destination, overwrite, update)
-    for gap in gaps(scan, done.manifest) if done.published else ():
-        warn(f"{destination}: {gap}")
-    if done.duplicates is not None and done.duplicates.in_splits:
-        remedy = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
-        unfair = "so that validation may see what training has seen"
-        warn(f"{destination}: {done.duplicates}, {unfair}; list them: {remedy}")
-    return replace(done, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
+                    conversion = _convert_into_folder(job, destination, overwrite, update)
+    if conversion.published:
+        for gap in split_warnings(scan, conversion.manifest):
+            warn(f"{destination}: {gap}")
+    if conversion.duplicates is not None and conversion.duplicates.in_splits:
+        command = f"{shell_command('precache inspect', destination)} --duplicates duplicates.csv"
+        warn(
+            f"{destination}: {conversion.duplicates}, so that validation may see what training has seen; "
+            f"list them: {command}"
+        )
+    return replace(conversion, elapsed_s=time.perf_counter() - start_s, nodes=job.nodes, deeper=scan.deeper)
 
 
-def _scanned(
+def _open_and_scan(
     source: Any,
     recipe: Recipe,
     options: SourceOptions,
     split_list: str | os.PathLike[str] | None,
 ) -> tuple[Source, Scan, Recipe, SourceOptions]:
-    """The opened source and its scan, with the recipe and options completed by them."""
+    """Open and scan the source, and complete the recipe and the options by what it holds."""
     opened = open_source(source, options)
-    scan, options = prepared(opened.scan(), recipe, options)
+    scan, options = prepare_scan(opened.scan(), recipe, options)
     if options.boxes or scan.samples.fields:
-        boxes.check(options.boxes, scan.samples.fields, masks=reader_of(scan.source) is not None)
+        boxes.check(options.boxes, scan.samples.fields, masks=mask_reader(scan.source) is not None)
     for warning in scan.warnings:
         warn(warning)
     warn_of_undecodable(scan)
     if split_list is not None:
         scan, recipe = apply_list(scan, recipe, split_list)
-    elif recipe.listed:
-        raise SettingError(f"splits {recipe.splits!r} names a list file; pass the file as split_list")
+    elif recipe.has_split_list:
+        raise SettingError(
+            f"splits {recipe.splits!r} names a list file", remedy="pass the file as split_list"
+        )
     return opened, scan, recipe, options
 
 
 @contextmanager
-def _tells_of_faults(place: Location, how_much_is_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """Make a DatasetError of what the disk raises, and say how much is kept, once something is converted."""
+def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
+    """LargePictureLock an OSError into a DatasetError, and add what is kept to it, and to an interruption.
+
+    Args:
+        place: the destination, which the error names unless the OSError names a file.
+        describe_kept: returns what is kept, once a conversion has begun.
+    """
     try:
-        with tells(how_much_is_kept) if how_much_is_kept else nullcontext():
+        with explain_interruption(describe_kept) if describe_kept else nullcontext():
             yield
     except OSError as error:
-        if engines.is_of_caller(error):
+        if engines.is_callback_error(error):
             raise
         check_open_files(error, error.filename)
-        remedy = "make room or fix permissions"
-        remedy = (
-            f" {how_much_is_kept()}; {remedy} first"
-            if how_much_is_kept
-            else f"; {remedy}, then run the same command again"
-        )
-        raise DatasetError(
-            f"{error.filename or place}: cannot be written ({os_reason(error)}){remedy}"
-        ) from error
+        message = f"cannot be written ({os_reason(error)})"
+        remedy = "make room or fix permissions, then run the same command again"
+        if describe_kept is not None:
+            message += f" {describe_kept()}"
+            remedy = "make room or fix permissions first"
+        raise DatasetError(message, path=error.filename or place, remedy=remedy) from error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """Arguments of a conversion; `limit`: the most rejects; `nodes`: filled while it runs."""
+    """Arguments of a conversion or an update.
+
+    Attributes:
+        max_rejected: most pictures that may be rejected.
+        rejected: for an update, pictures that were rejected before and have not changed.
+        nodes: node -> pictures per second, filled while the conversion runs.
+    """
 
     scan: Scan
     plan: ConvertPlan
     target: Target
     engine: str
     workers: int | None
-    limit: int
+    max_rejected: int
     on_start: Callable[[int, int], None]
     on_progress: Progress
     options: SourceOptions
@@ -289,31 +303,31 @@ class _Job:
     nodes: dict[str, float] = field(default_factory=dict)
 
 
-def _convert(job: _Job, destination: Path, overwrite: bool, update: bool) -> Conversion:
-    """Convert into the locked destination, unless the dataset is there."""
+def _convert_into_folder(job: _Job, destination: Path, overwrite: bool, update: bool) -> Conversion:
+    """Convert into the locked folder, unless the dataset is there."""
     finish_swap(destination)
     if not is_converted(destination):
         warn_of_build(destination)
         return _carry_out(job, FilesInFolder(destination), overwrite)
-    remove_rest(destination)
+    remove_conversion_leftovers(destination)
     if overwrite:
         check_may_be_replaced(destination)
         folder = build_folder(destination)
-        done = _carry_out(job, FilesInFolder(folder), overwrite)
+        conversion = _carry_out(job, FilesInFolder(folder), overwrite)
         swap_in(destination, folder)
-        return done
+        return conversion
     warn_of_build(destination)
     if update:
         return _update(job, destination)
-    manifest = check_finished(destination, job.scan, job.target, job.options, job.limit)
+    manifest = check_finished(destination, job.scan, job.target, job.options, job.max_rejected)
     return Conversion(manifest, 0, published=False)
 
 
 def _update(job: _Job, destination: Path) -> Conversion:
-    """Add to the dataset in `destination` what is new in the source, and mark what is gone."""
+    """Add new pictures of the source to the dataset in `destination`, and mark those that are gone."""
     dataset = open_dataset(destination)
     check_files(dataset)
-    update = plan_update(dataset, job.scan, job.target.recipe, job.options)
+    update = prepare_update(dataset, job.scan, job.target.recipe, job.options)
     if update is None:
         return Conversion(dataset.manifest, 0, published=False)
     job = replace(
@@ -326,12 +340,12 @@ def _update(job: _Job, destination: Path) -> Conversion:
     return _carry_out(job, FilesInFolder(destination, dataset.manifest.own_names), update=update)
 
 
-def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversion:
-    """As `_convert`, into an object storage, see `precache.conversion.url`."""
+def _convert_into_url(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversion:
+    """Convert into an object storage, unless the dataset is there; see `precache.conversion.url`."""
     with locked_working_folder(url) as folder:
         if is_converted(url):
             refuse_change(url, overwrite=overwrite, update=update)
-            manifest = check_finished(url, job.scan, job.target, job.options, job.limit)
+            manifest = check_finished(url, job.scan, job.target, job.options, job.max_rejected)
             remove_if_same(folder, job.target)
             return Conversion(manifest, 0, published=False)
         return _carry_out(job, FilesAtUrl(url, folder), overwrite)
@@ -340,13 +354,14 @@ def _convert_at(job: _Job, url: Url, overwrite: bool, update: bool) -> Conversio
 def _carry_out(
     job: _Job, files: FilesInFolder | FilesAtUrl, overwrite: bool = False, update: UpdatePlan | None = None
 ) -> Conversion:
-    """Write what is missing of a conversion, or an update, and commit it."""
+    """Write the shards that a conversion, or an update, still lacks, and commit it."""
     with (
         Journal(files, job.target, job.plan, job.scan, overwrite=overwrite) as journal,
-        _tells_of_faults(files.folder, journal.how_much_is_kept),
+        _explain_faults(files.folder, journal.kept_message),
     ):
-        for name in update.dataset.manifest.replaced_files if update else ():  # by an earlier update
-            (files.folder / name).unlink(missing_ok=True)
+        if update is not None:
+            for name in update.dataset.manifest.replaced_files:  # files that the update before replaced
+                (files.folder / name).unlink(missing_ok=True)
         converted = _write_shards(job, journal)
         contents = _gather(job, journal.finished)
         if update is not None:
@@ -362,7 +377,7 @@ def _carry_out(
 
 
 def _write_shards(job: _Job, journal: Journal) -> int:
-    """Write the shards that are not on record yet; the number of pictures converted by this call.
+    """Write the shards that the journal lacks, and return the number of pictures that this converted.
 
     Raises:
         DatasetError: the disk cannot take them, too many pictures are rejected, or shards were changed
@@ -373,12 +388,16 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     at_a_time = engines.worker_count(job.workers) if isinstance(journal.files.place, Url) else None
     check_disk_space(job.scan, job.target.recipe, waiting, journal.files.folder, job.on_start, at_a_time)
     total = len(samples)
-    report = engines.counted(job.on_progress, total, total - sum(len(shard.rows) for shard in waiting))
+    report = engines.progress_counter(
+        job.on_progress, total, total - sum(len(shard.rows) for shard in waiting)
+    )
     report(0)
     converted = 0
-    rejected = [*job.rejected, *(s for shard in journal.finished.values() for s in shard.rejected)]
-    _check_rejects(journal.files.place, rejected, job.limit)
-    tasks = (  # one after another: a task holds the paths of its pictures
+    rejected = list(job.rejected)
+    for finished_shard in journal.finished.values():
+        rejected += finished_shard.rejected
+    _check_rejects(journal.files.place, rejected, job.max_rejected)
+    tasks = (  # made one at a time, because a task holds the paths of its pictures
         ShardTask(
             shard.name,
             shard.split,
@@ -391,53 +410,55 @@ def _write_shards(job: _Job, journal: Journal) -> int:
     workers = None if job.workers is None else min(job.workers, len(waiting))
     source, run = job.scan.source, engines.ENGINES[job.engine]
     write = partial(write_shard, source)
-    first = [samples[int(shard.rows[0])] for shard in waiting[:1]]
-    read = partial(read_first, source, first)
+    first_samples = [samples[int(shard.rows[0])] for shard in waiting[:1]]
+    read = partial(read_first, source, first_samples)
     with (
-        engines.nodes_of(job.engine, journal.files.place, JOURNAL_NAME, read) as nodes,
-        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as finished,
+        engines.prepare_nodes(job.engine, journal.files.place, JOURNAL_NAME, read) as nodes,
+        closing(run(write, tasks, workers, report, finish=finish_shard, nodes=nodes)) as written_shards,
     ):
-        for shard in finished:
+        for shard in written_shards:
             journal.record(shard)
             converted += shard.entry.samples
             rejected += shard.rejected
-            _check_rejects(journal.files.place, rejected, job.limit)
+            _check_rejects(journal.files.place, rejected, job.max_rejected)
     job.nodes.update(nodes.units_per_s)
-    if isinstance(journal.files, FilesInFolder):  # at a URL they are compared when the manifest is put
+    if isinstance(journal.files, FilesInFolder):  # at a URL, files are compared when the manifest is pushed
         journal.files.check_whole(journal.finished.values())
     return converted
 
 
 def _check_rejects(place: Location, rejected: Sequence[Rejected], limit: int) -> None:
     """Raise DatasetError if more than `limit` pictures are rejected."""
-    if len(rejected) > limit:
-        undecoded = [one for one in rejected if kind_without_decoder(one.reason)]
-        if undecoded:
-            raise DatasetError(
-                f"{place}: stopped, for {undecoded[0].path} {undecoded[0].reason}; "
-                f"{too_many_rejected(len(rejected), limit)}, {len(undecoded):,} of them for want of a "
-                f"decoder; install it and pass --overwrite, or leave them out with a higher --max-rejects"
-            )
+    if len(rejected) <= limit:
+        return
+    undecoded = [picture for picture in rejected if kind_without_decoder(picture.reason)]
+    if undecoded:
         raise DatasetError(
-            f"{place}: stopped, {too_many_rejected(len(rejected), limit)}; first: {rejected[0].path}, "
-            f"{rejected[0].reason}; repair or remove them and pass --overwrite, or leave them "
-            f"out with a higher --max-rejects"
+            f"stopped, for {undecoded[0].path} {undecoded[0].reason}; "
+            f"{describe_rejects(len(rejected), limit)}, {len(undecoded):,} of them for want of a decoder",
+            path=place,
+            remedy="install it and pass --overwrite, or leave them out with a higher --max-rejects",
         )
+    raise DatasetError(
+        f"stopped, {describe_rejects(len(rejected), limit)}; first: {rejected[0].path}, {rejected[0].reason}",
+        path=place,
+        remedy="repair or remove them and pass --overwrite, or leave them out with a higher --max-rejects",
+    )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Contents:
-    """What a dataset holds, as its index and its manifest will say it.
+class _DatasetContents:
+    """The contents of a dataset, from which its index and its manifest are written.
 
     Attributes:
-        index: of all samples, in the order of the shards.
-        shards: those that hold samples.
-        statistics: of the splits whose pixels are all known.
-        rejected: pictures of the source, in any order.
-        source_checksums: uint64 [n] of the samples of the scan; 0 of a picture that was not read.
+        index: all samples, in the order of the shards.
+        shards: shards that hold samples.
+        statistics: statistics of each split whose pixels are all known.
+        rejected: rejected pictures of the source, in any order.
+        source_checksums: uint64 [n] for the samples of the scan; 0 for a picture that was not read.
         made_by: versions of the software that wrote its first shards.
-        next_id: greater than every id that was ever used.
-        updates: all so far.
+        next_id: an id greater than all that were ever used.
+        updates: the updates so far.
     """
 
     index: SampleIndex
@@ -450,8 +471,8 @@ class _Contents:
     updates: tuple[Update, ...] = ()
 
 
-def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _Contents:
-    """Put together what the scan, and the written shards of the plan, by name, say of their samples."""
+def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _DatasetContents:
+    """Combine the scan with the written shards, by name, into the contents of a dataset."""
     samples, recipe = job.scan.samples, job.plan.recipe
     shards = [written[shard.name] for shard in job.plan.shards]
     rows = np.concatenate([np.empty(0, np.int64), *(shard.rows for shard in job.plan.shards)])
@@ -463,8 +484,8 @@ def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _Contents:
     filled = [shard for shard in shards if shard.entry.samples]
     checksums = np.zeros(len(samples), np.uint64)
     checksums[rows] = columns.get(SOURCE_CHECKSUMS, ())
-    return _Contents(
-        index=_indexed(samples, rows, columns, rejected, recipe),
+    return _DatasetContents(
+        index=_make_index(samples, rows, columns, rejected, recipe),
         shards=[shard.entry for shard in filled],
         statistics=statistics_by_split(((shard.entry.split, shard.sums) for shard in filled), recipe.dtype),
         rejected=rejected,
@@ -474,33 +495,34 @@ def _gather(job: _Job, written: Mapping[str, WrittenShard]) -> _Contents:
     )
 
 
-def _add_to_dataset(update: UpdatePlan, added: _Contents) -> _Contents:
-    """Put what an update added behind what the dataset holds, and mark what is gone as removed."""
+def _add_to_dataset(update: UpdatePlan, added: _DatasetContents) -> _DatasetContents:
+    """Append the samples of an update to those of the dataset, and mark those that are gone as removed."""
     before, difference = update.dataset.manifest, update.difference
     known = difference.known
-    gone = known.rows[difference.gone]
+    gone_rows = known.rows[difference.removed]
+    gone_rows = gone_rows[gone_rows >= 0]  # -1 is a rejected picture, of which nothing is stored
     removed = ~known.index.served
-    removed[gone[gone >= 0]] = True
+    removed[gone_rows] = True
     index = known.index if not len(added.index) else known.index.join(added.index)
     if removed.any():
         flags = np.concatenate((removed, np.zeros(len(added.index), np.bool_)))
         index = index.with_columns({"removed": Column(flags.astype(np.uint8))})
     checksums = added.source_checksums.copy()
     checksums[difference.stays] = difference.state.checksums[difference.stay_as]
-    update_done = Update(len(added.index), int((gone >= 0).sum()), update.target.made_by)
-    return _Contents(
+    this_update = Update(len(added.index), len(gone_rows), update.target.made_by)
+    return _DatasetContents(
         index=index,
         shards=[*before.shards, *added.shards],
-        statistics=_statistics_after(before, [shard.split for shard in added.shards], added.statistics),
+        statistics=_merge_statistics(before, [shard.split for shard in added.shards], added.statistics),
         rejected=[*added.rejected, *update.rejected],
         source_checksums=checksums,
         made_by=before.made_by,
         next_id=difference.next_id,
-        updates=(*before.updates, update_done),
+        updates=(*before.updates, this_update),
     )
 
 
-def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manifest, Duplicates]:
+def _write_dataset(job: _Job, contents: _DatasetContents, folder: Path) -> tuple[Manifest, Duplicates]:
     """Check that the counts add up, then write the index and, last, the manifest.
 
     Raises:
@@ -514,12 +536,12 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
         samples.file_bytes[by_id], samples.modified_ns[by_id], contents.source_checksums[by_id]
     )
     ignored = tuple((ignored.path, ignored.reason) for ignored in scan.ignored)
-    table = ShardTable.of(contents.shards, FORMATS[recipe.format])
-    table = replace(table, largest=_largest(index, table))
-    others = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
+    table = ShardTable.from_entries(contents.shards, FORMATS[recipe.format])
+    table = replace(table, largest=_largest_sizes(index, table))
+    other_arrays = {**table.arrays(), **state.arrays(), **left_out_arrays(rejected, ignored)}
     split_of = np.repeat(table.splits, table.samples)
     removed = np.bincount(split_of[~index.served], minlength=len(table.split_names)).tolist()
-    # a converted dataset that was updated has ids of its own
+    # ids are ranks in the scan, but for updates, and for a source that brings ids of its own
     has_own_ids = contents.updates or contents.next_id > scan.scanned
     manifest = Manifest(
         recipe=recipe,
@@ -529,11 +551,11 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
         classes=scan.classes,
         samples_per_class=_count_classes(scan, table, index),
         shards=table,
-        index=write_index(folder, index, others, len(contents.updates)),
+        index=write_index(folder, index, other_arrays, len(contents.updates)),
         scanned=scan.scanned,
         rejected=rejected,
         ignored=ignored,
-        source_options=job.options.given(),
+        source_options=job.options.to_json(),
         target=scan.target,
         fields={name: column.kind for name, column in index.fields.items()},
         statistics=contents.statistics,
@@ -546,48 +568,51 @@ def _write_dataset(job: _Job, contents: _Contents, folder: Path) -> tuple[Manife
     return manifest, find_duplicates(index, split_of)
 
 
-def _indexed(
+def _make_index(
     samples: Samples, rows: Ints, columns: Mapping[str, Array], rejected: Sequence[Rejected], recipe: Recipe
 ) -> SampleIndex:
-    """The samples at `rows` as indexed: what the scan knows of them, and the columns of what was written."""
-    kept = ~np.isin(samples.ids[rows], [picture.id for picture in rejected])
-    scanned = samples.select(rows[kept])
-    found = {
+    """Return the index of the samples at `rows` that are not rejected, with the columns that were written."""
+    is_stored = ~np.isin(samples.ids[rows], [picture.id for picture in rejected])
+    scanned = samples.select(rows[is_stored])
+    index = {
         "ids": Column(scanned.ids),
         "labels": Column(scanned.labels),
         "paths": Column(np.frombuffer(scanned.paths, np.uint8), scanned.path_ends),
         **{f"{VALUE}{name}": column for name, column in scanned.fields.items()},
     }
     if scanned.targets is not None:
-        found["targets"] = scanned.targets
+        index["targets"] = scanned.targets
     if not columns:
-        return SampleIndex(found)
-    found |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
+        return SampleIndex(index)
+    index |= {name: Column(columns[name]) for name in ("source_sizes", "checksums")}
     if recipe.stored_size is None:
-        found["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
+        index["shapes"] = Column(_stored_shapes(columns["source_sizes"], recipe))
     if len(columns["mask_checksums"]):
-        found["mask_checksums"] = Column(columns["mask_checksums"])
-    return SampleIndex(found)
+        index["mask_checksums"] = Column(columns["mask_checksums"])
+    return SampleIndex(index)
 
 
-def _statistics_after(
-    before: Manifest, added: Sequence[str], statistics: Mapping[str, ChannelStatistics]
+def _merge_statistics(
+    before: Manifest, changed_splits: Sequence[str], added: Mapping[str, ChannelStatistics]
 ) -> dict[str, ChannelStatistics]:
-    """Of each split after an update, which `added` shards to some; none of one that has pictures without."""
-    known = {**before.statistics}
-    for split in dict.fromkeys(added):
-        had, got = known.pop(split, None), statistics.get(split)
-        if got is not None and had is not None:
-            got = had.joined(got)
+    """Return the statistics of each split after an update that `added` samples to the `changed_splits`.
+
+    A split has statistics only if those of all its samples are known.
+    """
+    merged = dict(before.statistics)
+    for split in dict.fromkeys(changed_splits):  # each once, in their order
+        old, new = merged.pop(split, None), added.get(split)
+        if new is not None and old is not None:
+            new = old.combine(new)
         elif split in before.samples_per_class:
-            got = None
-        if got is not None:
-            known[split] = got
-    return known
+            new = None
+        if new is not None:
+            merged[split] = new
+    return merged
 
 
-def _largest(index: SampleIndex, table: ShardTable) -> Sizes | None:
-    """int32 [shards, 2]: the greatest height and width of what each shard stores, where they vary."""
+def _largest_sizes(index: SampleIndex, table: ShardTable) -> Sizes | None:
+    """Return int32 [shards, 2]: the greatest stored height and width in each shard; None if all are alike."""
     if index.shapes is None:
         return None
     starts = np.cumsum(table.samples) - table.samples
@@ -597,29 +622,32 @@ def _largest(index: SampleIndex, table: ShardTable) -> Sizes | None:
 def _check_counts(scan: Scan, written: int, rejected: Sequence[Rejected]) -> None:
     if scan.scanned != written + len(rejected) + len(scan.ignored):
         raise DatasetError(
-            f"{scan.root}: {scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} "
-            f"rejected and {len(scan.ignored):,} ignored; this is a bug; please report it"
+            f"{scan.scanned:,} files scanned, but {written:,} converted, {len(rejected):,} rejected and "
+            f"{len(scan.ignored):,} ignored; this is a bug",
+            path=scan.root,
+            remedy="please report it",
         )
     if not written:
         raise DatasetError(
-            f"{scan.root}: none of its {len(scan.samples):,} pictures can be converted; "
-            f"the first one, {rejected[0].path}, {rejected[0].reason}"
+            f"none of its {len(scan.samples):,} pictures can be converted; the first one, "
+            f"{rejected[0].path}, {rejected[0].reason}",
+            path=scan.root,
         )
 
 
 def _stored_shapes(source_sizes: Sizes, recipe: Recipe) -> Sizes:
-    """int32 [n, 2]: height and width of what is stored of pictures of these sizes."""
-    how = recipe.rendering
-    fitted = (images.fitted_size(int(width), int(height), how) for width, height in source_sizes)
+    """Return the stored height and width, int32 [n, 2], of pictures of these widths and heights [n, 2]."""
+    rendering = recipe.rendering
+    fitted = (images.fitted_size(int(width), int(height), rendering) for width, height in source_sizes)
     sides = np.fromiter(chain.from_iterable(fitted), np.int32, 2 * len(source_sizes))
     return sides.reshape(-1, 2)[:, ::-1]
 
 
 def _count_classes(scan: Scan, shards: ShardTable, index: SampleIndex) -> dict[str, tuple[int, ...]]:
-    """Split -> number of samples of each class; `index` is of all samples of `shards`."""
+    """Return split -> number of samples of each class; `index` holds all samples of `shards`."""
     counts = {}
     for split in shards.split_names:
-        rows = np.repeat(shards.of_split(split), shards.samples) & index.served
+        rows = np.repeat(shards.split_mask(split), shards.samples) & index.served
         labels = index.labels[rows]
         if scan.target == "classes" and index.targets is not None:
             labels = index.targets.select(rows).values

@@ -1,11 +1,10 @@
-"""What DST may be, whether a finished one holds what is asked for, and how `--overwrite` replaces it.
+"""The folder DST: what it may be, whether a finished one fits the command, how `--overwrite` replaces it.
 
     .NAME.0123456789abcdef.new.precache    beside DST: the new dataset, until it is finished
     .NAME.0123456789abcdef.old.precache    the old one, until it is removed
 
-As of temporary files, nobody else has such names. Of an old dataset only the files that its manifest lists
-are removed, one by one, index and manifest last. A swap that is killed is completed, or undone, by the next
-run:
+Nobody else uses such names. Only those files of an old dataset are removed that its manifest lists, one by
+one, index and manifest last. The next run completes, or undoes, a swap that was killed:
 
     old    DST    new         what was done                       what is left to do
     -      old    unfinished  nothing                             go on converting, if asked to overwrite
@@ -28,14 +27,14 @@ from precache.conversion.journal import (
     Target,
     own_names,
     read_header,
-    unfinished_names,
+    unfinished_update_names,
 )
 from precache.conversion.update import compare
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.files import first_problem
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError
-from precache.reporting import counted, some, warn
+from precache.reporting import abridge, quantity, warn
 from precache.sources import SourceOptions
 from precache.sources.base import Scan, changed_pictures
 from precache.storage import fsync_folder, remove_leftovers
@@ -44,55 +43,59 @@ from precache.storage.objects import ObjectStore
 from precache.storage.urls import Location, Url
 
 AUTO_NAME = "precache-auto.json"
-"""What `precache auto` predicted of the dataset beside it, and what came; the dataset is whole without."""
+"""File beside the dataset with the gain that `precache auto` predicted and measured; no reader needs it."""
 
 
 def resolve(destination: Path) -> Path:
-    """The folder that `destination` stands for: what a link leads to, and '.' by its own name.
+    """Return the folder that `destination` stands for: the target of a link, and '.' by its own name.
 
     Raises:
-        DatasetError: it is a file, or links that lead in a circle.
+        DatasetError: it is a file, or a link that leads to itself.
     """
     if destination.is_symlink() or destination.name in ("", ".."):
         destination = Path(os.path.realpath(destination))
         if destination.is_symlink():
-            raise DatasetError(f"{destination}: is a link to itself; choose a folder as DST")
+            raise DatasetError("is a link to itself", path=destination, remedy="choose a folder as DST")
     if destination.exists() and not destination.is_dir():
-        raise DatasetError(f"{destination}: is a file; choose a folder as DST")
+        raise DatasetError("is a file", path=destination, remedy="choose a folder as DST")
     return destination
 
 
 def is_untouched(folder: Path) -> bool:
-    """Whether nothing was converted in `folder`, so that a conversion into it reads every picture."""
+    """Whether no conversion was begun in `folder`, so that one into it reads every picture."""
     return not any(os.path.lexists(folder / name) for name in (MANIFEST_NAME, JOURNAL_NAME))
 
 
 def check_finished(
     destination: Location, scan: Scan, target: Target, options: SourceOptions, limit: int
 ) -> Manifest:
-    """The manifest of the finished dataset; DatasetError if it is not what is asked for."""
+    """Return the manifest of the finished dataset; DatasetError unless it is what this command would make."""
     again = "choose another DST" if isinstance(destination, Url) else "pass --overwrite to convert again"
     dataset = open_dataset(destination)
     manifest = dataset.manifest
     check_files(dataset)
-    found = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
-    target.check_same(destination, found, finished=True)
+    finished_target = {"recipe": manifest.recipe.to_json(), "source_digest": manifest.source_digest}
+    target.check_same(destination, finished_target, is_finished=True)
     if manifest.source_options.get("boxes") != options.boxes:
         raise DatasetError(
-            f"{destination}: is finished with boxes {manifest.source_options.get('boxes')!r}, "
-            f"asked for {options.boxes!r}; {again}"
+            f"is finished with boxes {manifest.source_options.get('boxes')!r}, asked for {options.boxes!r}",
+            path=destination,
+            remedy=again,
         )
     if len(manifest.rejected) > limit:
         raise DatasetError(
-            f"{destination}: is finished, but {too_many_rejected(len(manifest.rejected), limit)}; "
-            f"repair or remove them, and {again}"
+            f"is finished, but {describe_rejects(len(manifest.rejected), limit)}",
+            path=destination,
+            remedy=f"repair or remove them, and {again}",
         )
-    changed = _changed(scan, dataset)
+    changed = _changed_pictures(scan, dataset)
     if changed:
         follow = "" if isinstance(destination, Url) else "pass --update to follow the source, or "
         raise DatasetError(
-            f"{destination}: {counted(len(changed), 'source picture')} changed since the conversion, "
-            f"at the same size (first: {changed[0]}); {follow}{again}"
+            f"{quantity(len(changed), 'source picture')} changed since the conversion, at the same size "
+            f"(first: {changed[0]})",
+            path=destination,
+            remedy=f"{follow}{again}",
         )
     return manifest
 
@@ -102,20 +105,23 @@ def check_files(dataset: ConvertedDataset) -> None:
     place, files = dataset.place, dataset.manifest.files
     if isinstance(place, Path):
         if problem := first_problem(place, files):
-            raise DatasetError(f"{problem}; the dataset is damaged: pass --overwrite to convert again")
+            raise DatasetError(problem, remedy="the dataset is damaged: pass --overwrite to convert again")
         return
-    sizes = {found.name: found.bytes for found in ObjectStore(place).list()}
-    if lost := [file.name for file in files if sizes.get(file.name) != file.bytes]:
-        raise DatasetError(
-            f"{place / lost[0]}: missing or truncated; the dataset is damaged: choose another DST"
-        )
+    sizes = {info.name: info.bytes for info in ObjectStore(place).list()}
+    for file in files:
+        if sizes.get(file.name) != file.bytes:
+            raise DatasetError(
+                "missing or truncated",
+                path=place / file.name,
+                remedy="the dataset is damaged: choose another DST",
+            )
 
 
-def remove_rest(folder: Path) -> None:
-    """Remove what a conversion that was killed after its manifest has left in the finished `folder`."""
+def remove_conversion_leftovers(folder: Path) -> None:
+    """Remove from a finished dataset the leftovers of a conversion that was killed after its manifest."""
     try:
         manifest = open_dataset(folder).manifest
-    except DatasetError:  # the next to open it reports it
+    except DatasetError:  # reported when the dataset is opened next
         return
     remove_leftovers(folder, [*_own_names(manifest), JOURNAL_NAME])
     header = read_header(folder / JOURNAL_NAME)
@@ -127,59 +133,66 @@ def remove_rest(folder: Path) -> None:
 def check_may_be_replaced(destination: Path) -> None:
     """Raise DatasetError unless `--overwrite` may replace the finished dataset.
 
-    It may not where the folder holds files that are not ours, is a mount point or the working folder, or
-    where the manifest is damaged.
+    It may not replace a folder that holds files of others, a mount point, the working folder, or a dataset
+    whose manifest is damaged.
     """
     if is_mount_point(destination):
         raise DatasetError(
-            f"{destination}: is a mount point, which cannot be replaced; empty it yourself and convert "
-            f"without --overwrite, or choose another DST"
+            "is a mount point, which cannot be replaced",
+            path=destination,
+            remedy="empty it yourself and convert without --overwrite, or choose another DST",
         )
     if _is_working_folder(destination):
         raise DatasetError(
-            f"{destination}: is the working folder, and --overwrite replaces the folder; run the command "
-            f"from another one"
+            "is the working folder, and --overwrite replaces the folder",
+            path=destination,
+            remedy="run the command from another one",
         )
-    remedy = f"remove {destination} yourself, or choose another DST"
     try:
         manifest = open_dataset(destination).manifest
     except DatasetError as error:
-        problem = str(error).rpartition("; ")[0] or error
-        raise DatasetError(f"{problem}; so it is unknown which files are the dataset's: {remedy}") from error
-    ours = (*_own_names(manifest), *unfinished_names(destination))
+        problem = str(error).rpartition("; ")[0] or str(error)
+        raise DatasetError(
+            problem,
+            remedy=f"so it is unknown which files are the dataset's: remove {destination} yourself, or "
+            f"choose another DST",
+        ) from error
+    own_names = (*_own_names(manifest), *unfinished_update_names(destination))
     others = sorted(
         path.name
         for path in destination.iterdir()
-        if path.name not in ours or (path.is_dir() and not path.is_symlink())
+        if path.name not in own_names or (path.is_dir() and not path.is_symlink())
     )
     if others:
         raise DatasetError(
-            f"{destination}: holds files that are not part of the dataset ({some(others)}); "
-            f"move them elsewhere, then convert with --overwrite again"
+            f"holds files that are not part of the dataset ({abridge(others)})",
+            path=destination,
+            remedy="move them elsewhere, then convert with --overwrite again",
         )
 
 
 def build_folder(destination: Path) -> Path:
-    """The folder for the dataset that will replace the finished one; an unfinished one is continued."""
+    """Return the folder for the dataset that will replace DST: an unfinished one, or a new name."""
     unfinished = folders_beside(destination, "new")
-    name = f".{destination.name}.{secrets.token_hex(8)}.new.precache"
-    return unfinished[0] if unfinished else destination.with_name(name)
+    if unfinished:
+        return unfinished[0]
+    return destination.with_name(f".{destination.name}.{secrets.token_hex(8)}.new.precache")
 
 
 def folders_beside(destination: Path, kind: str) -> list[Path]:
-    """The folders beside DST that are `new` or `old` ones of a swap."""
-    ours = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.{kind}\.precache")
+    """Return the folders beside DST that are the `new` or the `old` one of a swap."""
+    pattern = re.compile(rf"\.{re.escape(destination.name)}\.[0-9a-f]{{16}}\.{kind}\.precache")
     try:
-        names = sorted(filter(ours.fullmatch, os.listdir(destination.parent)))
-    except (FileNotFoundError, PermissionError):  # without one, or where none of ours can be made
+        names = sorted(filter(pattern.fullmatch, os.listdir(destination.parent)))
+    except (FileNotFoundError, PermissionError):  # no swap was begun there
         return []
-    found = (destination.with_name(name) for name in names)
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
+    paths = [destination.with_name(name) for name in names]
+    return [path for path in paths if path.is_dir() and not path.is_symlink()]
 
 
 def swap_in(destination: Path, new: Path) -> None:
     """Replace DST by the finished dataset in the folder `new` beside it."""
-    old = _twin(new, "old")
+    old = _partner(new, "old")
     if destination.is_dir() and any(destination.iterdir()):
         check_may_be_replaced(destination)
         os.rename(destination, old)
@@ -200,25 +213,26 @@ def finish_swap(destination: Path) -> None:
         DatasetError: another folder has taken the place of DST meanwhile.
     """
     for old in folders_beside(destination, "old"):
-        new = _twin(old, "new")
-        whole = [folder for folder in (new, old) if is_converted(folder)]
-        if whole and not destination.exists():
-            os.rename(whole[0], destination)
+        new = _partner(old, "new")
+        finished = [folder for folder in (new, old) if is_converted(folder)]
+        if finished and not destination.exists():
+            os.rename(finished[0], destination)
             fsync_folder(destination.parent)
         elif new.exists():
             raise DatasetError(
-                f"{destination}: was created while --overwrite was about to put {new} there; the old "
-                f"dataset is now {old}; move {destination} elsewhere, then run the same command again"
+                f"was created while --overwrite was about to put {new} there; the old dataset is now {old}",
+                path=destination,
+                remedy=f"move {destination} elsewhere, then run the same command again",
             )
         _remove_old(destination, old)
     for new in folders_beside(destination, "new"):
         if is_converted(new):
-            remove_rest(new)
+            remove_conversion_leftovers(new)
             swap_in(destination, new)
 
 
 def warn_of_build(destination: Path) -> None:
-    """Warn that an unfinished `--overwrite` takes space, where it is not continued."""
+    """Warn that an unfinished `--overwrite`, which this command does not continue, takes space."""
     for new in folders_beside(destination, "new"):
         warn(
             f"{destination}: an unfinished --overwrite takes space in {new}; finish it by the same command "
@@ -230,16 +244,19 @@ def _remove_old(destination: Path, old: Path) -> None:
     """Remove the old dataset's files, and its folder; warn of what stays, which the next run tries again."""
     if not old.is_dir():
         return
-    ours, last = set[str](), [MANIFEST_NAME]
+    # names of files that are removed one after another: each group only if the one before is gone
+    groups: list[set[str]] = []
     try:
         manifest = open_dataset(old).manifest
-        unfinished = unfinished_names(old)
-        # without them nobody knows the others
-        last = [*({JOURNAL_NAME} & unfinished), manifest.index.name, MANIFEST_NAME]
-        ours = {*_own_names(manifest), *unfinished} - {*last}
+        unfinished = unfinished_update_names(old)
+        last = [manifest.index.name, MANIFEST_NAME]  # they name the other files, so they go last
+        if JOURNAL_NAME in unfinished:
+            last.insert(0, JOURNAL_NAME)
+        groups = [{*_own_names(manifest), *unfinished} - {*last}, *({name} for name in last)]
     except DatasetError:  # its index is removed already, or cannot be read now
-        last = [] if any(old.glob("*.index")) else last
-    for names in (ours, *({name} for name in last)):
+        if not any(old.glob("*.index")):
+            groups = [{MANIFEST_NAME}]
+    for names in groups:
         for name in names:
             with suppress(OSError):
                 (old / name).unlink()
@@ -248,26 +265,26 @@ def _remove_old(destination: Path, old: Path) -> None:
     with suppress(OSError):
         old.rmdir()
     if os.path.lexists(old):
-        left = sorted(path.name for path in old.iterdir())
+        rest = sorted(path.name for path in old.iterdir())
         warn(
             f"{destination}: the new dataset is in place, but the old one could not be removed completely "
-            f"({some(left) if left else 'the folder itself'}); the rest is in {old}"
+            f"({abridge(rest) if rest else 'the folder itself'}); the rest is in {old}"
         )
 
 
-def _twin(folder: Path, kind: str) -> Path:
-    """The `new` folder of the swap that has an `old` one, or the other way round."""
+def _partner(folder: Path, kind: str) -> Path:
+    """Return the other folder of a swap: the `new` one for an `old` one, or the reverse."""
     return folder.with_suffix("").with_suffix(f".{kind}.precache")
 
 
-def too_many_rejected(number: int, limit: int) -> str:
-    """The part of a message that says that more than `limit` pictures are rejected."""
+def describe_rejects(number: int, limit: int) -> str:
+    """Return the part of a message that says that more than `limit` pictures are rejected."""
     are = "picture is" if number == 1 else "pictures are"
     return f"{number:,} {are} rejected and at most {limit:,} may be"
 
 
-def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
-    """The pictures of `scan`, where paths and sizes are those of `dataset`, that hold something else."""
+def _changed_pictures(scan: Scan, dataset: ConvertedDataset) -> list[str]:
+    """Return the pictures whose content changed, for a `scan` that has the paths and sizes of `dataset`."""
     if dataset.manifest.updates:
         difference = compare(dataset, scan)
         return [scan.source.where(difference.scan.samples[row]) for row in difference.new.tolist()]
@@ -279,6 +296,7 @@ def _changed(scan: Scan, dataset: ConvertedDataset) -> list[str]:
 
 
 def _own_names(manifest: Manifest) -> tuple[str, ...]:
+    """Return the names of all files that this project writes for the dataset."""
     return (*manifest.own_names, AUTO_NAME, MANIFEST_NAME)
 
 

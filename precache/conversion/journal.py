@@ -1,8 +1,8 @@
-"""`journal.jsonl`: what an unfinished conversion makes, and which of its shards are finished.
+"""The journal of an unfinished conversion, `journal.jsonl`: its target, and its finished shards.
 
-The first record (see `precache.storage.records`) says what is made, and the numbers of its shards: they give
-the names of all files. Each further record is a finished shard, see `WrittenShard`. A folder with a journal
-is an unfinished conversion of ours; the same command continues it.
+The first record (see `precache.storage.records`) holds the target and the numbers of the shards, from which
+the names of all files follow. Each further record is a finished shard, see `WrittenShard`. A folder with a
+journal is an unfinished conversion of ours, which the same command continues.
 """
 
 import json
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from precache.dataset.files import FileEntry, check_file, first_problem
+from precache.dataset.files import FileEntry, file_problem, first_problem
 from precache.dataset.index import REJECTED_NAME, SOURCE, Array, Rejected, index_name
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.dataset.shard_table import ShardEntry, file_names, shard_name
@@ -25,7 +25,7 @@ from precache.errors import DatasetError, SettingError, os_reason
 from precache.formats import FORMATS, Format
 from precache.plan import ConvertPlan, ShardPlan
 from precache.recipe import Recipe
-from precache.reporting import counted, some, warn
+from precache.reporting import abridge, quantity, warn
 from precache.sources.base import Samples, Scan, changed_pictures
 from precache.storage import (
     atomic_write,
@@ -34,7 +34,7 @@ from precache.storage import (
     open_regular,
     remove_leftovers,
 )
-from precache.storage.locks import others_in
+from precache.storage.locks import foreign_names
 from precache.storage.records import PROBED_BYTES, RecordFile, may_be_records
 from precache.storage.urls import Location, Url
 
@@ -55,16 +55,19 @@ COLUMNS: dict[str, tuple[type, tuple[int, ...]]] = {
     MODIFIED_NS: (np.int64, ()),
     SOURCE_CHECKSUMS: (np.uint64, ()),
 }
-"""What is found out of a shard's pictures: dtype, and shape of a row, by the names that the index has."""
+"""Columns that writing a shard fills, by the index's name of each: dtype and shape of a row."""
 NOTHING_ELSE_MAY_WRITE = "nothing else may write there during a conversion: run the same command again"
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a conversion makes: two with equal targets write equal bytes.
+    """The target of a conversion or an update: equal targets give equal bytes.
 
-    `update` is the number of the update of a finished dataset, whose `source_digest` is over what it adds and
-    to what; 0 for a conversion.
+    Attributes:
+        recipe: settings that change the bytes.
+        source_digest: digest of the source; for an update, of the dataset and of what changes in it.
+        made_by: versions of the software that decodes and encodes.
+        update: number of the update of a finished dataset; 0 for a conversion.
     """
 
     recipe: Recipe
@@ -72,14 +75,14 @@ class Target:
     made_by: dict[str, str]
     update: int = 0
 
-    def differences(self, found: dict[str, Any]) -> list[str]:
-        """How `found`, another target as JSON, differs from this one; one phrase each."""
-        phrases = recipe_differences(found.get("recipe", {}), self.recipe)
-        if found.get("source_digest") != self.source_digest:
+    def differences(self, other: dict[str, Any]) -> list[str]:
+        """Return a phrase for each difference between `other`, a target as JSON, and this one."""
+        phrases = recipe_differences(other.get("recipe", {}), self.recipe)
+        if other.get("source_digest") != self.source_digest:
             phrases.append(_ANOTHER_SOURCE)
-        if found.get("update", 0) != self.update:
+        if other.get("update", 0) != self.update:
             phrases.append("an update")
-        made_by = found.get("made_by", self.made_by)
+        made_by = other.get("made_by", self.made_by)
         phrases += [
             f"{name} {made_by.get(name)}, here {value}"
             for name, value in self.made_by.items()
@@ -87,28 +90,30 @@ class Target:
         ]
         return phrases
 
-    def check_same(self, place: Location, found: dict[str, Any], *, finished: bool = False) -> None:
-        """Raise DatasetError with the differences, unless `place` holds this target, finished or not."""
-        if differences := self.differences(found):
-            follow = "--update to follow the source " if finished and differences == [_ANOTHER_SOURCE] else ""
-            replace = f", or pass {follow and f'{follow}or '}--overwrite to replace it"
-            raise DatasetError(
-                f"{place}: holds another conversion ({'; '.join(differences)}); "
-                f"choose another DST{'' if finished and isinstance(place, Url) else replace}"
-            )
+    def check_same(self, place: Location, other: dict[str, Any], *, is_finished: bool = False) -> None:
+        """Raise DatasetError if `other`, the target of the conversion in `place` as JSON, is another one."""
+        differences = self.differences(other)
+        if not differences:
+            return
+        remedy = "choose another DST"
+        if not (is_finished and isinstance(place, Url)):
+            can_update = is_finished and differences == [_ANOTHER_SOURCE]
+            remedy += ", or pass --update to follow the source or" if can_update else ", or pass"
+            remedy += " --overwrite to replace it"
+        raise DatasetError(f"holds another conversion ({'; '.join(differences)})", path=place, remedy=remedy)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrittenShard:
-    """A shard that is written; without files if every picture of it was rejected.
+    """A shard as it was written; it has no files if every picture of it was rejected.
 
     Attributes:
-        entry: the shard, as the dataset's index has it.
-        rejected: the pictures that it lacks.
-        columns: by the names that the index has for them. Of its samples, in stored order: `source_sizes`,
-            `checksums` and `mask_checksums`, empty where there are no masks. Of all pictures that the plan
-            has in the shard, in its order, rejected ones too: `source:modified_ns` and `source:checksums`.
-        sums: of the pixels of its samples.
+        entry: the shard's entry in the index of the dataset.
+        rejected: pictures of the plan that the shard lacks.
+        columns: values by their names in the index. `source_sizes`, `checksums` and `mask_checksums` (empty
+            without masks) have a row for each sample, in stored order. `source:modified_ns` and
+            `source:checksums` have one for each picture of the plan, in its order, rejected ones too.
+        sums: sums over the pixels of the samples.
     """
 
     entry: ShardEntry
@@ -117,7 +122,7 @@ class WrittenShard:
     sums: PixelSums
 
     def to_json(self) -> dict[str, Any]:
-        """As a record of the journal; what the plan says of the shard is left out."""
+        """Return the shard as a record of the journal, without what the plan says of it."""
         return {
             "shard": self.entry.name,
             "files": [[file.bytes, file.crc32c] for file in self.entry.files],
@@ -130,25 +135,28 @@ class WrittenShard:
     def from_json(
         cls, content: Mapping[str, Any], plan: ShardPlan, samples: Samples, form: Format
     ) -> "WrittenShard":
-        """What `to_json` gave of the shard of this plan."""
+        """Return the shard of `plan` from a record that `to_json` gave."""
         row_of = dict(zip(samples.ids[plan.rows].tolist(), plan.rows.tolist(), strict=True))
         rejected = tuple(
             Rejected(samples[row_of.pop(number)].path, reason, number)
             for number, reason in content["rejected"]
         )
         names = file_names(plan.name, form) if row_of else ()
-        files = tuple(FileEntry(name, *of) for name, of in zip(names, content["files"], strict=True))
+        files = tuple(
+            FileEntry(name, size, checksum)
+            for name, (size, checksum) in zip(names, content["files"], strict=True)
+        )
         pixels, sums, squares = content["sums"]
         return cls(
             ShardEntry(plan.name, plan.split, len(row_of), files),
             rejected,
-            {name: column_of(name, values) for name, values in content["columns"].items()},
+            {name: make_column(name, values) for name, values in content["columns"].items()},
             PixelSums(pixels, tuple(sums), tuple(squares)),
         )
 
 
-def column_of(name: str, values: Sequence[Any]) -> Array:
-    """A column of `COLUMNS`."""
+def make_column(name: str, values: Sequence[Any]) -> Array:
+    """Return `values` as the column `name` of `COLUMNS`."""
     dtype, row_shape = COLUMNS[name]
     return np.array(values, dtype).reshape(-1, *row_shape)
 
@@ -158,16 +166,16 @@ class Journal:
 
     Opening it starts a conversion in an empty or missing folder, or continues an unfinished one:
     then `finished` holds the shards that fit the plan and whose files are intact. With `overwrite`, an
-    unfinished conversion of another target is removed: the files that its journal lists, no others. An update
-    goes on in the folder of the dataset, see `FilesInFolder`; an unfinished one of
-    another source is removed likewise.
+    unfinished conversion of another target is removed: only the files that its journal lists. An update is
+    written into the folder of the dataset, see `FilesInFolder`; an unfinished update to another state of the
+    source is removed likewise.
 
     Attributes:
-        files: those of the conversion, in a folder or at a URL.
-        finished: shards on record, by their names.
+        files: files of the conversion, in a folder or at a URL.
+        finished: shards on record, by name.
 
     Raises:
-        DatasetError: there is something else, or an unfinished conversion of another target.
+        DatasetError: the folder holds something else, or an unfinished conversion of another target.
     """
 
     def __init__(
@@ -183,7 +191,7 @@ class Journal:
         self.finished: dict[str, WrittenShard] = {}
         folder = files.folder
         self._path = folder / JOURNAL_NAME
-        self._header = _header_of(target, plan)
+        self._header = _make_header(target, plan)
         self._names = own_names(self._header)
         self._plans = {shard.name: shard for shard in plan.shards}
         self._scan = scan
@@ -192,7 +200,7 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             fsync_folder(folder.parent)
         if os.path.lexists(self._path):
-            with closing(RecordFile(_open(self._path))) as records:
+            with closing(RecordFile(_open_journal(self._path))) as records:
                 self._continue(records, target, overwrite)
         else:
             self._check_free()
@@ -200,26 +208,26 @@ class Journal:
         self._records = self._rewrite()
 
     def record(self, shard: WrittenShard) -> None:
-        """Note that `shard` is finished; durable when this returns."""
+        """Record that `shard` is finished; the record is durable when this returns."""
         self._records.append(shard.to_json())
         self.finished[shard.entry.name] = shard
 
-    def how_much_is_kept(self) -> str:
-        """What is said of the conversion if it is interrupted now."""
+    def kept_message(self) -> str:
+        """Return what the message of an interruption says of the conversion, now."""
         done = sum(len(self._plans[name].rows) for name in self.finished)
         if not done:
             return "before the first shard was finished; nothing is kept, and the same command starts again"
-        of = counted(sum(len(shard.rows) for shard in self._plans.values()), "picture")
+        pictures = quantity(sum(len(shard.rows) for shard in self._plans.values()), "picture")
         place, folder = self.files.place, self.files.folder
         where = "" if place == folder else f" on this machine, whose journal is in {folder}"
         return (
-            f"after {done:,} of {of} were finished; these are kept, and the same command continues with the "
-            f"rest{where}"
+            f"after {done:,} of {pictures} were finished; these are kept, and the same command continues "
+            f"with the rest{where}"
         )
 
     def remove(self) -> None:
-        """Delete the journal: the manifest is written."""
-        remove_leftovers(self.files.folder, self._names | _REPLACED_BY_UPDATES)  # of workers that died
+        """Delete the journal, once the manifest is written."""
+        remove_leftovers(self.files.folder, self._names | _REPLACED_BY_UPDATES)  # from workers that died
         self._path.unlink()
         fsync_folder(self._path.parent)
 
@@ -235,13 +243,13 @@ class Journal:
         self._records.close()
 
     def _continue(self, records: RecordFile, target: Target, overwrite: bool) -> None:
-        """Go on with the journal found; or remove what it lists, if it is of another target."""
+        """Continue with the journal in the folder; or remove the files that it lists for another target."""
         lines = records.read()
         header = next(lines, None)
         if header is None:
             self._start_over()
         elif not own_names(header):
-            raise _foreign(self._path)
+            raise _foreign_journal_error(self._path)
         elif overwrite and target.differences(header):
             self._discard(own_names(header))
         elif self.files.dataset_names and header.get("update", 0) and header != self._header:
@@ -250,20 +258,21 @@ class Journal:
             self._check_free()
         else:
             target.check_same(self.files.place, header)
-            self._take(lines, records)
+            self._load_finished(lines, records)
 
     def _check_free(self) -> None:
-        """Raise DatasetError if folder or place holds what is somebody else's, and in the way."""
+        """Raise DatasetError if somebody else's files in the folder, or at the place, are in the way."""
         if not self.files.dataset_names:
             check_empty(self.files.folder)
         self.files.check_free(self._names)
 
     def _start_over(self) -> None:
-        """Go on with a journal whose first line is damaged; only in a folder with nothing else in it."""
-        if others := others_in(self.files.folder, self._names | self.files.dataset_names):
+        """Begin anew where the journal's first line is damaged; only in a folder without other files."""
+        if others := foreign_names(self.files.folder, self._names | self.files.dataset_names):
             raise DatasetError(
-                f"{self._path}: is damaged, and the folder holds other files ({some(others)}); "
-                f"move them elsewhere, or choose another DST"
+                f"is damaged, and the folder holds other files ({abridge(others)})",
+                path=self._path,
+                remedy="move them elsewhere, or choose another DST",
             )
         if self.files.place != self.files.folder:
             self._check_free()
@@ -271,19 +280,20 @@ class Journal:
 
     def _discard(self, names: frozenset[str]) -> None:
         """Remove the files of an unfinished conversion; its journal is replaced later."""
-        # first: what a worker that outlives its parent writes gets no name
+        # temporary files first, so that a worker that outlives its parent cannot rename them
         remove_leftovers(self.files.folder, names)
         self.files.remove(names - {JOURNAL_NAME})
 
-    def _take(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
+    def _load_finished(self, lines: Iterator[dict[str, Any]], records: RecordFile) -> None:
         """Fill `finished` with the shards on record that are still whole; warn of the others."""
-        lost: list[str] = []
+        problems: list[str] = []
         for line in lines:
             plan = self._plans[line["shard"]]
             shard = WrittenShard.from_json(line, plan, self._scan.samples, self._form)
             self.finished.pop(shard.entry.name, None)
-            if problem := self._why_not_kept(shard):
-                lost.append(problem)
+            problem = self._shard_problem(shard)
+            if problem is not None:
+                problems.append(problem)
                 continue
             times = self._scan.samples.modified_ns[plan.rows]
             self.finished[shard.entry.name] = replace(shard, columns={**shard.columns, MODIFIED_NS: times})
@@ -292,18 +302,18 @@ class Journal:
                 f"{self._path}: line {records.count + 1} is damaged or cut off; its shard and those "
                 f"of the lines below are converted again"
             )
-        if lost:
-            warn(f"{lost[0]}; {counted(len(lost), 'finished shard')} must be converted again")
+        if problems:
+            warn(f"{problems[0]}; {quantity(len(problems), 'finished shard')} must be converted again")
 
-    def _why_not_kept(self, shard: WrittenShard) -> str | None:
-        """What is wrong with the shard's files, or which of its pictures changed; one phrase."""
+    def _shard_problem(self, shard: WrittenShard) -> str | None:
+        """Return why the shard must be converted again, in a phrase; None if it need not be."""
         rows, columns = self._plans[shard.entry.name].rows, shard.columns
         for path in changed_pictures(self._scan, rows, columns[MODIFIED_NS], columns[SOURCE_CHECKSUMS]):
             return f"{path}: has changed since it was converted"
-        return self.files.problem_of(shard)
+        return self.files.find_problem(shard)
 
     def _rewrite(self) -> RecordFile:
-        """Replace the journal found by one of `finished`, open for more records."""
+        """Replace the journal by one of the shards in `finished`, open for more records."""
         with atomic_write(self._path) as file:
             records = RecordFile(file.fileno())
             records.append(self._header, durable=False)
@@ -319,9 +329,9 @@ class FilesInFolder:
     """The files of a conversion into a folder, or of an update of the dataset there.
 
     Attributes:
-        folder: where the journal lies and shards are written.
-        place: where the dataset will be: the same folder; or a URL, to which each shard is pushed.
-        dataset_names: names of the files of the dataset that is updated.
+        folder: folder of the journal and of the shards while they are written.
+        place: place of the dataset: the same folder; or a URL, to which each shard is pushed.
+        dataset_names: names of the files of the dataset that is updated; empty for a conversion.
     """
 
     def __init__(self, folder: Path, dataset_names: frozenset[str] = frozenset()) -> None:
@@ -329,21 +339,29 @@ class FilesInFolder:
         self.place: Location = folder
 
     def check_free(self, names: frozenset[str]) -> None:
-        """Raise DatasetError if what lies there is not ours, or in the way of files of these names."""
+        """Raise DatasetError if an update needs names that other files have already."""
+        if not self.dataset_names:
+            return
         names -= {JOURNAL_NAME} | (self.dataset_names & _REPLACED_BY_UPDATES)
-        taken = sorted(name for name in names if os.path.lexists(self.folder / name))
-        if self.dataset_names and taken:
+        others = sorted(name for name in names if os.path.lexists(self.folder / name))
+        if others:
             raise DatasetError(
-                f"{self.folder}: holds files that are not part of the dataset, under names that the update "
-                f"needs ({some(taken)}); move them elsewhere, then run the same command again"
+                f"holds files that are not part of the dataset, under names that the update needs "
+                f"({abridge(others)})",
+                path=self.folder,
+                remedy="move them elsewhere, then run the same command again",
             )
 
-    def problem_of(self, shard: WrittenShard) -> str | None:
-        """How the files of a shard differ from what was written, in one phrase; None if they do not."""
-        return next(filter(None, (check_file(self.folder, file) for file in shard.entry.files)), None)
+    def find_problem(self, shard: WrittenShard) -> str | None:
+        """Return how the files of a shard differ from what was written, in a phrase; None if they do not."""
+        for file in shard.entry.files:
+            problem = file_problem(self.folder, file)
+            if problem is not None:
+                return problem
+        return None
 
     def remove(self, names: frozenset[str]) -> None:
-        """Remove those of these files that are there."""
+        """Remove the files with these names, as far as they exist."""
         for name in names:
             (self.folder / name).unlink(missing_ok=True)
 
@@ -351,29 +369,34 @@ class FilesInFolder:
         """Raise DatasetError unless the files of these shards are there, with their sizes."""
         files = (file for shard in shards for file in shard.entry.files)
         if problem := first_problem(self.folder, files):
-            raise DatasetError(f"{problem}; {NOTHING_ELSE_MAY_WRITE}")
+            raise DatasetError(problem, remedy=NOTHING_ELSE_MAY_WRITE)
 
 
 def check_empty(folder: Path) -> None:
-    """Raise DatasetError if `folder` holds anything, unless that is a conversion of ours."""
-    ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
-    if folder.is_dir() and not ours and (others := others_in(folder, frozenset({JOURNAL_NAME}))):
+    """Raise DatasetError if `folder` holds anything but a conversion of ours."""
+    is_ours = any(os.path.lexists(folder / name) for name in (JOURNAL_NAME, MANIFEST_NAME))
+    if is_ours or not folder.is_dir():
+        return
+    if others := foreign_names(folder, frozenset({JOURNAL_NAME})):
         raise DatasetError(
-            f"{folder}: is not empty, and not a folder that precache made ({some(others)}); "
-            f"choose another DST, or empty it yourself"
+            f"is not empty, and not a folder that precache made ({abridge(others)})",
+            path=folder,
+            remedy="choose another DST, or empty it yourself",
         )
 
 
 def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
-    """The names of all files that the conversion, or the update, of this journal makes.
+    """Return the names of all files that the conversion, or the update, of this journal makes.
 
-    Empty where there is no header, or one that no journal of this release begins with.
+    The result is empty without a header, and for a header that no journal of this release has.
     """
     try:
         if header is None or header[_KEY] != _VERSION or not header["made_by"].keys():
             return frozenset()
         update, form = int(header["update"]), FORMATS[header["recipe"]["format"]]
-        names = {JOURNAL_NAME, REJECTED_NAME, index_name(update), *([] if update else [MANIFEST_NAME])}
+        names = {JOURNAL_NAME, REJECTED_NAME, index_name(update)}
+        if not update:
+            names.add(MANIFEST_NAME)
         for split, (first, count) in header["shards"].items():
             for number in range(first, first + min(count, _MAX_SHARDS)):
                 names.update(file_names(shard_name(split, number), form))
@@ -383,18 +406,18 @@ def own_names(header: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def own_names_in(folder: Path) -> frozenset[str]:
-    """As `own_names`, of the journal in `folder`."""
+    """Return `own_names` of the journal in `folder`."""
     return own_names(read_header(folder / JOURNAL_NAME))
 
 
-def unfinished_names(folder: Path) -> frozenset[str]:
-    """The names of the files that an unfinished update has left, or may have, in the dataset in `folder`."""
+def unfinished_update_names(folder: Path) -> frozenset[str]:
+    """Return the names of files that an unfinished update may have left in the dataset in `folder`."""
     header = read_header(folder / JOURNAL_NAME)
     return own_names(header) if header is not None and header.get("update") else frozenset()
 
 
 def read_header(path: Path) -> dict[str, Any] | None:
-    """The first record of the journal at `path`; None without one that is whole."""
+    """Return the first record of the journal at `path`; None if it is missing or damaged."""
     try:
         file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError:
@@ -403,45 +426,48 @@ def read_header(path: Path) -> dict[str, Any] | None:
         return next(RecordFile(file.fileno()).read(), None)
 
 
-def _header_of(target: Target, plan: ConvertPlan) -> dict[str, Any]:
-    """The first record of the journal of this target and plan, as it is read again."""
-    shards: dict[str, list[int]] = {}  # split -> number of the first, and how many
+def _make_header(target: Target, plan: ConvertPlan) -> dict[str, Any]:
+    """Return the first record of the journal, in the form in which JSON gives it back."""
+    shards: dict[str, list[int]] = {}  # split -> number of its first shard, number of shards
     for shard in plan.shards:
         shards.setdefault(shard.split, [shard.number, 0])[1] += 1
-    as_read: dict[str, Any] = json.loads(json.dumps({_KEY: _VERSION, **asdict(target), "shards": shards}))
-    return as_read
+    header: dict[str, Any] = json.loads(json.dumps({_KEY: _VERSION, **asdict(target), "shards": shards}))
+    return header
 
 
-def recipe_differences(found: Mapping[str, Any], asked: Recipe) -> list[str]:
-    """How `found`, a recipe as JSON, differs from the one that is asked for; one phrase each."""
+def recipe_differences(existing: Mapping[str, Any], recipe: Recipe) -> list[str]:
+    """Return a phrase for each setting that differs between `existing`, a recipe as JSON, and `recipe`."""
     return [
-        f"{name} {_in_words(found.get(name))}, asked for {_in_words(value)}"
-        for name, value in asked.to_json().items()
-        if found.get(name) != value
+        f"{name} {_setting_text(existing.get(name))}, asked for {_setting_text(value)}"
+        for name, value in recipe.to_json().items()
+        if existing.get(name) != value
     ]
 
 
-def _in_words(value: object) -> object:
-    """A setting as it is typed: the one that is a list is a size, height and width."""
+def _setting_text(value: object) -> object:
+    """Return a setting as it is typed: a list, which is a size [height, width], as WIDTHxHEIGHT."""
     return "x".join(map(str, reversed(value))) if isinstance(value, list) else value
 
 
-def _open(path: Path) -> int:
-    """A descriptor of the journal; DatasetError if it is a file of somebody else."""
+def _open_journal(path: Path) -> int:
+    """Return a descriptor of the journal; DatasetError if the file is no journal."""
     try:
         file = open_regular(path, getattr(os, "O_NOFOLLOW", 0))
     except OSError as error:
         raise DatasetError(
-            f"{path}: cannot be read as the journal of a conversion ({os_reason(error)}); choose another "
-            f"DST, or remove the file"
+            f"cannot be read as the journal of a conversion ({os_reason(error)})",
+            path=path,
+            remedy="choose another DST, or remove the file",
         ) from error
     with file:
         if may_be_records(os.pread(file.fileno(), PROBED_BYTES, 0), _KEY):
             return os.dup(file.fileno())
-    raise _foreign(path)
+    raise _foreign_journal_error(path)
 
 
-def _foreign(path: Path) -> DatasetError:
+def _foreign_journal_error(path: Path) -> DatasetError:
     return DatasetError(
-        f"{path}: not a journal that this release can read; choose another DST, or remove the file"
+        "not a journal that this release can read",
+        path=path,
+        remedy="choose another DST, or remove the file",
     )

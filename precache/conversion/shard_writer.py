@@ -1,8 +1,10 @@
-"""What a worker does: read, decode and resize the pictures of one shard, and write it; and how large that is.
+"""Write one shard, which is a worker's job: read, decode and resize its pictures; and predict its size.
+
+A picture's record has three forms:
 
 SampleRef       a picture as scanned
-WrittenShard    the shard as written: a row for each of its pictures, in columns; the journal has the same
-SampleIndex     samples as indexed: what the scan and all written shards say of them
+WrittenShard    the pictures of a shard as written, in columns with a row for each; the journal has the same
+SampleIndex     all samples as indexed, from the scan and the written shards
 """
 
 import math
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from precache.conversion.journal import MODIFIED_NS, SOURCE_CHECKSUMS, WrittenShard, column_of
+from precache.conversion.journal import MODIFIED_NS, SOURCE_CHECKSUMS, WrittenShard, make_column
 from precache.conversion.url import push_shard, working_folder
 from precache.dataset.files import FileEntry
 from precache.dataset.index import Rejected, checksum_of
@@ -32,26 +34,28 @@ from precache.pictures.reading import MAX_PIXELS
 from precache.plan import ShardPlan
 from precache.recipe import Recipe
 from precache.reporting import warn
-from precache.sources.base import SampleRef, Scan, Source, picture_checksum, reads_of
-from precache.sources.masks import reader_of, render_mask
+from precache.sources.base import SampleRef, Scan, Source, picture_checksum, picture_readers
+from precache.sources.masks import mask_reader, render_mask
 from precache.storage.output import OutputFile, publish
 from precache.storage.shard_cache import CACHE_DIR
 from precache.storage.urls import Url
 
-_LOOKED_AT = 100  # pictures whose headers say how large all are
+_PROBED_PICTURES = 100  # pictures whose headers are read to predict the size of all
 _JPEG_BYTES_PER_PIXEL = {1: 0.05, 50: 0.17, 75: 0.24, 90: 0.37, 94: 0.46, 95: 0.58, 100: 1.2}
-"""Quality -> bytes of a JPEG per pixel: photographs of Caltech-101, 128 pixels the shorter side."""
+"""JPEG quality -> bytes per pixel, of photographs of Caltech-101 whose shorter side is 128 pixels."""
 _MASK_BYTES_PER_PIXEL = 0.05  # of a PNG
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write.
+    """A shard to write.
 
     Attributes:
-        name: without suffix.
-        samples: in the order of their rows.
+        name: its files' name without suffix.
+        split: the split that it belongs to.
+        samples: its pictures, in the order of their rows.
         destination: the folder of the dataset; or its URL, to which the shard is pushed once it is written.
+        recipe: settings of the conversion.
     """
 
     name: str
@@ -62,8 +66,8 @@ class ShardTask:
 
 
 @dataclass(slots=True)
-class _Unfinished:
-    """A shard whose files are written under temporary names, and not yet durable; a row for each picture."""
+class _UnfinishedShard:
+    """A shard whose files have temporary names and are not durable yet, and what is known of its pictures."""
 
     task: ShardTask
     files: list[OutputFile] = field(default_factory=list)
@@ -75,35 +79,35 @@ class _Unfinished:
     sums: PixelSums = NO_PIXELS
 
 
-def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _Unfinished:
-    """Decode, resize and write the pictures of `task`, of `source`: the part that needs the CPU."""
-    recipe, how, has_masks = task.recipe, task.recipe.rendering, reader_of(source) is not None
+def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _UnfinishedShard:
+    """Decode, resize and write the pictures of `task` from `source`: the part that needs the CPU."""
+    recipe, rendering, has_masks = task.recipe, task.recipe.rendering, mask_reader(source) is not None
     folder = task.destination
     if isinstance(folder, Url):
         folder = working_folder(folder)
         folder.mkdir(parents=True, exist_ok=True)  # on another node of a cluster it may be missing
-    shard = _Unfinished(task)
+    shard = _UnfinishedShard(task)
     writer = FORMATS[recipe.format].writer(folder / task.name, len(task.samples), recipe.stored_size)
     try:
-        reads = reads_of(source, task.samples, recipe.max_pixels)
+        reads = picture_readers(source, task.samples, recipe.max_pixels)
         for unit, (ref, read) in enumerate(zip(task.samples, reads, strict=True)):
             path = source.where(ref)
             tick.begin(unit)
-            shard.source_checksums.append(0)  # of one that is not read
+            shard.source_checksums.append(0)  # for a picture that cannot be read
             try:
                 if unit in tick.fatal:
                     raise ImageError(path, KILLED)
                 data = read()
                 shard.source_checksums[-1] = picture_checksum(data)
-                stored, size, pixels = store(data, path, recipe, how)
-                mask = render_mask(source, ref, size, how) if has_masks else None
+                stored, size, pixels = make_stored_picture(data, path, recipe, rendering)
+                mask = render_mask(source, ref, size, rendering) if has_masks else None
             except ImageError as error:
-                shard.rejected.append(Rejected(ref.path, error.reason, ref.id))
+                shard.rejected.append(Rejected(ref.path, error.reason_and_remedy, ref.id))
             else:
                 size = ref.original_size or size
                 shard.sizes.append(size)
                 shard.checksums.append(checksum_of(stored))
-                shard.sums += PixelSums.of(pixels)
+                shard.sums += PixelSums.from_picture(pixels)
                 if mask is not None:
                     shard.mask_checksums.append(checksum_of(mask))
                 writer.add(Sample(ref.id, ref.label, stored, ref.path, size, ref.target, ref.fields, mask))
@@ -116,16 +120,16 @@ def write_shard(source: Source, task: ShardTask, tick: Ticks) -> _Unfinished:
 
 
 def read_first(source: Source, refs: Sequence[SampleRef]) -> None:
-    """Raise SourceError if the source cannot be read; damaged pictures among `refs` do not matter."""
+    """Raise SourceError if the source cannot be read; a damaged picture among `refs` is no error."""
     for ref in refs:
         with suppress(ImageError):
             source.read(ref, MAX_PIXELS)
 
 
-def finish_shard(shard: _Unfinished) -> WrittenShard:
+def finish_shard(shard: _UnfinishedShard) -> WrittenShard:
     """Make the files durable and give them their names: the part that waits for the disk, or the storage."""
     task = shard.task
-    published = shard.files if shard.sizes else []  # else every picture was rejected
+    has_samples = len(shard.sizes) > 0  # else every picture was rejected, and the shard gets no files
     columns: dict[str, Sequence[Any]] = {
         "source_sizes": shard.sizes,
         "checksums": shard.checksums,
@@ -133,38 +137,44 @@ def finish_shard(shard: _Unfinished) -> WrittenShard:
         MODIFIED_NS: [ref.modified_ns for ref in task.samples],
         SOURCE_CHECKSUMS: shard.source_checksums,
     }
-    files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in published)
+    files: tuple[FileEntry, ...] = ()
+    if has_samples:
+        files = tuple(FileEntry(file.path.name, file.bytes, file.crc32c) for file in shard.files)
     written = WrittenShard(
         ShardEntry(task.name, task.split, len(shard.sizes), files),
         tuple(shard.rejected),
-        {name: column_of(name, values) for name, values in columns.items()},
+        {name: make_column(name, values) for name, values in columns.items()},
         shard.sums,
     )
     if isinstance(task.destination, Url):
         push_shard(task.destination, shard.files, files)
         return written
     publish(shard.files)
-    for file in shard.files[len(published) :]:
-        file.path.unlink()
+    if not has_samples:
+        for file in shard.files:
+            file.path.unlink()
     return written
 
 
-def store(
-    data: bytes | Image.Image, path: str, recipe: Recipe, how: Rendering
+def make_stored_picture(
+    data: bytes | Image.Image, path: str, recipe: Recipe, rendering: Rendering
 ) -> tuple[bytes | Pixels, tuple[int, int], Pixels]:
-    """Make what `recipe` stores of a picture: (that, the upright picture's width and height, the pixels).
+    """Make the form in which `recipe` stores a picture: pixels, or a JPEG.
 
-    The pixels of a JPEG are those that it was made of; or its own, where that of the source is stored as it
-    is, byte for byte: it has the size already, and any decoder makes these pixels of it.
+    A JPEG of the source is stored byte for byte where it has the size already and all decoders agree on it.
 
     Args:
-        data: what `Source.read` gives.
-        how: `recipe.rendering`.
+        data: picture as `Source.read` gives it.
+        rendering: `recipe.rendering`, which callers compute once for many pictures.
+
+    Returns:
+        What is stored, the width and height of the upright original, and the pixels: those that the JPEG was
+        encoded from, or those of a copied JPEG.
 
     Raises:
-        ImageError: it cannot be decoded; names `path`.
+        ImageError: the picture cannot be decoded; names `path`.
     """
-    pixels, size, may_be_copied = images.render_or_copy(data, path, how)
+    pixels, size, may_be_copied = images.render_or_copy(data, path, rendering)
     if FORMATS[recipe.format].holds_pixels:
         pixels = np.ascontiguousarray(pixels)
         return pixels, size, pixels
@@ -175,35 +185,35 @@ def store(
 
 
 def predict_bytes(scan: Scan, recipe: Recipe) -> int:
-    """Predict how many bytes `scan` will take in `recipe`'s format.
+    """Predict how many bytes the pictures of `scan` will take in `recipe`'s format.
 
-    Where pictures vary in size, pixels are counted by the headers of a hundred, evenly over the source. A
-    JPEG is taken to have as many bytes per pixel as a usual photograph of its quality; a drawing has less,
-    and noise more.
+    Where pictures vary in size, their pixels are estimated from the headers of a hundred, evenly over the
+    source. A JPEG is assumed to have as many bytes per pixel as a usual photograph of its quality; a drawing
+    has less, and noise more.
     """
     holds_pixels, size = FORMATS[recipe.format].holds_pixels, recipe.stored_size
     if holds_pixels and size is not None:
         picture_bytes: float = recipe.picture_bytes
     else:
-        refs, sizes = spread_evenly(scan, _LOOKED_AT), []
-        for ref, read in zip(refs, reads_of(scan.source, refs, recipe.max_pixels), strict=True):
-            with suppress(ImageError):  # the conversion says what is wrong with it
+        refs, sizes = sample_evenly(scan, _PROBED_PICTURES), []
+        for ref, read in zip(refs, picture_readers(scan.source, refs, recipe.max_pixels), strict=True):
+            with suppress(ImageError):  # the conversion reports it
                 sizes.append(_predict_picture_bytes(read(), scan.source.where(ref), recipe))
         picture_bytes = sum(sizes) / len(sizes) if sizes else 0
-    if reader_of(scan.source) is not None:
+    if mask_reader(scan.source) is not None:
         pixels = picture_bytes / _bytes_per_pixel(recipe)
         picture_bytes += pixels * (1 if holds_pixels else _MASK_BYTES_PER_PIXEL)
     return dataset_bytes(scan, recipe, picture_bytes)
 
 
-def spread_evenly(scan: Scan, count: int) -> list[SampleRef]:
-    """At most `count` samples, evenly over the scan."""
+def sample_evenly(scan: Scan, count: int) -> list[SampleRef]:
+    """Return at most `count` samples, spread evenly over the scan."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).astype(int)).tolist()
     return [scan.samples[row] for row in rows]
 
 
 def dataset_bytes(scan: Scan, recipe: Recipe, picture_bytes: float) -> int:
-    """Bytes that `scan` takes in `recipe`'s format, where a picture takes `picture_bytes` in the mean."""
+    """Return the bytes of `scan` in `recipe`'s format, if a picture takes `picture_bytes` on average."""
     form = FORMATS[recipe.format]
     shards = math.ceil(len(scan.samples) / recipe.samples_per_shard)
     return round(len(scan.samples) * (picture_bytes + form.bytes_per_sample) + shards * form.bytes_per_shard)
@@ -232,28 +242,28 @@ def check_disk_space(
     on_start: Callable[[int, int], None],
     pushed_at_a_time: int | None = None,
 ) -> None:
-    """Raise DatasetError if the disk of `folder` cannot take what is still to be written.
+    """Raise DatasetError if the disk of `folder` has too little space for the shards that are missing.
 
-    JPEGs may turn out smaller than predicted: then it is a warning.
+    For JPEGs, which may turn out smaller than predicted, this is a warning.
 
     Args:
         waiting: shards that are not written yet.
-        on_start: called with what the dataset will take, and what is free, in bytes.
-        pushed_at_a_time: so many shards lie in `folder` at most, as each is pushed to a URL.
+        on_start: called with (bytes that the dataset will take, bytes free).
+        pushed_at_a_time: for a URL, the most shards that lie in `folder` until they are pushed.
     """
     predicted, pictures = predict_bytes(scan, recipe), len(scan.samples)
-    missing = sum(len(shard.rows) for shard in waiting) / pictures
-    what, remedy = "the dataset needs", "make room, or choose a DST on another disk or a smaller --size"
+    share = sum(len(shard.rows) for shard in waiting) / pictures  # of the dataset, for which space is needed
+    need, remedy = "the dataset needs", "make room, or choose a DST on another disk or a smaller --size"
     if pushed_at_a_time is not None:
         largest = max((len(shard.rows) for shard in waiting), default=0)
-        missing = min(missing, max(pushed_at_a_time, 1) * largest / pictures)
-        what = "shards need, until they are pushed,"
+        share = min(share, max(pushed_at_a_time, 1) * largest / pictures)
+        need = "shards need, until they are pushed,"
         remedy = f"make room, or set {CACHE_DIR} to a folder on a larger disk"
     free = shutil.disk_usage(folder).free
     on_start(predicted, free)
-    if predicted * missing <= free:
+    if predicted * share <= free:
         return
-    problem = f"{folder}: {what} about {predicted * missing:,.0f} bytes, and {free:,} are free"
+    problem = f"{need} about {predicted * share:,.0f} bytes, and {free:,} are free"
     if FORMATS[recipe.format].holds_pixels:
-        raise DatasetError(f"{problem}; {remedy}")
-    warn(f"{problem}; if the disk fills up, {remedy}")
+        raise DatasetError(problem, path=folder, remedy=remedy)
+    warn(f"{folder}: {problem}; if the disk fills up, {remedy}")

@@ -1,19 +1,19 @@
-"""A conversion whose destination is a URL: journal, lock and unfinished shards on this machine, shards there.
+"""Convert into a URL: journal, lock and unfinished shards are on this machine, finished shards at the URL.
 
     CACHE/conversions/DIGEST/                 CACHE: PRECACHE_CACHE_DIR or ~/.cache/precache; DIGEST: of URL
-        journal.jsonl                         as of a conversion into a folder
-        .train-00003.tar.0123....partial      a shard that is written or pushed; afterwards it is removed
+        journal.jsonl                         the same as for a conversion into a folder
+        .train-00003.tar.0123....partial      a shard, until it is written and pushed
         dataset.index, dataset.json           at the end, until they are pushed
     CACHE/conversions/.DIGEST.precache-lock   held while a process of this machine converts
     URL/train-00000.tar ...                   each shard as soon as it is finished
     URL/dataset.index, rejected.csv           at the end
-    URL/dataset.json                          last, if there is none; without it nothing there is a dataset
+    URL/dataset.json                          last, if there is none yet; it makes the files a dataset
 
-With the engine `ray` each node writes shards into such a folder of its own and pushes them; the journal is
-on the machine where the command runs. So the same command continues there; on another machine it starts over.
+With the engine `ray` each node writes shards into such a folder of its own and pushes them; the journal is on
+the machine where the command runs. So the same command continues there; on another machine it starts over.
 
-The lock keeps the processes of one machine apart, and `precache.sharing.publisher` those of two. A conversion
-that is given up is removed by `precache clean`, there and here: see `Leftovers`.
+The lock keeps the processes of one machine apart, and `precache.sharing.publisher` those of several machines.
+`precache clean` removes a conversion that nobody continues, here and at the URL: see `Leftovers`.
 """
 
 import hashlib
@@ -37,8 +37,8 @@ from precache.dataset.converted import is_converted, open_dataset
 from precache.dataset.files import FileEntry
 from precache.dataset.manifest import MANIFEST_NAME, Manifest
 from precache.errors import DatasetError, SettingError, WorkerError
-from precache.reporting import counted, some, warn
-from precache.sharing.publisher import Publisher, difference, files_of
+from precache.reporting import abridge, quantity, warn
+from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import is_leftover, read_regular
 from precache.storage.locks import hold_lock
 from precache.storage.objects import ObjectInfo, ObjectStore, endpoint_of
@@ -46,18 +46,18 @@ from precache.storage.output import OutputFile
 from precache.storage.shard_cache import Cache
 from precache.storage.urls import Location, Url
 
-_PROBED = 20  # objects that say whether a prefix is free
+_PROBED_OBJECTS = 20  # read first, to see whether somebody else's files are at the URL
 
 
 def working_folder(url: Url) -> Path:
-    """The folder of this machine for conversions into `url`; another one for each endpoint."""
+    """Return the folder of this machine for conversions into `url` at the current endpoint."""
     digest = hashlib.sha256(f"{endpoint_of(url.scheme)} {url}".encode()).hexdigest()[:16]
     return Path(Cache().folder).absolute() / "conversions" / digest
 
 
 @contextmanager
 def locked_working_folder(url: Url) -> Iterator[Path]:
-    """`working_folder`, held by this process; an empty one is removed at the end.
+    """Lock the working folder of `url` for the block; remove it at the end if it is empty.
 
     Raises:
         DatasetError: another process of this machine converts into `url`.
@@ -71,7 +71,7 @@ def locked_working_folder(url: Url) -> Iterator[Path]:
 
 
 class FilesAtUrl:
-    """The files of a conversion into a URL, as `precache.conversion.journal.FilesInFolder` has them."""
+    """The files of a conversion into a URL, with the methods of `journal.FilesInFolder`."""
 
     def __init__(self, url: Url, folder: Path) -> None:
         self.folder, self.dataset_names = folder, frozenset[str]()
@@ -80,61 +80,68 @@ class FilesAtUrl:
         self._publisher = Publisher(url)
 
     def check_free(self, names: frozenset[str]) -> None:
-        """Raise DatasetError if something lies there, unless another machine started this very conversion.
+        """Raise DatasetError if the URL holds other files than those of this conversion, begun elsewhere.
 
-        Such files are recognised by name, and by the checksum that precache puts beside each object.
+        The files of a conversion are recognised by name, and by the checksum that precache puts beside each.
         """
         names -= {JOURNAL_NAME, MANIFEST_NAME}
         store = self._publisher.store
-        there = store.first(_PROBED)  # it may be a bucket of millions
-        others = [info.name for info in there if info.name not in names]
-        if there and not others:
-            there = store.list()
-            checked = self._publisher.with_checksums(there)
+        objects = store.list_first(_PROBED_OBJECTS)  # not all, because a bucket may hold millions
+        others = [info.name for info in objects if info.name not in names]
+        if objects and not others:
+            objects = store.list()
+            checked = self._publisher.with_checksums(objects)
             others = [name for name, info in checked.items() if name not in names or info.crc32c is None]
         if others:
             raise DatasetError(
-                f"{self._url}: is not empty, and holds files that no conversion on this machine wrote "
-                f"({some(others)}); choose another DST, or remove them yourself"
+                f"is not empty, and holds files that no conversion on this machine wrote ({abridge(others)})",
+                path=self._url,
+                remedy="choose another DST, or remove them yourself",
             )
-        if there:
+        if objects:
             warn(
-                f"{self._url}: holds {counted(len(there), 'file')} of a conversion whose journal is not on "
-                f"this machine, so it starts over; only the machine where it began can continue it"
+                f"{self._url}: holds {quantity(len(objects), 'file')} of a conversion whose journal is not "
+                f"on this machine, so it starts over; only the machine where it began can continue it"
             )
 
-    def problem_of(self, shard: WrittenShard) -> str | None:
-        """See `FilesInFolder`; all shards are looked for at once."""
+    def find_problem(self, shard: WrittenShard) -> str | None:
+        """Return how an object of a shard differs from what was written, in a phrase; None if none does."""
         for file in shard.entry.files:
-            if problem := difference(self._there_at_first.get(file.name), file):
+            problem = difference(self._initial_objects.get(file.name), file)
+            if problem:
                 return f"{self._url / file.name}: {problem}"
         return None
 
     def remove(self, names: frozenset[str]) -> None:
-        """See `FilesInFolder`; what has no checksum beside it is not ours."""
-        self._publisher.store.delete(_sent(self._publisher.find(names)))
+        """Remove the objects with these names; one without a checksum beside it is not ours, and stays."""
+        self._publisher.store.delete(_own_objects(self._publisher.find(names)))
 
     def publish(self, manifest: Manifest) -> None:
-        """Push what was written here at the end of the conversion, the manifest last, and leave nothing here.
+        """Push index, list of rejects and, last, the manifest; then remove the working folder.
 
         Raises:
-            DatasetError: a shard is not as it was pushed, or another process has finished a dataset there.
+            DatasetError: a shard was changed after it was pushed, or another process has finished a dataset.
         """
-        files = files_of(manifest, self.folder)
+        files = dataset_files(manifest, self.folder)
         for file in files:
             path = self.folder / file.name
-            if path.exists():  # index and list of rejects: shards are there
+            if path.exists():  # index and list of rejects; the shards were pushed before
                 self._publisher.send(path, file)
         self._publisher.publish(read_regular(self.folder / MANIFEST_NAME), files)
         remove_working_folder(self.folder)
 
     @cached_property
-    def _there_at_first(self) -> dict[str, ObjectInfo]:
+    def _initial_objects(self) -> dict[str, ObjectInfo]:
+        """The objects at the URL before this run, listed once for all shards."""
         return self._publisher.with_checksums(self._publisher.store.list())
 
 
 def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntry]) -> None:
-    """Push the written files of a shard, as far as they are `files`, and remove them here.
+    """Push the written files of a shard, and remove them here.
+
+    Args:
+        written: the shard's files under temporary names.
+        files: entries of the files to push; none if every picture of the shard was rejected.
 
     Raises:
         DatasetError: another process has finished a dataset there.
@@ -142,7 +149,7 @@ def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntr
     """
     publisher, check = _publisher(url), partial(_check_parent, url)
     try:
-        for file, entry in zip(written, files, strict=False):  # none if every picture was rejected
+        for file, entry in zip(written, files, strict=False):
             publisher.send(file.temporary, entry, check)
     finally:
         for file in written:
@@ -150,28 +157,31 @@ def push_shard(url: Url, written: Sequence[OutputFile], files: Sequence[FileEntr
 
 
 def refuse_change(url: Url, *, overwrite: bool, update: bool) -> None:
-    """Raise SettingError if a finished dataset is to be changed: objects cannot change places in one step."""
+    """Raise SettingError if a command would change a finished dataset, since objects cannot be swapped."""
     if overwrite:
         raise SettingError(
-            f"{url}: holds a finished dataset, which --overwrite cannot replace in one step, as it does "
-            f"a folder; choose another URL, or remove that one yourself"
+            "holds a finished dataset, which --overwrite cannot replace in one step, as it does a folder",
+            path=url,
+            remedy="choose another URL, or remove that one yourself",
         )
     if update:
         raise SettingError(
-            f"{url}: --update works on a folder; fetch the dataset with 'precache pull {url} DIR', update "
-            f"DIR, and bring it back with 'precache push DIR {url}'"
+            "--update works on a folder",
+            path=url,
+            remedy=f"fetch the dataset with 'precache pull {url} DIR', update DIR, and bring it back with "
+            f"'precache push DIR {url}'",
         )
 
 
 def remove_working_folder(folder: Path) -> None:
-    """Remove what a conversion into a URL has left on this machine, the journal last."""
-    for path in _files_here(folder):
+    """Remove the files that a conversion into a URL has left on this machine, the journal last."""
+    for path in _own_files(folder):
         path.unlink(missing_ok=True)
     _remove_if_empty(folder)
 
 
 def remove_if_same(folder: Path, target: Target) -> None:
-    """Remove the working folder of a conversion to `target` that was killed after its manifest was put."""
+    """Remove the working folder of a conversion to `target` that was killed after it pushed its manifest."""
     header = read_header(folder / JOURNAL_NAME)
     if header is not None and own_names(header) and not target.differences(header):
         remove_working_folder(folder)
@@ -182,10 +192,10 @@ class Leftovers:
     """Objects and files that an unfinished conversion into a URL has left, and no finished dataset needs.
 
     Attributes:
-        url: where it was converted to.
-        objects: names of what it has pushed.
-        files: on this machine, its journal last.
-        bytes: that all of them take.
+        url: destination of the conversion.
+        objects: names of the objects that it has pushed.
+        files: its files on this machine, the journal last.
+        bytes: bytes that all of them take.
     """
 
     url: Url
@@ -194,14 +204,14 @@ class Leftovers:
     bytes: int
 
     def remove(self) -> None:
-        """Remove them; raises StorageError or OSError where one cannot be."""
+        """Remove the objects and files; raises StorageError or OSError if that fails."""
         ObjectStore(self.url).delete(self.objects)
         remove_working_folder(working_folder(self.url))
 
 
 @contextmanager
 def leftovers(url: Url) -> Iterator[Leftovers]:
-    """Find the leftovers of a conversion into `url` that began on this machine; no other begins meanwhile.
+    """Find the leftovers of a conversion into `url` that began on this machine, and hold its lock.
 
     Raises:
         DatasetError: a process is converting into it, or its journal cannot be read.
@@ -211,45 +221,49 @@ def leftovers(url: Url) -> Iterator[Leftovers]:
         names = own_names_in(folder)
         if not names and os.path.lexists(folder / JOURNAL_NAME):
             raise DatasetError(
-                f"{folder / JOURNAL_NAME}: not a journal that this release can read, so it is unknown which "
-                f"files are ours; remove what you do not need yourself"
+                "not a journal that this release can read, so it is unknown which files are ours",
+                path=folder / JOURNAL_NAME,
+                remedy="remove what you do not need yourself",
             )
         if names and is_converted(url):
             names -= open_dataset(url).manifest.own_names | {MANIFEST_NAME}
-        found = Publisher(url).find(names) if names else {}
-        objects, files = _sent(found), _files_here(folder)
-        taken = sum(found[name].bytes for name in objects) + sum(path.lstat().st_size for path in files)
-        yield Leftovers(url, tuple(objects), tuple(files), taken)
+        infos = Publisher(url).find(names) if names else {}
+        objects, files = _own_objects(infos), _own_files(folder)
+        total_bytes = sum(infos[name].bytes for name in objects) + sum(path.lstat().st_size for path in files)
+        yield Leftovers(url, tuple(objects), tuple(files), total_bytes)
 
 
-def _sent(found: dict[str, ObjectInfo]) -> list[str]:
-    """Names of the objects that this project has put there."""
-    return [name for name, info in found.items() if info.crc32c is not None]
+def _own_objects(infos: dict[str, ObjectInfo]) -> list[str]:
+    """Return the names of the objects that this project has pushed: those with a checksum beside them."""
+    return [name for name, info in infos.items() if info.crc32c is not None]
 
 
-def _files_here(folder: Path) -> list[Path]:
-    """The files in a working folder that its journal names, the journal last; none without one."""
+def _own_files(folder: Path) -> list[Path]:
+    """Return the files in a working folder that its journal names, the journal last; none without one."""
     names, journal = own_names_in(folder), folder / JOURNAL_NAME
-    found = []
-    for path in sorted(folder.iterdir()) if names else ():
-        ours = path.name in names or is_leftover(path, names)
-        if ours and path != journal and path.is_file() and not path.is_symlink():
-            found.append(path)
-    return [*found, journal] if names else []
+    if not names:
+        return []
+    files = []
+    for path in sorted(folder.iterdir()):
+        is_own = path.name in names or is_leftover(path, names)
+        if is_own and path != journal and path.is_file() and not path.is_symlink():
+            files.append(path)
+    return [*files, journal]
 
 
 def _remove_if_empty(folder: Path) -> None:
-    with suppress(OSError):  # it is not there, or holds something
+    with suppress(OSError):  # it is missing, or not empty
         folder.rmdir()
 
 
 @lru_cache(4)
 def _publisher(url: Url) -> Publisher:
-    """One for each process: its connections are used again."""
+    """Return the publisher of this process for `url`, which keeps its connections open."""
     return Publisher(url)
 
 
 def _check_parent(url: Url) -> None:
+    """Raise WorkerError if the parent has ended: the next run may have finished the dataset already."""
     parent = multiprocessing.parent_process()
-    if parent is not None and not parent.is_alive():  # the next run may have finished the dataset already
-        raise WorkerError(f"{url}: nothing more is pushed: the parent process has stopped")
+    if parent is not None and not parent.is_alive():
+        raise WorkerError("nothing more is pushed: the parent process has stopped", path=url)

@@ -1,11 +1,12 @@
-"""Is a converted dataset as it was written, and does another one hold the same samples?
+"""Verify a converted dataset: against its manifest, against other datasets, and against its source.
 
-And is every stored picture what the converter makes of its source today: pixels, label, fields, mask?
+Against its source, each stored picture must be what the converter makes of it today: pixels, label, fields,
+mask.
 """
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,36 +18,36 @@ from precache import engines
 from precache.conversion.update import compare
 from precache.dataset import columns
 from precache.dataset.converted import ConvertedDataset, open_dataset
-from precache.dataset.files import check_file, check_objects
+from precache.dataset.files import file_problem, object_problems
 from precache.dataset.index import VALUE, Checksums, IndexFileError, SampleIndex
-from precache.dataset.manifest import ManifestError
+from precache.dataset.manifest import Manifest, ManifestError
 from precache.dataset.shard_table import ShardEntry
 from precache.errors import DatasetError, ImageError, SampleError
 from precache.formats import FORMATS, Sample, StoredSample
 from precache.pictures import images, jpeg, masks
 from precache.pictures.images import Decoded
 from precache.pictures.jpeg import Pixels
-from precache.pictures.sizes import written
-from precache.recipe import Recipe, flag_of
-from precache.reporting import Progress, counted, unseen
+from precache.pictures.sizes import size_text
+from precache.recipe import Recipe, flag_name
+from precache.reporting import Progress, no_progress, quantity
 from precache.sources import Source, SourceOptions, open_source
-from precache.sources.base import SampleRef, Scan, picture_checksum, prepared
+from precache.sources.base import SampleRef, Scan, picture_checksum, prepare_scan
 from precache.sources.masks import render_mask
 from precache.sources.options import OptionNotTakenError
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url
 
-# A stored JPEG may lie this much further from its picture than the same encoder puts it today.
 JPEG_TOLERANCE_DB = 1.0
+"""Allowed loss of PSNR of a stored JPEG against what the same encoder makes today."""
 
 
 def verify(path: str | os.PathLike[str] | Url) -> list[str]:
     """Compare every file of the dataset in `path` with the manifest's sizes and checksums.
 
-    The manifest itself carries one, too. Of a URL the storage's bytes are read, not those that are kept here.
+    The manifest has a checksum of its own. For a URL the bytes in the storage are read, not cached shards.
 
     Returns:
-        One line per damaged or missing file; empty if all are as they were written.
+        One line per damaged or missing file; empty if every file is intact.
 
     Raises:
         DatasetError: `path` is not a converted dataset.
@@ -54,18 +55,18 @@ def verify(path: str | os.PathLike[str] | Url) -> list[str]:
     """
     try:
         dataset = open_dataset(path)
-    except (ManifestError, IndexFileError) as error:  # nothing else is known of the files then
+    except (ManifestError, IndexFileError) as error:  # without them the other files are unknown
         return [str(error).rpartition("; ")[0]]
     files, place = dataset.manifest.files, dataset.place
     if isinstance(place, Url):
-        problems = check_objects(ObjectStore(place), files)
+        problems = object_problems(ObjectStore(place), files)
     else:
-        problems = (check_file(place, file) for file in files)
+        problems = (file_problem(place, file) for file in files)
     return [problem for problem in problems if problem is not None]
 
 
 def verify_across(paths: Sequence[str | os.PathLike[str] | Url]) -> list[str]:
-    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first's.
+    """Compare ids, labels, targets, fields, splits and class names of several datasets with the first.
 
     Returns:
         One line per difference; empty if all hold the same samples in the same splits.
@@ -79,48 +80,55 @@ def verify_across(paths: Sequence[str | os.PathLike[str] | Url]) -> list[str]:
         names = f"{other.place} and {first.place}"
         if other.manifest.classes != first.manifest.classes:
             problems.append(f"{names}: their classes differ")
-        kinds = [f"{one.manifest.target}: {_listed(one.manifest.fields)}" for one in (other, first)]
-        if kinds[0] != kinds[1]:
-            problems.append(f"{names}: their targets and fields differ ({kinds[0]}; {kinds[1]})")
+        kinds = _describe_kinds(first.manifest)
+        other_kinds = _describe_kinds(other.manifest)
+        if kinds != other_kinds:
+            problems.append(f"{names}: their targets and fields differ ({other_kinds}; {kinds})")
             continue
-        ours, theirs = first.manifest.samples_per_class, other.manifest.samples_per_class
-        if ours.keys() != theirs.keys():
-            problems.append(f"{names}: their splits differ ({', '.join(theirs)}; {', '.join(ours)})")
-        for split in ours.keys() & theirs.keys():
-            if different := _different(first.read_index(split), other.read_index(split)):
-                problems.append(f"{names}: split {split} differs in {counted(different, 'sample')}")
+        splits = first.manifest.samples_per_class.keys()
+        other_splits = other.manifest.samples_per_class.keys()
+        if splits != other_splits:
+            problems.append(f"{names}: their splits differ ({', '.join(other_splits)}; {', '.join(splits)})")
+        for split in splits & other_splits:
+            count = _count_differences(first.read_index(split), other.read_index(split))
+            if count:
+                problems.append(f"{names}: split {split} differs in {quantity(count, 'sample')}")
     return problems
 
 
-def _listed(fields: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {kind}" for name, kind in sorted(fields.items())) or "no fields"
+def _describe_kinds(manifest: Manifest) -> str:
+    """Return the target of a dataset, and the name and kind of each field, in words."""
+    fields = ", ".join(f"{name} {kind}" for name, kind in sorted(manifest.fields.items())) or "no fields"
+    return f"{manifest.target}: {fields}"
 
 
-def _different(one: SampleIndex, other: SampleIndex) -> int:
-    """How many samples are in one of the two alone, or differ in label, target, fields or mask."""
-    ids, mine, its = np.intersect1d(one.ids, other.ids, assume_unique=True, return_indices=True)
+def _count_differences(index: SampleIndex, other: SampleIndex) -> int:
+    """Count the samples that only one index has, or that differ in label, target, fields or mask."""
+    ids, rows, other_rows = np.intersect1d(index.ids, other.ids, assume_unique=True, return_indices=True)
     alike = np.ones(len(ids), np.bool_)
-    for name in {"labels", "targets", "mask_checksums"} | {f"{VALUE}{name}" for name in one.fields}:
-        ours, theirs = one.get(name), other.get(name)
-        if ours is None or theirs is None or ours.differs_in_kind(theirs):
-            alike &= ours is theirs
+    for name in {"labels", "targets", "mask_checksums"} | {f"{VALUE}{name}" for name in index.fields}:
+        column, other_column = index.get(name), other.get(name)
+        if column is None and other_column is None:
+            continue
+        if column is None or other_column is None or column.differs_in_kind(other_column):
+            alike[:] = False
         else:
-            alike &= ours.select(mine).same(theirs.select(its))
-    return len(one) + len(other) - 2 * len(ids) + int((~alike).sum())
+            alike &= column.select(rows).equal_rows(other_column.select(other_rows))
+    return len(index) + len(other) - 2 * len(ids) + int((~alike).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class DeepReport:
-    """What `verify_deep` found.
+    """Result of `verify_deep`.
 
     Attributes:
-        samples: compared.
+        samples: number of samples that were compared.
         problems: one line per sample that is not what the converter makes of its source.
-        equal: samples that equal the reference: Pillow's decode, the whole picture resized, then
+        equal: number of samples that equal the reference: Pillow's decode, the whole picture resized, then
             cropped.
-        mean_psnr, worst_psnr: in dB, of the others against the reference; infinite if there are none.
+        mean_psnr, worst_psnr: PSNR in dB of the other samples against the reference; infinite without others.
         worst: path of the worst sample in the source tree.
-        holds_pixels: whether the format stores pixels, which must be exactly those; else JPEGs.
+        holds_pixels: whether the format stores pixels, which must be exact; else JPEGs.
     """
 
     samples: int
@@ -132,21 +140,26 @@ class DeepReport:
     holds_pixels: bool
 
     def sentence(self, source: object) -> str:
-        """The result in one statement."""
+        """Return the result in a sentence."""
         if self.problems:
-            of, differ = counted(self.samples, "picture"), "differs" if len(self.problems) == 1 else "differ"
-            return f"{len(self.problems):,} of {of} {differ} from what converting {source} gives"
-        every = "its picture is" if self.samples == 1 else f"all {self.samples:,} pictures are"
+            pictures = quantity(self.samples, "picture")
+            differ = "differs" if len(self.problems) == 1 else "differ"
+            return f"{len(self.problems):,} of {pictures} {differ} from what converting {source} gives"
+        subject = "its picture is" if self.samples == 1 else f"all {self.samples:,} pictures are"
         others = self.samples - self.equal
-        near = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
-        exactly = " exactly" if self.holds_pixels or not others else ""
-        same = f"{every}{exactly} what converting {source} gives"
         if not others:
-            return same
+            return f"{subject} exactly what converting {source} gives"
+        psnr = f"mean {self.mean_psnr:.1f} dB, worst {self.worst_psnr:.1f} dB ({self.worst})"
         if self.holds_pixels:
-            of = f"{others:,} of them" if self.samples > 1 else "it"
-            return f"{same}. Pillow alone would resize {of} a little differently: {near}"
-        return f"{same}, within what JPEG compression of this quality changes: {near}"
+            resized = f"{others:,} of them" if self.samples > 1 else "it"
+            return (
+                f"{subject} exactly what converting {source} gives. Pillow alone would resize {resized} "
+                f"a little differently: {psnr}"
+            )
+        return (
+            f"{subject} what converting {source} gives, within what JPEG compression of this quality "
+            f"changes: {psnr}"
+        )
 
 
 def verify_deep(
@@ -156,16 +169,20 @@ def verify_deep(
     root: str | None = None,
     mask: str | None = None,
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> DeepReport:
-    """Decode every source picture again and compare it with what is stored.
+    """Decode every source picture again and compare it with the stored one.
 
-    Pixels of `shards` must be equal; a JPEG must be as near as encoding the picture again gets,
-    less `JPEG_TOLERANCE_DB`.
+    Pixels of `shards` must be equal; the PSNR of a JPEG must be that of the picture encoded again, less
+    `JPEG_TOLERANCE_DB`.
 
     Args:
-        root, mask: where the pictures of a table, and the masks, lie now; default where they were converted
-            from. A path that is not absolute begins in the working folder, now as then.
+        path: the converted dataset, a folder or a URL.
+        source: the source that it was made from.
+        root, mask: folders that hold the pictures of a table, and the masks, now; default those of the
+            conversion. A relative path begins in the working folder.
+        workers: processes; default one per CPU, 0 for the calling process.
+        on_progress: called with (pictures compared, pictures in all).
 
     Raises:
         DatasetError: not a converted dataset, a damaged shard, or one of another source tree.
@@ -174,27 +191,28 @@ def verify_deep(
     workers = engines.worker_count(workers)
     dataset = open_dataset(path)
     manifest = dataset.manifest
-    moved = {name: path for name, path in (("root", root), ("mask", mask)) if path is not None}
-    options = SourceOptions.from_json({**manifest.source_options, **moved})
+    new_folders = {name: folder for name, folder in (("root", root), ("mask", mask)) if folder is not None}
+    options = SourceOptions.from_json({**manifest.source_options, **new_folders})
     try:
         opened = open_source(source, options)
     except OptionNotTakenError as error:
-        if error.option in moved:
+        if error.option in new_folders:
             raise
         raise DatasetError(
-            f"{path}: was not made from {source}, but with {flag_of(error.option)}, which is not for "
-            f"{error.kind}; name the source that it was made from"
+            f"was not made from {source}, but with {flag_name(error.option)}, which is not for {error.kind}",
+            path=path,
+            remedy="name the source that it was made from",
         ) from error
-    scan, _ = prepared(opened.scan(), manifest.recipe, options)
-    scan, checksums = _same_pictures(dataset, scan)
-    report = engines.counted(on_progress, manifest.samples)
+    scan, _ = prepare_scan(opened.scan(), manifest.recipe, options)
+    scan, checksums = _match_scan(dataset, scan)
+    report = engines.progress_counter(on_progress, manifest.samples)
     tasks = _deep_tasks(dataset, scan, checksums)
     workers = min(workers, len(manifest.shards))
     with closing(engines.run(_Comparison(dataset, scan.source), tasks, workers, report)) as shards:
         compared = [picture for shard in shards for picture in shard]
-    problems = sorted(c.problem for c in compared if c.problem)
-    finite = [c.psnr for c in compared if math.isfinite(c.psnr)]
-    worst = min(compared, key=lambda c: (c.psnr, c.path))
+    problems = sorted(picture.problem for picture in compared if picture.problem)
+    finite = [picture.psnr for picture in compared if math.isfinite(picture.psnr)]
+    worst = min(compared, key=lambda picture: (picture.psnr, picture.path))
     return DeepReport(
         samples=len(compared),
         problems=tuple(problems),
@@ -206,28 +224,30 @@ def verify_deep(
     )
 
 
-def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]:
-    """`scan` with the labels and ids of the dataset, sorted by id: a source may list in another order.
+def _match_scan(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksums]:
+    """Give the pictures of `scan` the labels and ids of the dataset, and sort them by id.
 
-    And the checksums that the pictures had when they were converted; 0 of those that could not be read.
+    Returns:
+        The scan, and for each picture its checksum at the conversion; 0 if it could not be read then.
 
     Raises:
         DatasetError: a picture of the source is not in the dataset with its labels and fields, or the other
             way round.
     """
-    if dataset.manifest.recipe.listed:  # its splits are those of the list, whatever the source has
-        every, none = np.arange(len(scan.samples)), np.zeros(len(scan.samples), np.int64)
-        scan = replace(scan, samples=scan.samples.select(every, none, ("",)))
-    difference = compare(dataset, scan, contents=False)  # these are compared next
+    if dataset.manifest.recipe.has_split_list:  # the list replaced the splits of the source
+        rows, no_split = np.arange(len(scan.samples)), np.zeros(len(scan.samples), np.int64)
+        scan = replace(scan, samples=scan.samples.select(rows, no_split, ("",)))
+    difference = compare(dataset, scan, contents=False)  # workers compare the contents later
     samples = difference.scan.samples
-    left_out = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
-    missing = sum(samples[row].path not in left_out for row in difference.new.tolist())
-    if missing or len(difference.gone):
+    ignored = {path for path, _ in dataset.manifest.ignored}  # by a list of splits
+    missing = sum(samples[row].path not in ignored for row in difference.new.tolist())
+    if missing or len(difference.removed):
         raise DatasetError(
-            f"{dataset.place}: was not made from {scan.root}, or that changed since: "
-            f"{counted(missing, 'picture')} of {scan.root} missing here or labelled differently, "
-            f"{len(difference.gone):,} no longer in {scan.root}; name the right source, or run "
-            f"'precache convert' with --update"
+            f"was not made from {scan.root}, or that changed since: {quantity(missing, 'picture')} of "
+            f"{scan.root} missing here or labelled differently, {len(difference.removed):,} no longer in "
+            f"{scan.root}",
+            path=dataset.place,
+            remedy="name the right source, or run 'precache convert' with --update",
         )
     by_id = np.argsort(samples.ids)
     checksums = np.zeros(len(samples), np.uint64)
@@ -237,7 +257,14 @@ def _same_pictures(dataset: ConvertedDataset, scan: Scan) -> tuple[Scan, Checksu
 
 @dataclass(frozen=True, slots=True)
 class _DeepTask:
-    """One shard, of the path `name`; of each of its samples, by id, the picture and its checksum before."""
+    """A shard to compare with its source.
+
+    Attributes:
+        name: path of the shard, for errors.
+        shard: entry of the shard.
+        index: index of its samples.
+        pictures: id -> picture of the source and its checksum at the conversion.
+    """
 
     name: str
     shard: ShardEntry
@@ -246,16 +273,18 @@ class _DeepTask:
 
 
 def _deep_tasks(dataset: ConvertedDataset, scan: Scan, checksums: Checksums) -> Iterator[_DeepTask]:
-    """One task per shard, made when a worker asks for it."""
-    for shard, members in dataset.by_shard():
-        rows = np.searchsorted(scan.samples.ids, members.ids[members.served]).tolist()
-        refs = ((scan.samples[row], int(checksums[row])) for row in rows)
-        pictures = {ref.id: (ref, checksum) for ref, checksum in refs}
-        yield _DeepTask(str(dataset.path / shard.file_name), shard, members, pictures)
+    """Yield a task for each shard, made when a worker is free."""
+    for shard, index in dataset.iter_shards():
+        rows = np.searchsorted(scan.samples.ids, index.ids[index.served]).tolist()
+        pairs = ((scan.samples[row], int(checksums[row])) for row in rows)
+        pictures = {ref.id: (ref, checksum) for ref, checksum in pairs}
+        yield _DeepTask(str(dataset.path / shard.file_name), shard, index, pictures)
 
 
 @dataclass(frozen=True, slots=True)
 class _Compared:
+    """Result for one sample: its PSNR against the reference in dB, and a line if it has a problem."""
+
     path: str
     psnr: float
     problem: str
@@ -263,7 +292,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """What a worker does: compare the pictures of a shard with those of their source."""
+    """Compare the pictures of a shard with those of their source, in a worker."""
 
     dataset: ConvertedDataset
     source: Source
@@ -288,25 +317,28 @@ class _Comparison:
             data = self.source.read(ref, recipe.max_pixels)
             decoded = images.decode_for(data, path, recipe.rendering)
         except ImageError as error:
-            return _Compared(ref.path, 0.0, f"{where}: its source {error.reason}")
+            return _Compared(ref.path, 0.0, f"{where}: its source {error.reason_and_remedy}")
         expected = images.fit(decoded, recipe.rendering)
         problem = ""
         if sample.label != ref.label:
             problem = f"{where} has label {sample.label}, expected {ref.label}"
-        elif difference := self._labelled_differently(task, row, ref, sample):
+        elif difference := self._annotation_difference(task, row, ref, sample):
             problem = f"{where} {difference}"
         elif stored.shape != expected.shape:
-            sizes = (written((picture.shape[0], picture.shape[1])) for picture in (stored, expected))
-            return _Compared(ref.path, 0.0, f"{where} is {' pixels, expected '.join(sizes)}")
+            stored_size, expected_size = (
+                size_text((picture.shape[0], picture.shape[1])) for picture in (stored, expected)
+            )
+            return _Compared(ref.path, 0.0, f"{where} is {stored_size} pixels, expected {expected_size}")
         elif FORMATS[recipe.format].holds_pixels:
             if not np.array_equal(stored, expected):
                 problem = f"{where} differs from its source ({jpeg.psnr(stored, expected):.1f} dB)"
         elif sample.data != data:
-            again = jpeg.decode_jpeg(jpeg.encode_jpeg(expected, recipe.quality), path, expected.shape[2])
-            bound = jpeg.psnr(again, expected) - JPEG_TOLERANCE_DB
-            if jpeg.psnr(stored, expected) < bound:
-                far = f"{jpeg.psnr(stored, expected):.1f} dB from its source, expected {bound:.1f} dB or more"
-                problem = f"{where} is {far}"
+            encoded_again = jpeg.encode_jpeg(expected, recipe.quality)
+            decoded_again = jpeg.decode_jpeg(encoded_again, path, expected.shape[2])
+            limit = jpeg.psnr(decoded_again, expected) - JPEG_TOLERANCE_DB
+            psnr = jpeg.psnr(stored, expected)
+            if psnr < limit:
+                problem = f"{where} is {psnr:.1f} dB from its source, expected {limit:.1f} dB or more"
         recorded = task.pictures[ref.id][1]
         if problem and sample.label == ref.label and recorded not in (0, picture_checksum(data)):
             problem = f"{where} differs from its source: the source file changed since it was converted"
@@ -314,39 +346,39 @@ class _Comparison:
         reference = _reference(data, path, recipe, decoded) if has_reference else expected
         return _Compared(ref.path, jpeg.psnr(stored, reference), problem)
 
-    def _labelled_differently(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
-        """How path, target, fields or mask of a sample in its shard differ from the source's; else empty.
+    def _annotation_difference(self, task: _DeepTask, row: int, ref: SampleRef, sample: StoredSample) -> str:
+        """Return how path, target, fields or mask of a sample in its shard differ from the source; else "".
 
-        Those of the index are the source's, see `_same_pictures`.
+        The target and fields in the index equal those of the source, see `_match_scan`.
         """
         width, height = task.index.source_sizes[row].tolist()
         target = None if task.index.targets is None else task.index.targets.value(row)
-        fields = columns.values_of(task.index.fields, row)
+        fields = columns.row_values(task.index.fields, row)
         expected = Sample(ref.id, ref.label, b"", ref.path, (width, height), target, fields)
         if sample.annotations != FORMATS[self.dataset.manifest.recipe.format].annotations(expected):
             return "has a path, target or fields that differ from its source's"
-        how = self.dataset.manifest.recipe.rendering
+        rendering = self.dataset.manifest.recipe.rendering
         try:
-            its_mask = render_mask(self.source, ref, (width, height), how)
+            source_mask = render_mask(self.source, ref, (width, height), rendering)
             mask = sample.mask
             if isinstance(mask, bytes):
-                mask = masks.decode(mask, images.fitted_size(width, height, how)[::-1])
+                mask = masks.decode(mask, images.fitted_size(width, height, rendering)[::-1])
             if mask is not None:
                 task.index.check_mask(row, mask, task.name)
         except ImageError as error:
-            return f"has a mask that differs from its source's ({error.reason})"
+            return f"has a mask that differs from its source's ({error.reason_and_remedy})"
         except ValueError as error:
             return f"has a mask that cannot be decoded ({error})"
-        if mask is None or its_mask is None:
-            if mask is its_mask:
-                return ""
-            return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
-        return "" if np.array_equal(mask, its_mask) else "has a mask that differs from its source's"
+        if mask is not None and source_mask is not None:
+            return "" if np.array_equal(mask, source_mask) else "has a mask that differs from its source's"
+        if mask is None and source_mask is None:
+            return ""
+        return "has no mask, its source has one" if mask is None else "has a mask, its source has none"
 
 
 def _reference(data: bytes | Image.Image, path: str, recipe: Recipe, decoded: Decoded) -> Pixels:
-    """The reference's pixels: of the whole decode, whatever the recipe takes."""
+    """Return the pixels that Pillow alone makes of a picture, decoded in full, whatever the recipe says."""
     if decoded.reduction > 1:
         decoded = images.decode_for(data, path, replace(recipe.rendering, scaled_decode=False))
     image = decoded.image.convert(images.MODES[recipe.channels])
-    return images.reference(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)
+    return images.reference_pixels(image, recipe.size, recipe.fit, recipe.resample, enlarge=recipe.enlarge)

@@ -1,1 +1,1 @@
-"""What a converted dataset holds beside its pictures: index, columns, shards, what was left out."""
+"""Converted datasets: manifest, index, columns, shards, and functions that open, check and describe them."""

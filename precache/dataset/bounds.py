@@ -1,8 +1,8 @@
-"""What a manifest and its index may say: looked at once, where each is read, before anything relies on it.
+"""Checks of the content of a manifest and of its index, made once when each is read and before it is used.
 
-Checksums tell damage, not lies: a dataset may come from a stranger, who computes them anew. So every count is
-compared with the bytes that there are before memory is asked for, and every number with what it stands for.
-Here ValueError says what is wrong; who reads the file makes a DatasetError of it that names its path.
+Checksums find damage, not lies: a dataset may come from a stranger, who computes them anew. So every count is
+compared with the number of bytes in the file before memory is allocated, and every number with its range.
+The checks raise ValueError; the code that reads the file turns it into a DatasetError that names the path.
 """
 
 from collections.abc import Mapping
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 from precache.dataset.columns import KINDS, TARGETS, Column
 from precache.pictures.images import MAX_KEPT_SIDE
-from precache.pictures.jpeg import MOST_EXPANSION
+from precache.pictures.jpeg import MAX_EXPANSION
 
 Ints: TypeAlias = npt.NDArray[np.int64]
-Place: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
-"""What an array of a file is: dtype and shape."""
+ArrayType: TypeAlias = tuple[np.dtype[Any], tuple[int, ...]]
+"""Dtype and shape of an array in a file."""
 _COUNT = range(1 << 62)
-_TEXTS = 1 << 16
+_TEXTS_PER_BLOCK = 1 << 16
 _FORM: dict[str, Any] = {
     "version": int,
     "checksum": str,
@@ -42,9 +42,14 @@ _FORM: dict[str, Any] = {
     "removed": {str: _COUNT},
     "splits": [str],
 }
-"""What `dataset.json` holds. A range, tuple: one of it; a float: a share, 0 to 1; {str: ...}: any keys."""
+"""Form of `dataset.json`.
+
+A range or a tuple allows any of its values, `float` a share from 0 to 1, `[form]` a list of any length, and
+`{str: form}` any keys.
+"""
 _INT, _BYTE = np.dtype(np.int64), np.dtype(np.uint8)
-_COLUMNS: dict[str, tuple[Any, tuple[str | int, ...]]] = {
+_ColumnForm: TypeAlias = tuple[Any, tuple[str | int, ...]]
+_COLUMNS: dict[str, _ColumnForm] = {
     "ids": (np.int64, ("samples",)),
     "labels": (np.int64, ("samples",)),
     "source_sizes": (np.int32, ("samples", 2)),
@@ -74,18 +79,19 @@ _COLUMNS: dict[str, tuple[Any, tuple[str | int, ...]]] = {
         )
     },
 }
-"""Dtype and shape of the columns of an index; those of targets and fields are told by their kinds."""
+"""Dtype and shape of each column of an index; a name in a shape stands for one number throughout the index.
+Targets and fields are not listed: their kinds say which dtypes and shapes they may have."""
 _TARGETS: dict[str, dict[str, tuple[str, ...]]] = {
     "class": {},
     "classes": {"targets": ("ragged",)},
     "number": {"targets": ("int", "float", "vector")},
     "none": {},
 }
-"""Kinds of the column of targets."""
+"""Columns that hold the targets, by `target` of the manifest: name -> kinds that the column may be of."""
 
 
 def check_content(content: Any) -> None:
-    """Compare the content of a manifest with its form, and its parts with each other."""
+    """Raise ValueError unless a manifest's content has the form of `dataset.json` and its parts agree."""
     _check_form(content, _FORM, "the manifest")
     splits = content["splits"]
     if not splits or len(set(splits)) < len(splits) or set(splits) != set(content["samples_per_class"]):
@@ -115,85 +121,105 @@ def _check_form(value: Any, form: Any, name: str) -> None:
     if not right:
         raise ValueError(f"{name} is {value!r:.99}")
     if isinstance(form, list):
-        for each in value:
-            _check_form(each, form[0], f"one of {name}")
+        for item in value:
+            _check_form(item, form[0], f"one of {name}")
     elif isinstance(form, dict):
-        for key, each in value.items():
-            _check_form(each, form[str if str in form else key], f"{name}: {key!r:.99}")
+        for key, item in value.items():
+            _check_form(item, form[str if str in form else key], f"{name}: {key!r:.99}")
 
 
-def check_places(
-    places: Mapping[str, Place], content: Mapping[str, Any], sizes: Mapping[str, int], varies: bool
+def check_columns(
+    columns: Mapping[str, ArrayType], content: Mapping[str, Any], shard_files: int, *, has_shapes: bool
 ) -> None:
-    """Compare the columns of an index with what the manifest says that they are.
+    """Raise ValueError unless the columns of an index are those that its manifest requires.
 
     Args:
-        sizes: how many `files` a shard has.
-        varies: whether the stored pictures have sizes of their own.
+        columns: dtype and shape of each column of the index.
+        content: content of the manifest, which `check_content` has accepted.
+        shard_files: number of files of each shard.
+        has_shapes: whether the stored pictures have sizes of their own.
     """
-    left_out = {part for part in ("rejected", "ignored") if not content["counts"][part]}
-    left_out |= {"shapes", "shard:largest"} if not varies else set()
-    left_out |= {"removed"} if not content["removed"] else set()
-    due = {
-        name: column
-        for name, column in _COLUMNS.items()
-        if name not in left_out and name.removeprefix("ends:").partition(":")[0] not in left_out
-    }
+    required = _required_columns(content, has_shapes=has_shapes)
     kinds = {**_TARGETS[content["target"]]}
     kinds |= {f"value:{name}": (kind,) for name, kind in content["fields"].items()}
-    for name, known in kinds.items():
-        dtype, shape = places.get(name, (_INT, ()))
-        has_ends = f"ends:{name}" in places
+    for name, allowed_kinds in kinds.items():
+        dtype, shape = columns.get(name, (_INT, ()))
+        has_ends = f"ends:{name}" in columns
         are_indices = dtype == _INT and len(shape) == 1
-        wrong = content["target"] == "classes" and name == "targets" and not are_indices
-        if wrong or _kind(dtype, shape, has_ends) not in known:
-            raise ValueError(f"column {name!r:.99} is {dtype} {[*shape]}, expected {' or '.join(known)}")
-        due[name] = dtype, (shape if has_ends else ("samples", *shape[1:]))
+        must_be_indices = content["target"] == "classes" and name == "targets"
+        if (must_be_indices and not are_indices) or _kind(dtype, shape, has_ends) not in allowed_kinds:
+            expected_kinds = " or ".join(allowed_kinds)
+            raise ValueError(f"column {name!r:.99} is {dtype} {[*shape]}, expected {expected_kinds}")
+        required[name] = dtype, (shape if has_ends else ("samples", *shape[1:]))
         if has_ends:
-            due[f"ends:{name}"] = np.int64, ("samples",)
-    for name in sorted(due.keys() ^ places.keys()):
+            required[f"ends:{name}"] = np.int64, ("samples",)
+    for name in sorted(required.keys() ^ columns.keys()):
         if name != "mask_checksums":
-            problem = "is missing" if name in due else "is none of such an index"
+            problem = "is missing" if name in required else "is none of such an index"
             raise ValueError(f"column {name!r:.99} {problem}")
-    found = {**sizes, **{part: content["counts"][part] for part in ("rejected", "ignored")}}
-    for name, (dtype, shape) in places.items():
-        as_written, sides = due[name]
-        if dtype != np.dtype(as_written) or len(shape) != len(sides):
-            raise ValueError(f"column {name!r:.99} is {dtype} {[*shape]}, expected {np.dtype(as_written)}")
+    counts = {
+        "files": shard_files,
+        "rejected": content["counts"]["rejected"],
+        "ignored": content["counts"]["ignored"],
+    }
+    for name, (dtype, shape) in columns.items():
+        required_dtype, sides = required[name]
+        if dtype != np.dtype(required_dtype) or len(shape) != len(sides):
+            raise ValueError(
+                f"column {name!r:.99} is {dtype} {[*shape]}, expected {np.dtype(required_dtype)}"
+            )
         for count, side in zip(shape, sides, strict=True):
-            expected = found.setdefault(side, count) if isinstance(side, str) else side
+            # the first column with a name in its shape says for how many that name stands
+            expected = counts.setdefault(side, count) if isinstance(side, str) else side
             if count != expected:
                 raise ValueError(f"column {name!r:.99} has {count:,} {side}, expected {expected:,}")
-    boxes = f"value:{content['source_options'].get('boxes')}"
     if "boxes" in content["source_options"]:
-        shape = places[boxes][1] if kinds.get(boxes) == ("ragged",) else ()
+        boxes = f"value:{content['source_options']['boxes']}"
+        shape = columns[boxes][1] if kinds.get(boxes) == ("ragged",) else ()
         if shape[1:] != (4,) and shape[:1] != (0,):
             raise ValueError(f"{boxes!r:.99} is no field of boxes")
 
 
+def _required_columns(content: Mapping[str, Any], *, has_shapes: bool) -> dict[str, _ColumnForm]:
+    """Select the columns of `_COLUMNS` that an index must have by its manifest."""
+    left_out = {part for part in ("rejected", "ignored") if not content["counts"][part]}
+    if not has_shapes:
+        left_out |= {"shapes", "shard:largest"}
+    if not content["removed"]:
+        left_out.add("removed")
+    return {
+        name: column
+        for name, column in _COLUMNS.items()
+        if name not in left_out and name.removeprefix("ends:").partition(":")[0] not in left_out
+    }
+
+
 def _kind(dtype: np.dtype[Any], shape: tuple[int, ...], has_ends: bool) -> str:
-    """One of KINDS, or nothing."""
-    number = dtype in (_INT, np.dtype(np.float64))
-    if not has_ends:
-        wide = {1: "int" if dtype == _INT else "float", 2: "vector"}
-        return wide.get(len(shape), "") if number else ""
+    """Kind of a column of this dtype and shape, one of KINDS; empty if it is of no kind."""
     if dtype == _BYTE:
-        return "text" if len(shape) == 1 else ""
-    return "ragged" if number and len(shape) in (1, 2) else ""
+        return "text" if has_ends and len(shape) == 1 else ""
+    if dtype not in (_INT, np.dtype(np.float64)) or len(shape) not in (1, 2):
+        return ""
+    if has_ends:
+        return "ragged"
+    if len(shape) == 2:
+        return "vector"
+    return "int" if dtype == _INT else "float"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Limits:
-    """What the columns of samples are compared with when they are first asked for.
+    """Limits that the values of the columns of samples are checked against when a column is first used.
 
     Attributes:
-        ids: above all of them.
-        classes: how many there are.
-        target: one of TARGETS.
-        pixel_bytes: of a stored pixel.
-        starts: int64 [shards], the row of each shard's first sample.
-        most_bytes: int64 [shards], that the pixels of a shard can have, see `most_pixels_bytes`.
-        largest: int32 [shards, 2], height and width that none of its pictures exceeds; None: all of one size.
+        ids: upper bound of the ids, exclusive.
+        classes: number of classes.
+        target: kind of label, one of TARGETS.
+        pixel_bytes: bytes of a stored pixel.
+        starts: int64 [shards], row of each shard's first sample.
+        max_bytes: int64 [shards], bytes that the pixels of a shard can have, see `max_pixels_bytes`.
+        largest: int32 [shards, 2], greatest height and width of a picture in each shard; None where all
+            pictures have one size.
     """
 
     ids: int
@@ -201,11 +227,11 @@ class Limits:
     target: str
     pixel_bytes: int
     starts: Ints
-    most_bytes: Ints
+    max_bytes: Ints
     largest: npt.NDArray[np.int32] | None
 
     def check(self, name: str, column: Column) -> None:
-        """Compare a column of all samples."""
+        """Raise ValueError if a value of the column of this name, with a row per sample, is out of range."""
         values = column.values
         low, high = {
             "ids": (0, self.ids),
@@ -228,30 +254,30 @@ class Limits:
             pixels = np.multiply(values[:, 0], values[:, 1], dtype=np.int64)
             pixels_bytes = np.add.reduceat(pixels, self.starts) * self.pixel_bytes
             too_large = np.maximum.reduceat(values, self.starts) > self.largest
-            wrong = (pixels_bytes > self.most_bytes) | too_large.any(axis=1)
-            if wrong.any():
-                raise ValueError(
-                    f"the shapes of the pictures in shard {int(wrong.argmax()):,} exceed what it can hold"
-                )
+            wrong_shards = (pixels_bytes > self.max_bytes) | too_large.any(axis=1)
+            if wrong_shards.any():
+                number = int(wrong_shards.argmax())
+                raise ValueError(f"the shapes of the pictures in shard {number:,} exceed what it can hold")
 
 
 def _are_distinct(ids: Ints) -> bool:
-    """Whether no id, from 0 on, is there twice."""
-    above = int(ids.max(initial=-1)) + 1
-    if above > ids.nbytes:  # few of many, or a lie
+    """Whether no id is there twice; `ids` are 0 or more."""
+    limit = int(ids.max(initial=-1)) + 1
+    if limit > ids.nbytes:  # a few of very many ids, or a lie: a table of all ids would take too much memory
         ranked = np.sort(ids)
         return not (ranked[1:] == ranked[:-1]).any()
-    seen = np.zeros(above, np.bool_)  # thirty times as fast as to sort ten million
-    seen[ids] = True
-    return int(seen.sum()) == len(ids)
+    is_used = np.zeros(limit, np.bool_)  # thirty times as fast as sorting ten million ids
+    is_used[ids] = True
+    return int(is_used.sum()) == len(ids)
 
 
 def _check_text(column: Column) -> None:
+    """Raise ValueError unless every text of the column is UTF-8."""
     values, ends = column.values, column.ends
     assert ends is not None
     begin = 0
-    for first in range(0, len(ends), _TEXTS):  # some at a time: decoded, they take memory
-        part = ends[first : first + _TEXTS]
+    for first in range(0, len(ends), _TEXTS_PER_BLOCK):  # decoded texts take memory
+        part = ends[first : first + _TEXTS_PER_BLOCK]
         stop = int(part[-1])
         values[begin:stop].tobytes().decode()
         starts = part[part < len(values)]
@@ -260,6 +286,11 @@ def _check_text(column: Column) -> None:
         begin = stop
 
 
-def most_pixels_bytes(shard_bytes: Ints, *, holds_pixels: bool) -> Ints:
-    """int64 [shards], the most bytes of pixels that shards of so many bytes hold."""
-    return shard_bytes if holds_pixels else np.minimum(shard_bytes, 1 << 48) * MOST_EXPANSION
+def max_pixels_bytes(shard_bytes: Ints, *, holds_pixels: bool) -> Ints:
+    """Compute the most bytes of pixels that shards of these sizes can hold, int64 [shards].
+
+    Args:
+        shard_bytes: int64 [shards], size of each shard's file in bytes.
+        holds_pixels: whether the shards hold pixels; else they hold JPEGs, which expand when decoded.
+    """
+    return shard_bytes if holds_pixels else np.minimum(shard_bytes, 1 << 48) * MAX_EXPANSION

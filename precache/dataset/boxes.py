@@ -1,6 +1,6 @@
-"""Boxes: a field of `[k, 4]` for each picture, left, top, right and bottom in pixels of the upright picture.
+"""Bounding boxes: a field of `[k, 4]` per picture: left, top, right, bottom in the upright picture's pixels.
 
-They are stored as they are, and follow their picture when it is served.
+They are stored unchanged, and are resized and cropped with their picture when it is served.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,13 @@ from precache.pictures.images import Rendering, centre_offset, crop_box, fitted_
 
 
 def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> None:
-    """Raise SettingError unless the field `boxes` holds some, and no field has a name that is taken."""
+    """Raise SettingError unless the field `boxes` holds boxes and no field has a reserved name.
+
+    Args:
+        boxes: name of the field with the boxes; None if there are none.
+        fields: columns of the source, by name.
+        masks: whether the pictures have masks.
+    """
     if masks and "mask" in fields:
         raise SettingError(
             "field 'mask': this name is taken, the masks are served under it; rename the field"
@@ -36,39 +42,43 @@ def check(boxes: str | None, fields: Mapping[str, Column], *, masks: bool) -> No
         )
 
 
-def placement(width: int, height: int, how: Rendering) -> tuple[float, float, float, float]:
-    """Where `pictures.images.fit` puts a picture of `width` x `height` pixels in what is stored of it.
+def scale_and_offset(width: int, height: int, rendering: Rendering) -> tuple[float, float, float, float]:
+    """Scales of x and y, then offsets of x and y, that map a picture's pixels to those that are stored of it.
 
-    Returns:
-        The scales of x and y, and what is added then: the point x, y lies at x * scale + added.
+    The point x, y of a picture of `width` x `height` pixels lies at x * x_scale + x_offset, and so on, in
+    what `precache.pictures.images.fit` makes of the picture.
     """
-    stored_width, stored_height = fitted_size(width, height, how)
-    if how.fit == "crop":
-        left, top, right, bottom = crop_box(width, height, how.size)
+    stored_width, stored_height = fitted_size(width, height, rendering)
+    if rendering.fit == "crop":
+        left, top, right, bottom = crop_box(width, height, rendering.size)
         x_scale, y_scale = stored_width / (right - left), stored_height / (bottom - top)
         return x_scale, y_scale, -left * x_scale, -top * y_scale
-    if how.fit == "pad":
-        inner_width, inner_height = inner_size(width, height, how.size)
+    if rendering.fit == "pad":
+        inner_width, inner_height = inner_size(width, height, rendering.size)
         x, y = centre_offset(stored_width, inner_width), centre_offset(stored_height, inner_height)
         return inner_width / width, inner_height / height, x, y
     return stored_width / width, stored_height / height, 0.0, 0.0
 
 
-def moved(boxes: Column, sizes: Sizes, how: Rendering, *, cut: bool = False) -> Column:
-    """Boxes on pictures of these `sizes`, int32 [n, 2], as they lie on what is stored of them.
+def fit_boxes(boxes: Column, sizes: Sizes, rendering: Rendering, *, clip: bool = False) -> Column:
+    """Transform boxes on source pictures into boxes on what is stored of these.
 
     Args:
-        cut: at the edges of the picture, so that none reaches into what is black around it.
+        boxes: column of the boxes of n pictures.
+        sizes: int32 [n, 2], width and height of each upright source picture.
+        rendering: settings that the pictures are stored with.
+        clip: cut boxes at the edges of the picture, so that none reaches into the padding around it.
     """
     if boxes.ends is None or not len(boxes.values):
         return boxes
-    of_each = np.array([placement(width, height, how) for width, height in sizes.tolist()])
-    of_box = np.repeat(of_each, np.diff(boxes.ends, prepend=0), axis=0)
-    lie = boxes.values * of_box[:, [0, 1, 0, 1]] + of_box[:, [2, 3, 2, 3]]
-    if cut:
-        stored = np.array([fitted_size(width, height, how) for width, height in sizes.tolist()])
-        first = np.maximum(of_each[:, 2:], 0)
-        last = np.minimum(sizes * of_each[:, :2] + of_each[:, 2:], stored)
-        edges = np.repeat(np.hstack((first, last)), np.diff(boxes.ends, prepend=0), axis=0)
-        lie = np.clip(lie, edges[:, [0, 1, 0, 1]], edges[:, [2, 3, 2, 3]])
-    return Column(lie, boxes.ends)
+    boxes_per_picture = np.diff(boxes.ends, prepend=0)
+    by_picture = np.array([scale_and_offset(width, height, rendering) for width, height in sizes.tolist()])
+    by_box = np.repeat(by_picture, boxes_per_picture, axis=0)
+    fitted = boxes.values * by_box[:, [0, 1, 0, 1]] + by_box[:, [2, 3, 2, 3]]
+    if clip:
+        stored = np.array([fitted_size(width, height, rendering) for width, height in sizes.tolist()])
+        top_left = np.maximum(by_picture[:, 2:], 0)
+        bottom_right = np.minimum(sizes * by_picture[:, :2] + by_picture[:, 2:], stored)
+        edges = np.repeat(np.hstack((top_left, bottom_right)), boxes_per_picture, axis=0)
+        fitted = np.clip(fitted, edges[:, [0, 1, 0, 1]], edges[:, [2, 3, 2, 3]])
+    return Column(fitted, boxes.ends)

@@ -1,24 +1,24 @@
-"""Columns: each holds one thing that is known of every sample, a number, a list of numbers, or text.
+"""Columns of labels, targets and fields: a number, a list of numbers or a text for each of n samples.
 
     int      int64 [n]                      one integer each
     float    float64 [n]                    one number each
     vector   int64 or float64 [n, k]        k numbers each
-    ragged   int64 or float64 [sum, ...]    any number of them each, or of rows of k, such as boxes
-    text     uint8 [sum]                    UTF-8, one behind the other
+    ragged   int64 or float64 [sum, ...]    any number of numbers each, or of rows of k, such as boxes
+    text     uint8 [sum]                    UTF-8, one text behind the other
 
-The last two come with `ends`, int64 [n]: where the values of each sample end.
+The last two come with `ends`, int64 [n]: the end of each sample's values.
 
-What samples are labelled with is one of TARGETS:
+TARGETS are the kinds of labels that samples may have:
 
     class     one class: its index is the label
-    classes   any number of classes: their indices, `ragged`
-    number    a number or a vector of them, to be predicted: `float` or `vector`
-    none      nothing
+    classes   any number of classes: their indices, a `ragged` column
+    number    a number or a vector of numbers to be predicted: a `float` or `vector` column
+    none      no label
 
 Samples of the last three have label -1.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,20 +26,20 @@ import numpy.typing as npt
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Rows: TypeAlias = Ints | range
-"""Rows of arrays: a range has step 1, and costs no memory."""
+"""Row numbers: int64 [m], or a range of step 1, which takes no memory."""
 
 KINDS = ("int", "float", "vector", "ragged", "text")
 TARGETS = ("class", "classes", "number", "none")
 _TEXT = np.dtype(np.uint8)
-_GATHERED = 1 << 10  # rows at once: where a value lies takes 8 bytes, and one of text is a single byte
+_ROWS_PER_GATHER = 1 << 10  # the position of each byte of text takes 8 bytes: gather a few rows at a time
 
 
 class ValueOfRowError(ValueError):
-    """A value that does not fit the column.
+    """A value does not fit its column.
 
     Attributes:
-        row: its number, from 0.
-        reason: what is wrong with it; a phrase.
+        row: number of the row, from 0.
+        reason: what is wrong with the value, as a phrase.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -48,14 +48,14 @@ class ValueOfRowError(ValueError):
 
 
 class Column:
-    """A value for each of n samples, over arrays in memory or of a file that is mapped.
+    """A value for each of n samples, over arrays in memory or in a mapped file.
 
-    Where each sample has one value, or k, a column can be indexed and compared like an array, and gives
-    arrays; `same` compares any two.
+    A column of kind `int`, `float` or `vector` can be indexed and compared like an array, which gives
+    arrays; `equal_rows` compares columns of any kind.
 
     Args:
-        values, ends: see the module.
-        rows: which rows of these it has, in this order; None: all.
+        values, ends: arrays of the column, see the module.
+        rows: rows of these arrays that the column consists of, in this order; None for all.
     """
 
     __slots__ = ("_ends", "_rows", "_values")
@@ -64,27 +64,28 @@ class Column:
         self._values, self._ends, self._rows = values, ends, rows
 
     @classmethod
-    def of(cls, values: Sequence[Any]) -> "Column":
-        """The column of these values: int, float, str, or lists or arrays of numbers or of rows of numbers.
+    def from_values(cls, values: Sequence[Any]) -> "Column":
+        """Make a column of values: int, float, str, or lists or arrays of numbers or of rows of numbers.
 
-        Lists of numbers that are all of one length are a `vector`; lists of rows are always `ragged`.
+        Lists of numbers that are all of one length become a `vector`; lists of rows are always `ragged`.
 
         Raises:
-            ValueOfRowError: they are of different kinds, or of none that a column holds.
+            ValueOfRowError: the values are of different kinds, or of a kind that no column holds.
         """
         kinds = {type(value) for value in values}
         if kinds == {str}:
-            return cls._of_text(values)
+            return cls._from_texts(values)
         if kinds and kinds <= {int, bool, float} | _NUMPY_NUMBERS:
-            return cls._of_numbers(values)
-        first = next((row for row, value in enumerate(values) if not _is_list(value)), None)
-        if first is not None or not len(values):
-            row = first or 0
-            raise ValueOfRowError(row, _why_not(values, row))
-        return cls._of_lists(values)
+            return cls._from_numbers(values)
+        if not len(values):
+            raise ValueOfRowError(0, "there is none")
+        for row, value in enumerate(values):
+            if not _is_list(value):
+                raise ValueOfRowError(row, _kind_problem(values, row))
+        return cls._from_lists(values)
 
     @classmethod
-    def _of_text(cls, values: Sequence[str]) -> "Column":
+    def _from_texts(cls, values: Sequence[str]) -> "Column":
         try:
             encoded = [value.encode() for value in values]
         except UnicodeEncodeError:
@@ -94,30 +95,30 @@ class Column:
         return cls(np.frombuffer(b"".join(encoded), np.uint8), ends)
 
     @classmethod
-    def _of_numbers(cls, values: Sequence[Any]) -> "Column":
-        whole = [isinstance(value, int | np.integer | np.bool_) for value in values]
+    def _from_numbers(cls, values: Sequence[Any]) -> "Column":
+        are_whole = [isinstance(value, int | np.integer | np.bool_) for value in values]
         try:
-            array = np.array(values, np.int64 if all(whole) else np.float64)
+            array = np.array(values, np.int64 if all(are_whole) else np.float64)
         except OverflowError:
             row = next(row for row, value in enumerate(values) if not -(2**63) <= value < 2**63)
             raise ValueOfRowError(row, f"{values[row]} does not fit into 64 bits") from None
-        if array.dtype == np.float64 and any(whole):  # ids of 19 digits would become equal
-            other = values[whole.index(False)]
+        if array.dtype == np.float64 and any(are_whole):  # as floats, ids of 19 digits would become equal
+            other = values[are_whole.index(False)]
             for row, value in enumerate(values):
-                if whole[row] and int(array[row]) != value:
+                if are_whole[row] and int(array[row]) != value:
                     raise ValueOfRowError(
                         row, f"{value} does not fit into 64 bits beside {other}; write all of them as text"
                     )
         return cls(array)
 
     @classmethod
-    def _of_lists(cls, values: Sequence[Any]) -> "Column":
+    def _from_lists(cls, values: Sequence[Any]) -> "Column":
         rows = []
         for row, value in enumerate(values):
             try:
-                rows.append(_numbers(value))
+                rows.append(_number_array(value))
             except (ValueError, TypeError, OverflowError):
-                raise ValueOfRowError(row, f"{_shown(value)} is not a list of numbers") from None
+                raise ValueOfRowError(row, f"{_short_repr(value)} is not a list of numbers") from None
         filled = [array for array in rows if array.size]
         depth = max((array.ndim for array in filled), default=1)
         width = next((array.shape[1:] for array in filled), ())
@@ -134,17 +135,17 @@ class Column:
 
     @property
     def values(self) -> npt.NDArray[Any]:
-        """See the module; a copy where it has some rows of its arrays, and these are no range."""
+        """Values of all samples, see the module; a copy unless the rows are all of the arrays, or a range."""
         return self._values if self._rows is None else self.select(slice(None))._values
 
     @property
     def ends(self) -> Ints | None:
-        """See the module, likewise; None where each sample has one value, or k."""
+        """End of each sample's values, see the module; None where each sample has one value, or k."""
         return self._ends if self._ends is None or self._rows is None else self.select(slice(None))._ends
 
     @property
     def kind(self) -> str:
-        """One of KINDS."""
+        """Kind of the column, one of KINDS."""
         if self._ends is not None:
             return "text" if self._values.dtype == _TEXT else "ragged"
         if self._values.ndim == 2:
@@ -153,12 +154,12 @@ class Column:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the values."""
+        """Dtype of the values."""
         return self._values.dtype
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        """Of one value, or of each of the values of a sample that has several."""
+        """Shape of one row of `values`: `[k]` for a vector or a list of boxes, empty for single numbers."""
         return self._values.shape[1:]
 
     def __len__(self) -> int:
@@ -169,7 +170,7 @@ class Column:
     def __getitem__(self, positions: Any) -> Any:
         if self._ends is not None:
             raise TypeError("samples of this column have any number of values; use select")
-        return self._values[self._places(positions)]
+        return self._values[self._array_index(positions)]
 
     def __eq__(self, other: object) -> npt.NDArray[np.bool_]:  # type: ignore[override]  # as arrays do
         return np.asarray(self[:] == (other[:] if isinstance(other, Column) else other))
@@ -186,93 +187,95 @@ class Column:
         return self.values if dtype is None else self.values.astype(dtype)
 
     def tolist(self) -> list[Any]:
-        """Of the values, as arrays have it."""
-        listed: list[Any] = self.values.tolist()
-        return listed
+        """Convert the values to a list, as `numpy.ndarray.tolist` does."""
+        values: list[Any] = self.values.tolist()
+        return values
 
     def at(self, rows: Rows) -> "Column":
-        """The values of these rows, of the same arrays: nothing is read."""
+        """Make a column of these rows over the same arrays; reads and copies nothing."""
         return Column(self._values, self._ends, rows_at(self._rows, rows))
 
     def select(self, rows: npt.NDArray[Any] | slice) -> "Column":
-        """The values of these rows, int64 [m], bool [n] or a slice, in arrays of their own, or views."""
-        places = self._places(rows)
+        """Make a column of these rows, int64 [m], bool [n] or a slice, with arrays of its own or views."""
+        index = self._array_index(rows)
         if self._ends is None:
-            return Column(self._values[places])
-        if isinstance(places, slice):
-            places = np.arange(*places.indices(len(self._ends)))
-        places = from_zero(places, len(self._ends))
-        starts = np.where(places > 0, self._ends[places - 1], 0) if len(places) else places
-        lengths = self._ends[places] - starts
+            return Column(self._values[index])
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(len(self._ends)))
+        index = nonnegative_positions(index, len(self._ends))
+        starts = np.where(index > 0, self._ends[index - 1], 0) if len(index) else index
+        lengths = self._ends[index] - starts
         ends = np.cumsum(lengths, dtype=np.int64)
         values = np.empty((ends[-1] if len(ends) else 0, *self.row_shape), self.dtype)
-        for first in range(0, len(places), _GATHERED):
-            part = slice(first, first + _GATHERED)
-            begin = int(ends[first] - lengths[first])
-            within = np.arange(begin, ends[part][-1])  # in the new values, then in ours
-            within += np.repeat(starts[part] - (ends[part] - lengths[part]), lengths[part])
-            values[begin : ends[part][-1]] = self._values[within]
+        for first in range(0, len(index), _ROWS_PER_GATHER):
+            part = slice(first, first + _ROWS_PER_GATHER)
+            begin, end = int(ends[first] - lengths[first]), int(ends[part][-1])
+            shifts = starts[part] - (ends[part] - lengths[part])  # from the new position to the old one
+            old_positions = np.arange(begin, end) + np.repeat(shifts, lengths[part])
+            values[begin:end] = self._values[old_positions]
         return Column(values, ends)
 
-    def _places(self, positions: Any) -> Any:
-        """What of the arrays `positions` of the column are: an index of them of the same kind."""
+    def _array_index(self, positions: Any) -> Any:
+        """Convert positions in the column to an index, of the same type, of the arrays behind it."""
         if self._rows is None:
             return positions
-        if isinstance(positions, slice | int | np.integer):
-            found = self._rows[positions]
-            if isinstance(found, range):
-                return slice(found.start, found.stop) if found.step == 1 else np.array(found, np.int64)
-            return found
-        return rows_at(self._rows, np.asarray(positions))
+        if not isinstance(positions, slice | int | np.integer):
+            return rows_at(self._rows, np.asarray(positions))
+        rows = self._rows[positions]
+        if not isinstance(rows, range):
+            return rows
+        return slice(rows.start, rows.stop) if rows.step == 1 else np.array(rows, np.int64)
 
     def array(self, row: int) -> npt.NDArray[Any]:
-        """The numbers of one row: of shape [], [k] or [m, ...]; of text, its bytes."""
-        place = int(self._places(row))
+        """Numbers of one row, of shape [], [k] or [m, ...]; the UTF-8 bytes of a text."""
+        index = int(self._array_index(row))
         if self._ends is None:
-            return np.asarray(self._values[place])
-        return self._values[int(self._ends[place - 1]) if place else 0 : int(self._ends[place])]
+            return np.asarray(self._values[index])
+        start = int(self._ends[index - 1]) if index else 0
+        return self._values[start : int(self._ends[index])]
 
     def value(self, row: int) -> Any:
-        """The value of one row as JSON has it: int, float, str or lists."""
+        """Value of one row as JSON has it: int, float, str or lists."""
         array = self.array(row)
         return array.tobytes().decode() if self.kind == "text" else array.tolist()
 
     def differs_in_kind(self, other: "Column") -> bool:
-        """Whether the two can be no parts of one column; whole numbers and others can."""
-        mine, its = (
-            (column.ends is None, column.values.dtype == _TEXT, column.values.shape[1:])
-            for column in (self, other)
-        )
-        empty = self.ends is not None and not (len(self.values) and len(other.values))
-        return mine[:2] != its[:2] or (mine[2] != its[2] and not empty)
+        """Whether the two columns cannot be joined to one; int and float can be."""
+        if (self.ends is None) != (other.ends is None):
+            return True
+        if (self.values.dtype == _TEXT) != (other.values.dtype == _TEXT):
+            return True
+        has_empty = self.ends is not None and not (len(self.values) and len(other.values))
+        return self.values.shape[1:] != other.values.shape[1:] and not has_empty
 
     @classmethod
     def concatenate(cls, columns: "Sequence[Column]") -> "Column":
-        """The values of each in turn; they do not differ in kind."""
+        """Join columns that do not differ in kind, one behind the other."""
         filled = [column.values for column in columns if len(column.values)]
         values = np.concatenate(filled or [columns[0].values])
-        ends = [column.ends for column in columns]
-        if ends[0] is None:
-            return cls(values)
-        before = np.cumsum([0, *(len(column.values) for column in columns[:-1])])
-        moved = (of + start for of, start in zip(ends, before, strict=True) if of is not None)
-        return cls(values, np.concatenate([*moved]))
+        ends, values_before = [], 0
+        for column in columns:
+            if column.ends is None:
+                return cls(values)
+            ends.append(column.ends + values_before)
+            values_before += len(column.values)
+        return cls(values, np.concatenate(ends))
 
-    def same(self, other: "Column") -> npt.NDArray[np.bool_]:
-        """bool [n]: whether the two, of as many values and one kind, have the same value in each row."""
+    def equal_rows(self, other: "Column") -> npt.NDArray[np.bool_]:
+        """Compare two columns of one kind and one length row by row: bool [n], True where they are equal."""
         if self.ends is None or other.ends is None:
             return _equal(self.values, other.values)
         lengths = np.diff(self.ends, prepend=0)
-        alike: npt.NDArray[np.bool_] = lengths == np.diff(other.ends, prepend=0)
-        rows = np.flatnonzero(alike)
-        mine, its = self.select(rows).values, other.select(rows).values
-        if len(mine):
-            owners = np.repeat(rows, lengths[rows])
-            alike[owners[~_equal(mine, its)]] = False
-        return alike
+        equal: npt.NDArray[np.bool_] = lengths == np.diff(other.ends, prepend=0)
+        rows = np.flatnonzero(equal)
+        values, other_values = self.select(rows).values, other.select(rows).values
+        if len(values):
+            row_of_value = np.repeat(rows, lengths[rows])
+            equal[row_of_value[~_equal(values, other_values)]] = False
+        return equal
 
     def content(self) -> bytes:
-        """All that it holds, to be hashed."""
+        """Bytes that differ between columns of different content, to be hashed."""
         head = f"{self.values.dtype}{self.values.shape}".encode()
         ends = b"" if self.ends is None else np.ascontiguousarray(self.ends).tobytes()
         return head + np.ascontiguousarray(self.values).tobytes() + ends
@@ -284,42 +287,47 @@ _NUMPY_NUMBERS: set[type] = {
 }
 
 
-def select(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:
-    """These rows of each column, as `Column.select`."""
+def select_rows(columns: Mapping[str, Column], rows: npt.NDArray[Any]) -> dict[str, Column]:
+    """Select rows of each column, as `Column.select` does."""
     return {name: column.select(rows) for name, column in columns.items()}
 
 
-def values_of(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
-    """The value of each column in one row, as `Column.value`, by name: what is written of them is sorted."""
+def row_values(columns: Mapping[str, Column], row: int) -> dict[str, Any]:
+    """Value of each column in one row, as JSON has it, sorted by name so that written bytes do not vary."""
     return {name: columns[name].value(row) for name in sorted(columns)}
 
 
 def rows_at(rows: Rows | None, positions: npt.NDArray[Any] | range) -> Rows:
-    """The rows at these positions of `rows`, default all of them; IndexError where there is no such."""
+    """Select the rows at these positions of `rows`, None for all; IndexError for a position outside of it."""
     if rows is None:
         return positions
     if isinstance(positions, range):
         return rows[positions.start : positions.stop]
     if isinstance(rows, range):
-        found = from_zero(positions, len(rows))
-        return found + rows.start if rows.start else found
-    chosen: Ints = rows[positions]
-    return chosen
+        offsets = nonnegative_positions(positions, len(rows))
+        return offsets + rows.start if rows.start else offsets
+    selected: Ints = rows[positions]
+    return selected
 
 
-def from_zero(positions: npt.NDArray[Any], count: int) -> Ints:
-    """`positions`, bool [count] or integers, as integers from 0 on; IndexError: one is none of `count`."""
+def nonnegative_positions(positions: npt.NDArray[Any], count: int) -> Ints:
+    """Convert positions, bool [count] or integers that may be negative, to integers from 0 on.
+
+    Raises:
+        IndexError: a position is outside of `count`.
+    """
     if positions.dtype == np.bool_:
         return np.flatnonzero(positions)
     positions = positions.astype(np.int64, copy=False)
     if len(positions) and (positions.min() < -count or positions.max() >= count):
         raise IndexError(f"positions from {positions.min()} to {positions.max()} of {count:,} samples")
     if not len(positions) or positions.min() >= 0:
-        return positions  # itself, of which there may be many
+        return positions  # not a copy: there may be many
     return np.where(positions < 0, positions + count, positions)
 
 
-def _numbers(value: Any) -> npt.NDArray[Any]:
+def _number_array(value: Any) -> npt.NDArray[Any]:
+    """Convert a list to int64 or float64, of shape [k] or [m, k]; ValueError where it is none of numbers."""
     array = np.asarray(value)
     if array.size == 0:
         return np.empty(0, np.int64)
@@ -332,10 +340,11 @@ def _numbers(value: Any) -> npt.NDArray[Any]:
     return array.astype(np.int64)
 
 
-def _equal(ours: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """bool [n]: whether numbers, or rows of numbers, are equal; what is no number equals itself."""
-    different = (ours != others) & ~(np.isnan(ours) & np.isnan(others))
-    equal: npt.NDArray[np.bool_] = ~different.any(axis=tuple(range(1, different.ndim)))  # of none, too
+def _equal(values: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Compare n numbers, or n rows of numbers: bool [n], True where they are equal; NaN equals NaN."""
+    different = (values != others) & ~(np.isnan(values) & np.isnan(others))
+    # the axes are named one by one, so that rows of no numbers are equal, too
+    equal: npt.NDArray[np.bool_] = ~different.any(axis=tuple(range(1, different.ndim)))
     return equal
 
 
@@ -351,18 +360,17 @@ def _is_unicode(value: str) -> bool:
     return True
 
 
-def _why_not(values: Sequence[Any], row: int) -> str:
-    if not len(values):
-        return "there is none"
+def _kind_problem(values: Sequence[Any], row: int) -> str:
+    """Describe why the value of a row, with the others, makes no column."""
     value = values[row]
     if value is None:
         return "is empty"
-    others: Iterable[Any] = (other for other in values if type(other) is not type(value))
-    other = next(iter(others), None)
-    against = "" if other is None else f", and others like {_shown(other)}"
-    return f"{_shown(value)} is {type(value).__name__}{against}; expected numbers, text or lists of numbers"
+    other = next((other for other in values if type(other) is not type(value)), None)
+    contrast = "" if other is None else f", and others like {_short_repr(other)}"
+    expected = "expected numbers, text or lists of numbers"
+    return f"{_short_repr(value)} is {type(value).__name__}{contrast}; {expected}"
 
 
-def _shown(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,4 +1,4 @@
-"""A converted folder, opened: everything is compared with its checksum before it is used."""
+"""Opening and reading a converted dataset: everything is compared with its checksum before it is used."""
 
 import hashlib
 import os
@@ -7,19 +7,19 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from precache.dataset.duplicates import Duplicates, find_duplicates
-from precache.dataset.files import FileEntry, Held, in_cache, in_folder
+from precache.dataset.files import FileEntry, LocalFile, local_file_in_cache, local_file_in_folder
 from precache.dataset.index import (
     IndexFile,
     IndexFileError,
     SampleColumns,
     SampleIndex,
     SourceState,
-    damaged,
+    damaged_index_error,
     read_source_state,
 )
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
@@ -36,77 +36,88 @@ if TYPE_CHECKING:
 
 
 class OpenedFolder:
-    """The folder of a dataset, which refuses what another dataset has put there since this one was opened.
+    """Folder of an open dataset, which detects that another dataset has taken its place.
 
-    `convert --overwrite` puts a folder in the place of another, and all others write the manifest last. So as
-    long as the manifest is the file that it was, all others are; if it is another one, what it says of
-    the shards tells whether the dataset was updated, which leaves all shards as they are, or replaced.
+    `convert --overwrite` replaces the folder as a whole, and every other command writes the manifest last. So
+    while the manifest is the same file, all other files are the same, too. If it is another file, its shards
+    tell an update of the dataset, which leaves all earlier shards as they are, from another dataset.
 
     Several threads may use it, and it can be sent to other processes.
 
     Attributes:
-        path: of the folder.
+        path: path of the folder.
     """
 
-    def __init__(self, path: Path, manifest_file: tuple[int, ...] | None, shards: ShardTable) -> None:
+    def __init__(self, path: Path, manifest_status: "_FileStatus | None", shards: ShardTable) -> None:
         self.path = path
-        self._manifest_file, self._shards = manifest_file, shards
+        self._manifest_status, self._shards = manifest_status, shards
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """What is read of the folder in the block is of the dataset that was opened.
+    def check_unchanged(self) -> Iterator[None]:
+        """Check after the block that what it has read of the folder is of the dataset that was opened.
 
         Raises:
-            DatasetError: it is of another one, or the dataset is gone.
+            DatasetError: another dataset is there, or the dataset is gone; instead of an error of the block.
         """
         try:
             yield
         except (PrecacheError, OSError, ValueError):
-            self._check()  # that it was replaced is why
+            self._check()  # another dataset is why the block failed
             raise
-        self._check()  # afterwards, or it might be replaced between
+        self._check()  # after the block, or the dataset might be replaced between check and block
 
     @contextmanager
-    def held(self, file: FileEntry) -> Iterator[Path]:
-        """A `Held` of its files; raises as `unchanged`."""
-        with self.unchanged():
+    def local_file(self, file: FileEntry) -> Iterator[Path]:
+        """Yield the path of a file of the dataset, see `LocalFile`; raises as `check_unchanged`."""
+        with self.check_unchanged():
             yield self.path / file.name
 
     def _check(self) -> None:
-        manifest_file = _manifest_file(self.path)
-        if manifest_file == self._manifest_file:
+        status = _manifest_status(self.path)
+        if status == self._manifest_status:
             return
         with suppress(DatasetError):
-            now = open_dataset(self.path)
-            if now.manifest.shards.begins_with(self._shards):
-                self._manifest_file = manifest_file
+            dataset = open_dataset(self.path)
+            if dataset.manifest.shards.begins_with(self._shards):
+                self._manifest_status = status
                 return
-        what = "moved or removed" if manifest_file is None else "replaced by another"
+        change = "moved or removed" if status is None else "replaced by another"
         raise DatasetError(
-            f"{self.path}: this dataset was {what} while it was read; open it again, and start anew"
+            f"this dataset was {change} while it was read",
+            path=self.path,
+            remedy="open it again, and start anew",
         )
 
 
-def _manifest_file(folder: Path) -> tuple[int, ...] | None:
-    """What tells the manifest's file from others at its place, on every machine; None: it is not there."""
+class _FileStatus(NamedTuple):
+    """Identity of a file that other machines see alike; a file that takes its place has another one."""
+
+    inode: int
+    bytes: int
+    modified_ns: int
+
+
+def _manifest_status(folder: Path) -> _FileStatus | None:
+    """Status of the manifest's file; None if there is none."""
     try:
         status = os.stat(folder / MANIFEST_NAME)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise DatasetError(_why_not_converted(folder, error)) from error
-    return status.st_ino, status.st_size, status.st_mtime_ns
+        raise _not_converted_error(folder, error) from error
+    return _FileStatus(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertedDataset:
-    """A folder that holds a manifest and the files that it names.
+    """An open dataset: its manifest, and the files that the manifest names.
 
     Attributes:
-        path: where its files lie; of a dataset at a URL where they lie once they are fetched.
-        digest: SHA-256 (hex) that identifies the dataset: of its manifest, without the times of its source.
-        mirror: fetches the files of a dataset at a URL; None where they lie in the folder `path`.
-        folder: that folder, as it was opened; None at a URL.
+        path: folder with the files; for a dataset at a URL, the folder of the cache that they are fetched to.
+        manifest: the dataset's description, read from `dataset.json`.
+        digest: SHA-256 (hex) that identifies the dataset: that of its manifest without the source's times.
+        mirror: cache that fetches the files of a dataset at a URL; None for a dataset in a folder.
+        folder: the open folder `path`; None for a dataset at a URL.
     """
 
     path: Path
@@ -117,78 +128,85 @@ class ConvertedDataset:
 
     @property
     def place(self) -> Location:
-        """The folder or the URL of the dataset, for messages."""
+        """Folder or URL of the dataset, for messages."""
         return self.path if self.mirror is None else self.mirror.url
 
     @contextmanager
-    def held(self, *files: FileEntry) -> Iterator[None]:
-        """Have these files lie in `path` until the end of the block: those of a URL are fetched.
+    def local_files(self, *files: FileEntry) -> Iterator[None]:
+        """Keep these files in the folder `path` until the end of the block; files of a URL are fetched first.
 
         Raises:
-            StorageError: one cannot be fetched.
-            DatasetError: another dataset lies in the folder meanwhile.
+            StorageError: a file cannot be fetched.
+            DatasetError: another dataset has taken the place of this one.
         """
         with ExitStack() as stack:
             for file in files:
-                stack.enter_context(self._held(file))
+                stack.enter_context(self._local_file(file))
             yield
 
     def shard_path(self, shard: ShardEntry) -> Path:
-        """Path of the shard's file, whose files are fetched if they are not there."""
-        with self.held(*shard.files):
+        """Path of the shard's file; fetches the shard's files if they are at a URL and not in the cache."""
+        with self.local_files(*shard.files):
             return self.path / shard.file_name
 
-    def by_shard(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
-        """Each shard, and what the index has of its samples, removed ones too; raises as `read_index`."""
+    def iter_shards(self) -> Iterator[tuple[ShardEntry, SampleIndex]]:
+        """Yield each shard with the index of its samples, removed ones included; raises as `read_index`."""
         index, start = self.read_index(removed=True), 0
         for shard in self.manifest.shards:
             yield shard, index.select(np.arange(start, start + shard.samples))
             start += shard.samples
 
     def read_shard(self, shard: ShardEntry, index: SampleIndex) -> Iterator[tuple[int, StoredSample]]:
-        """The samples of a shard that are served, each with its row in `index`, which is of this shard alone.
+        """Yield the samples of a shard that are not removed, each with its row in `index`.
+
+        Args:
+            shard: a shard of the manifest.
+            index: index of the samples of this shard alone, removed ones included.
 
         Raises:
-            DatasetError: the shard is damaged, or holds other samples.
+            DatasetError: the shard is damaged, or holds other samples than the index.
         """
-        path, rows, served = self.path / shard.file_name, 0, index.served
-        with self.held(*shard.files):
+        path, count, served = self.path / shard.file_name, 0, index.served
+        with self.local_files(*shard.files):
             for row, sample in enumerate(FORMATS[self.manifest.recipe.format].read_shard(path)):
                 if row >= len(index) or (not sample.damage and sample.id != index.ids[row]):
                     raise DatasetError(
-                        f"{path}: holds sample {sample.id}, which the dataset's index does not"
+                        f"holds sample {sample.id}, which the dataset's index does not", path=path
                     )
-                rows += 1
+                count += 1
                 if served[row]:
                     yield row, sample
-        if rows != len(index):
-            raise DatasetError(f"{path}: expected {len(index):,} samples, got {rows:,}")
+        if count != len(index):
+            raise DatasetError(f"expected {len(index):,} samples, got {count:,}", path=path)
 
     def read_index(self, split: str | None = None, *, removed: bool = False) -> SampleIndex:
-        """Ids, labels, checksums and more of the split's samples, or of all, in written order.
+        """Open the index of the samples of a split, or of all splits: ids, labels, checksums and more.
+
+        Rows are in written order.
 
         Args:
-            removed: with those that are served no more: a row for each that the shards hold.
+            split: name of the split; None for all.
+            removed: include samples that updates have removed: then each sample in the shards has a row.
 
         Raises:
-            DatasetError: the index is damaged, now or when a column is first asked for.
+            DatasetError: the index is damaged; raised here, or when a column is first used.
         """
         shards, limits = self.manifest.shards, self.manifest.limits
-        file = IndexFile(self._index_held, self.manifest.index)
+        file = IndexFile(self._local_index_file, self.manifest.index)
         index = SampleIndex(SampleColumns(file, limits))
         if "removed" in index:
             splits = np.repeat(shards.splits, shards.samples)[~index.served]
-            removed_of = np.bincount(splits, minlength=len(shards.split_names))
-            if removed_of.tolist() != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
-                raise damaged(file.path, "other samples are removed than the manifest says")
+            removed_per_split = np.bincount(splits, minlength=len(shards.split_names)).tolist()
+            if removed_per_split != [self.manifest.removed.get(name, 0) for name in shards.split_names]:
+                raise damaged_index_error(file.path, "other samples are removed than the manifest says")
         if split is not None:
-            index = index.at(shards.rows_of(split))
+            index = index.at(shards.rows_of_split(split))
         if removed or not self.manifest.removed:
             return index
         return index.at(np.flatnonzero(index.served))
 
     def find_duplicates(self) -> Duplicates:
-        """The pictures of equal content.
+        """Find the pictures of equal content.
 
         Raises:
             DatasetError: the index is damaged.
@@ -197,58 +215,62 @@ class ConvertedDataset:
         return find_duplicates(self.read_index(removed=True), np.repeat(shards.splits, shards.samples))
 
     def read_source_state(self) -> SourceState:
-        """Sizes, times and checksums of all pictures of the source, in scan order."""
-        return read_source_state(IndexFile(self._index_held, self.manifest.index))
+        """Read sizes, times and checksums of all pictures of the source, in scan order."""
+        return read_source_state(IndexFile(self._local_index_file, self.manifest.index))
 
     @property
-    def _held(self) -> Held:
+    def _local_file(self) -> LocalFile:
         if self.mirror is not None:
-            return self.mirror.held
+            return self.mirror.local_file
         assert self.folder is not None
-        return self.folder.held
+        return self.folder.local_file
 
     @property
-    def _index_held(self) -> Held:
-        return self._held if self.mirror is None else in_cache(self.mirror)
+    def _local_index_file(self) -> LocalFile:
+        return self._local_file if self.mirror is None else local_file_in_cache(self.mirror)
 
 
 def is_converted(path: Location) -> bool:
-    """Whether `path` is a folder, or a URL, with a manifest; whether that can be read is another question."""
+    """Whether `path` is a folder, or a URL, with a manifest; the manifest itself is not read."""
     if isinstance(path, Url):
         return ObjectStore(path).find(MANIFEST_NAME) is not None
     return os.path.lexists(path / MANIFEST_NAME)
 
 
 def open_dataset(path: str | PathLike[str] | Url, cache: "Cache | None" = None) -> ConvertedDataset:
-    """Read the manifest of the converted dataset in folder `path`, and compare it with its checksum.
+    """Open a converted dataset: read its manifest, and compare it with its checksum.
 
     Args:
-        path: or a URL: `s3://BUCKET/PREFIX`, `gs://`, `az://`, `https://`. Its files are fetched when they
-            are first asked for.
-        cache: where they are kept; only of a URL.
+        path: folder of the dataset, or its URL: `s3://BUCKET/PREFIX`, `gs://`, `az://`, `https://`. The files
+            of a URL are fetched when they are first used.
+        cache: where fetched files are kept; unused for a folder.
 
     Raises:
-        DatasetError: no such folder, no manifest in it, or one that is damaged, edited or too new.
+        DatasetError: there is no such folder, or no manifest in it, or it is damaged, edited or too new.
         StorageError: the storage at the URL refuses, or does not answer.
     """
     place = locate(path)
     if isinstance(place, Path):
-        manifest_file = _manifest_file(place)  # before it is read: if it is replaced meanwhile, that is seen
+        status = _manifest_status(
+            place
+        )  # before the manifest is read, to detect that it is replaced meanwhile
         raw = read_manifest(place)
-        manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, in_folder(place))
-        folder = OpenedFolder(place, manifest_file, manifest.shards)
+        manifest, digest = parse_manifest(raw, place / MANIFEST_NAME, local_file_in_folder(place))
+        folder = OpenedFolder(place, status, manifest.shards)
         return ConvertedDataset(place, manifest, digest, folder=folder)
     url = place
 
     def fetch() -> ConvertedDataset:
-        return dataset_at(url, read_manifest(url), cache)
+        return dataset_from_manifest(url, read_manifest(url), cache)
 
-    came_damaged = (ManifestError, IndexFileError)
-    return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, came_damaged))
+    def is_damaged(error: Exception) -> bool:
+        return isinstance(error, (ManifestError, IndexFileError))
+
+    return with_retries(fetch, [0.0] * (FETCHES - 1), is_damaged)
 
 
-def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedDataset:
-    """The dataset at `url` whose manifest has these bytes; see `open_dataset`.
+def dataset_from_manifest(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedDataset:
+    """Open the dataset at `url`, whose manifest has the bytes `raw`; see `open_dataset`.
 
     Raises:
         DatasetError: the manifest, or the index that it names, is damaged.
@@ -257,36 +279,50 @@ def dataset_at(url: Url, raw: bytes, cache: "Cache | None" = None) -> ConvertedD
     from precache.storage.shard_cache import Cache, CachedFiles
 
     mirror = CachedFiles(url, hashlib.sha256(raw).hexdigest(), cache or Cache())
-    manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, in_cache(mirror))
+    manifest, digest = parse_manifest(raw, url / MANIFEST_NAME, local_file_in_cache(mirror))
     return ConvertedDataset(mirror.folder, manifest, digest, mirror)
 
 
 def read_manifest(place: Location) -> bytes:
-    """The bytes of the manifest of the dataset in a folder or at a URL; see `open_dataset`."""
+    """Read the bytes of the manifest of the dataset in a folder or at a URL; raises as `open_dataset`."""
     if isinstance(place, Path):
         try:
             return read_regular(place / MANIFEST_NAME)
         except OSError as error:
-            raise DatasetError(_why_not_converted(place, error)) from error
+            raise _not_converted_error(place, error) from error
     try:
         return ObjectStore(place).get(MANIFEST_NAME)
     except ObjectNotFoundError as error:
         raise DatasetError(
-            f"{place}: not a converted dataset (no {MANIFEST_NAME} there); check the URL, and that the "
-            f"upload was finished; if these are pictures: {shell_command('precache convert', place)} DST "
-            f"--format shards"
+            f"not a converted dataset (no {MANIFEST_NAME} there)",
+            path=place,
+            remedy=f"check the URL, and that the upload was finished; if these are pictures: "
+            f"{shell_command('precache convert', place)} DST --format shards",
         ) from error
 
 
-def _why_not_converted(folder: Path, error: OSError) -> str:
+def _not_converted_error(folder: Path, error: OSError) -> DatasetError:
+    """Make the error to raise instead of `error`, which reading the manifest in `folder` has raised."""
     if isinstance(error, FileNotFoundError):
         if folder.is_dir():
-            remedy = f"if these are pictures: {shell_command('precache convert', folder)} DST --format FORMAT"
-            return f"{folder}: not a converted dataset (no {MANIFEST_NAME} in it); {remedy}"
-        near = did_you_mean(folder) or "; 'precache convert' makes one"
-        return f"{folder}: not a converted dataset (no such folder){near}"
+            return DatasetError(
+                f"not a converted dataset (no {MANIFEST_NAME} in it)",
+                path=folder,
+                remedy=f"if these are pictures: {shell_command('precache convert', folder)} DST "
+                f"--format FORMAT",
+            )
+        problem, suggestion = "not a converted dataset (no such folder)", did_you_mean(folder)
+        if suggestion:
+            return DatasetError(f"{problem}{suggestion}", path=folder)
+        return DatasetError(problem, path=folder, remedy="'precache convert' makes one")
     if isinstance(error, NotADirectoryError):
-        return f"{folder}: not a converted dataset (a file, not a folder); name the folder of one"
-    return (
-        f"{folder / MANIFEST_NAME}: cannot be read ({os_reason(error)}); check its permissions and its disk"
+        return DatasetError(
+            "not a converted dataset (a file, not a folder)",
+            path=folder,
+            remedy="name the folder of one",
+        )
+    return DatasetError(
+        f"cannot be read ({os_reason(error)})",
+        path=folder / MANIFEST_NAME,
+        remedy="check its permissions and its disk",
     )

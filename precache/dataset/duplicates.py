@@ -1,7 +1,7 @@
-"""Pictures of equal content in a dataset, as the checksums of its index know them: nothing else is read.
+"""Pictures of equal content in a dataset, found by the checksums in its index: no shard is read.
 
-What is compared is what is stored, so that a copy under another name or with other metadata is found, and one
-that was compressed anew or resized is not.
+The stored pictures are compared, so a copy under another name or with other metadata is found, and one that
+was compressed again or resized is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,21 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from precache.dataset.index import SampleIndex, Sizes
-from precache.reporting import counted
+from precache.reporting import quantity
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Duplicates:
-    """Which of the samples that are served have the same content; a group of each content that several have.
+    """Groups of samples of equal content; removed samples are in none.
 
     Attributes:
-        rows: int64 [k], of the index, group by group: first those in several splits, then those of several
-            labels; the first one of a group first.
-        groups: int64 [k], the number of the group of each, from 0 on.
-        in_splits: how many groups lie in several splits.
-        in_labels: how many are labelled in several ways.
+        rows: int64 [k], rows of the index, group by group: first the groups that span several splits, then
+            those with several labels, then the others; ascending within a group.
+        groups: int64 [k], number of the group of each row, from 0 on.
+        in_splits: number of groups that span several splits.
+        in_labels: number of groups with several labels.
     """
 
     rows: Ints
@@ -38,67 +38,84 @@ class Duplicates:
         return int(self.groups[-1]) + 1 if len(self.groups) else 0
 
     def __str__(self) -> str:
-        """Say '5 pictures are there more than once: 3 in several splits, 2 with several labels'."""
-        said = f"{counted(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
-        parts = {"in several splits": self.in_splits, "with several labels": self.in_labels}
-        told = ", ".join(f"{count:,} {what}" for what, count in parts.items() if count)
-        return f"{said}: {told}" if told else said
+        """Text like '5 pictures are there more than once: 3 in several splits, 2 with several labels'."""
+        total = f"{quantity(len(self), 'picture')} {'is' if len(self) == 1 else 'are'} there more than once"
+        parts = []
+        if self.in_splits:
+            parts.append(f"{self.in_splits:,} in several splits")
+        if self.in_labels:
+            parts.append(f"{self.in_labels:,} with several labels")
+        return f"{total}: {', '.join(parts)}" if parts else total
 
 
 def find_duplicates(index: SampleIndex, split_of: Sizes) -> Duplicates:
-    """The duplicates in an index, of whose samples `split_of`, int32 [n], has the numbers of their splits."""
+    """Find the duplicates among the samples of an index.
+
+    Args:
+        index: index of n samples.
+        split_of: int32 [n], number of the split of each sample.
+    """
     rows, checksums = np.flatnonzero(index.served), index.checksums
     rows = rows[np.argsort(checksums[rows])]
     ranked = checksums[rows]
-    like_next = ranked[1:] == ranked[:-1]
-    rows = rows[np.append(like_next, False) | np.append(False, like_next)]
+    equals_next = ranked[1:] == ranked[:-1]
+    rows = rows[np.append(equals_next, False) | np.append(False, equals_next)]
     content = [checksums[rows]]
-    if index.shapes is not None:  # the checksum is that of the pixels alone
-        content += [*index.shapes[rows].T]
+    if index.shapes is not None:  # the checksum is of the pixels alone: pictures of other shapes may share it
+        heights, widths = index.shapes[rows].T
+        content += [heights, widths]
     order = np.lexsort((rows, *content))
     rows = rows[order]
-    differs = np.any([part[order][1:] != part[order][:-1] for part in content], axis=0)
-    groups = np.concatenate(([0], np.cumsum(differs)))[: len(rows)]
-    alone = np.bincount(groups)[groups] == 1  # of its checksum, but not of its shape
-    rows, groups = rows[~alone], groups[~alone]
+    differs_from_previous = np.any([part[order][1:] != part[order][:-1] for part in content], axis=0)
+    groups = np.concatenate(([0], np.cumsum(differs_from_previous)))[: len(rows)]
+    is_alone = np.bincount(groups)[groups] == 1  # shares its checksum, but not its shape
+    rows, groups = rows[~is_alone], groups[~is_alone]
     if not len(rows):
         return Duplicates(rows, groups, 0, 0)
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
     in_splits, in_labels = (
         np.maximum.reduceat(values, starts) != np.minimum.reduceat(values, starts)
-        for values in (split_of[rows], _labels(index, rows))
+        for values in (split_of[rows], _label_numbers(index, rows))
     )
-    rank = np.lexsort((rows[starts], ~in_labels, ~in_splits))
-    place = np.argsort(rank)
-    groups = np.repeat(place, np.diff(starts, append=len(rows)))
+    old_numbers = np.lexsort((rows[starts], ~in_labels, ~in_splits))
+    new_numbers = np.argsort(old_numbers)
+    groups = np.repeat(new_numbers, np.diff(starts, append=len(rows)))
     order = np.argsort(groups, kind="stable")
     return Duplicates(rows[order], groups[order], int(in_splits.sum()), int(in_labels.sum()))
 
 
-def _labels(index: SampleIndex, rows: Ints) -> Ints:
-    """int64 [k], equal where samples are labelled alike: the order of several classes says nothing."""
+def _label_numbers(index: SampleIndex, rows: Ints) -> Ints:
+    """Number of each row's label, int64 [k], equal for equal labels; the order of classes is ignored."""
     if index.targets is None:
         return index.labels[rows]
     numbers: dict[bytes, int] = {}
-    chosen = index.targets.select(rows)
-    contents = (
-        (chosen.array(row) if chosen.ends is None else np.unique(chosen.array(row))).tobytes()
-        for row in range(len(rows))
-    )
-    return np.array([numbers.setdefault(content, len(numbers)) for content in contents], np.int64)
+    targets = index.targets.select(rows)
+    labels = []
+    for row in range(len(rows)):
+        target = targets.array(row)
+        content = (target if targets.ends is None else np.unique(target)).tobytes()
+        labels.append(numbers.setdefault(content, len(numbers)))
+    return np.array(labels, np.int64)
 
 
-def listed(
-    found: Duplicates, index: SampleIndex, split_of: Sequence[str], classes: Sequence[str]
+def iter_duplicates(
+    duplicates: Duplicates, index: SampleIndex, splits: Sequence[str], classes: Sequence[str]
 ) -> Iterator[tuple[int, str, str, str]]:
-    """The group, split, label and path of each; `split_of` has the split of each of `found.rows`."""
-    chosen = index.select(found.rows)
-    for row, (group, split) in enumerate(zip(found.groups.tolist(), split_of, strict=True)):
-        yield group, split, _label(chosen, row, classes), chosen.path(row)
+    """Yield group, split, label and path of each row of `duplicates`.
+
+    Args:
+        duplicates: as `find_duplicates` has found them in `index`.
+        index: index of all samples.
+        splits: name of the split of each of `duplicates.rows`.
+        classes: names of the classes.
+    """
+    samples = index.select(duplicates.rows)
+    for row, (group, split) in enumerate(zip(duplicates.groups.tolist(), splits, strict=True)):
+        yield group, split, _label_text(samples, row, classes), samples.path(row)
 
 
-def _label(index: SampleIndex, row: int, classes: Sequence[str]) -> str:
-    """A class, several with a ';' between them, numbers, or nothing."""
+def _label_text(index: SampleIndex, row: int, classes: Sequence[str]) -> str:
+    """Label of a sample as text: its class, or classes or numbers with ';' between them, or nothing."""
     label, targets = int(index.labels[row]), index.targets
     if targets is None:
         return classes[label] if label >= 0 else ""

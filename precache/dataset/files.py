@@ -1,4 +1,4 @@
-"""The files of a dataset, as manifest and journal describe them."""
+"""Files of a dataset as manifest and journal describe them: where they lie, and whether they are intact."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -14,22 +14,22 @@ import google_crc32c
 from precache.errors import os_reason
 from precache.storage import crc32c_file
 from precache.storage.objects import PART_BYTES, ObjectStore
-from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, unchecked
+from precache.storage.retries import Check, ObjectNotFoundError, call_for_each, no_check
 from precache.storage.shard_cache import CachedFiles
 
-_AT_A_TIME = 8  # parts of objects that are read; so many are in memory
+_AT_A_TIME = 8  # parts of an object that are read, and held in memory, at once
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{,127}")
 _CRC32C = re.compile(r"[0-9a-f]{8}")
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """One file of a dataset: its name in the dataset's folder, bytes, and CRC-32C in hex.
+    """File of a dataset: its name in the dataset's folder, size in bytes, and CRC-32C in hex.
 
-    Manifests and journals may be forged, and paths and URLs are made of these names alone.
+    The values are checked, because manifests and journals may be forged, and paths are made of these names.
 
     Raises:
-        ValueError: a value that this project never writes, such as a name that leads elsewhere.
+        ValueError: a value that this project never writes, such as a name that leads to another folder.
     """
 
     name: str
@@ -37,90 +37,105 @@ class FileEntry:
     crc32c: str
 
     def __post_init__(self) -> None:
-        named = isinstance(self.name, str) and _NAME.fullmatch(self.name)
-        sized = type(self.bytes) is int and 0 <= self.bytes < 2**63
-        if not (named and sized and isinstance(self.crc32c, str) and _CRC32C.fullmatch(self.crc32c)):
-            about = f"{self.name!r:.99} of {self.bytes!r:.99} bytes, CRC {self.crc32c!r:.99}"
-            raise ValueError(f"file {about}: not as this project writes it")
+        has_name = isinstance(self.name, str) and _NAME.fullmatch(self.name)
+        has_size = type(self.bytes) is int and 0 <= self.bytes < 2**63
+        has_crc = isinstance(self.crc32c, str) and _CRC32C.fullmatch(self.crc32c)
+        if not (has_name and has_size and has_crc):
+            entry = f"{self.name!r:.99} of {self.bytes!r:.99} bytes, CRC {self.crc32c!r:.99}"
+            raise ValueError(f"file {entry}: not as this project writes it")
 
 
-Held: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
-"""Has a file lie on this machine until the end of a block, which gets its path; can be pickled."""
+LocalFile: TypeAlias = Callable[[FileEntry], AbstractContextManager[Path]]
+"""Context manager that yields a file's path on this machine, where the file stays until the block ends.
+
+It fetches the file first if that is needed, and can be pickled.
+"""
 
 
-def in_folder(folder: Path) -> Held:
-    """A `Held` for files that are in `folder`."""
-    return partial(_in_folder, folder)
+def local_file_in_folder(folder: Path) -> LocalFile:
+    """Make a `LocalFile` for the files in `folder`."""
+    return partial(_local_file_in_folder, folder)
 
 
 @contextmanager
-def _in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
+def _local_file_in_folder(folder: Path, file: FileEntry) -> Iterator[Path]:
     yield folder / file.name
 
 
-def check_file(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
-    """What is wrong with a file, as one line, or None; `content=False` looks at its size alone."""
+def file_problem(folder: Path, file: FileEntry, *, content: bool = True) -> str | None:
+    """Describe in one line what is wrong with a file in `folder`; None if it is intact.
+
+    Args:
+        folder: folder of the dataset.
+        file: the file as it was written.
+        content: compare the checksum, too, for which the whole file is read; else the size alone.
+    """
     path = folder / file.name
     try:
-        found_bytes = path.stat().st_size
-        crc32c = crc32c_file(path) if content and found_bytes == file.bytes else file.crc32c
+        path_bytes = path.stat().st_size
+        if path_bytes != file.bytes:
+            return f"{path}: expected {file.bytes:,} bytes, got {path_bytes:,}"
+        if content and crc32c_file(path) != file.crc32c:
+            return f"{path}: its checksum differs from the manifest's (the bytes changed)"
     except FileNotFoundError:
         return f"{path}: missing"
     except OSError as error:
         return f"{path}: cannot be read ({os_reason(error)})"
-    if found_bytes != file.bytes:
-        return f"{path}: expected {file.bytes:,} bytes, got {found_bytes:,}"
-    if crc32c != file.crc32c:
-        return f"{path}: its checksum differs from the manifest's (the bytes changed)"
     return None
 
 
-def hold_whole(mirror: CachedFiles, file: FileEntry, check: Check = unchecked) -> FileIO:
-    """Hold a file of the cache whose bytes match its checksum; one that is damaged there is fetched again."""
-    opened = mirror.hold(file, check)
-    if check_file(mirror.folder, file) is None:
+def open_checked_file(mirror: CachedFiles, file: FileEntry, check: Check = no_check) -> FileIO:
+    """Open a file of the cache, compared with its checksum; a damaged one is fetched once more.
+
+    The file stays in the cache until it is closed.
+    """
+    opened = mirror.open_file(file, check)
+    if file_problem(mirror.folder, file) is None:
         return opened
     opened.close()
     mirror.forget(file.name)
-    return mirror.hold(file, check)
+    return mirror.open_file(file, check)
 
 
-def in_cache(mirror: CachedFiles) -> Held:
-    """A `Held` for files of a URL, see `hold_whole`."""
-    return partial(_in_cache, mirror)
+def local_file_in_cache(mirror: CachedFiles) -> LocalFile:
+    """Make a `LocalFile` for the files of a dataset at a URL, see `open_checked_file`."""
+    return partial(_local_file_in_cache, mirror)
 
 
 @contextmanager
-def _in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
-    with hold_whole(mirror, file):
+def _local_file_in_cache(mirror: CachedFiles, file: FileEntry) -> Iterator[Path]:
+    with open_checked_file(mirror, file):
         yield mirror.folder / file.name
 
 
 def first_problem(folder: Path, files: Iterable[FileEntry]) -> str | None:
-    """As `check_file`, of the first that is not there with its size; None if all are."""
-    return next(filter(None, (check_file(folder, file, content=False) for file in files)), None)
+    """Describe the first file that is missing or has another size; None if there is none."""
+    for file in files:
+        if problem := file_problem(folder, file, content=False):
+            return problem
+    return None
 
 
-def check_objects(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
-    """Of each of the files that lie below a URL in turn, as `check_file` of one; all bytes are fetched.
+def object_problems(store: ObjectStore, files: Iterable[FileEntry]) -> Iterator[str | None]:
+    """Yield what is wrong with each of the files below a URL, None if it is intact; fetches all bytes.
 
     Raises:
         StorageError: the storage refuses or does not answer.
     """
     for file in files:
-        yield _check_object(store, file)
+        yield _object_problem(store, file)
 
 
-def _check_object(store: ObjectStore, file: FileEntry) -> str | None:
-    where, found = store.url / file.name, store.find(file.name)
-    if found is None:
-        return f"{where}: missing"
-    if found.bytes != file.bytes:
-        return f"{where}: expected {file.bytes:,} bytes, got {found.bytes:,}"
-    etag, crc, step = found.etag, 0, _AT_A_TIME * PART_BYTES
+def _object_problem(store: ObjectStore, file: FileEntry) -> str | None:
+    url, info = store.url / file.name, store.find(file.name)
+    if info is None:
+        return f"{url}: missing"
+    if info.bytes != file.bytes:
+        return f"{url}: expected {file.bytes:,} bytes, got {info.bytes:,}"
+    crc, step = 0, _AT_A_TIME * PART_BYTES
 
     def read(start: int, check: Check) -> bytes:
-        return store.get_range(file.name, start, min(PART_BYTES, file.bytes - start), etag, check)
+        return store.get_range(file.name, start, min(PART_BYTES, file.bytes - start), info.etag, check)
 
     try:
         for begin in range(0, file.bytes, step):
@@ -128,7 +143,7 @@ def _check_object(store: ObjectStore, file: FileEntry) -> str | None:
             for part in call_for_each(read, starts, _AT_A_TIME):
                 crc = google_crc32c.extend(crc, part)
     except ObjectNotFoundError:
-        return f"{where}: missing"
+        return f"{url}: missing"
     if f"{crc:08x}" != file.crc32c:
-        return f"{where}: its checksum differs from the manifest's (the bytes changed)"
+        return f"{url}: its checksum differs from the manifest's (the bytes changed)"
     return None

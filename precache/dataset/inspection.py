@@ -1,4 +1,4 @@
-"""What a converted dataset holds: as JSON, as facts in words, and as one HTML page to look at."""
+"""Reports on a converted dataset: JSON, lines of facts, an HTML page, and a CSV file of its duplicates."""
 
 import base64
 import csv
@@ -16,8 +16,8 @@ from PIL import Image
 
 from precache import page
 from precache.dataset.converted import ConvertedDataset
-from precache.dataset.duplicates import Duplicates, listed
-from precache.dataset.index import SampleIndex, Sizes
+from precache.dataset.duplicates import Duplicates, iter_duplicates
+from precache.dataset.index import Ints, SampleIndex, Sizes
 from precache.dataset.manifest import Manifest
 from precache.errors import DatasetError, printable, shell_command
 from precache.formats import FORMATS
@@ -26,15 +26,15 @@ from precache.pictures.images import CHANNELS
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import sides
 from precache.recipe import Recipe
-from precache.reporting import counted, human_bytes
+from precache.reporting import human_bytes, quantity
 from precache.storage.urls import Location, Url
 
-# So that a page of any number of classes takes less than a megabyte.
-_SHEET, _SHEET_SIDE = 24, 192  # pictures, and pixels; of more classes one each, with as many pixels in all
-_SHEET_CLASSES = 300  # of more, so many of them
+# These limits keep a page of any number of classes below a megabyte.
+_SHEET_PICTURES, _SHEET_SIDE = 24, 192  # with more classes, one smaller picture of each
+_SHEET_CLASSES = 300  # with more classes, this many of them
 _FIRST_CLASSES, _PICTURES_PER_CLASS, _THUMBNAIL_SIDE = 20, 5, 96
 _CLASSES_PER_FOLD = 100
-_FILES = 100
+_LISTED_FILES = 100
 _THUMBNAIL_QUALITY = 80
 _ASPECTS = (0, 1 / 3, 1 / 2, 2 / 3, 3 / 4, 0.95, 1.05, 4 / 3, 3 / 2, 2, 3, np.inf)
 _SIDES = (0, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096, np.inf)
@@ -53,7 +53,7 @@ _STYLE = """
 
 
 def summary(manifest: Manifest) -> dict[str, Any]:
-    """The manifest's content as JSON values, without the shards' names."""
+    """Summarise a manifest as JSON values, without the shards' names."""
     return {
         "format": manifest.recipe.format,
         "recipe": manifest.recipe.to_json(),
@@ -68,105 +68,118 @@ def summary(manifest: Manifest) -> dict[str, Any]:
             }
             for split, counts in manifest.samples_per_class.items()
         },
-        "statistics": {split: asdict(found) for split, found in manifest.statistics.items()},
+        "statistics": {split: asdict(statistics) for split, statistics in manifest.statistics.items()},
         "shards": len(manifest.shards),
         "source": {"digest": manifest.source_digest, "options": manifest.source_options},
         "updates": [{"added": update.added, "removed": update.removed} for update in manifest.updates],
         "removed": manifest.removed,
         "source_bytes": manifest.source_bytes,
         "stored_bytes": manifest.stored_bytes,
-        "rejected": [{"id": one.id, "path": one.path, "reason": one.reason} for one in manifest.rejected],
+        "rejected": [
+            {"id": picture.id, "path": picture.path, "reason": picture.reason}
+            for picture in manifest.rejected
+        ],
         "ignored": [{"path": path, "reason": reason} for path, reason in manifest.ignored],
     }
 
 
 def write_html(dataset: ConvertedDataset, path: str | os.PathLike[str], *, all_classes: bool = False) -> None:
-    """Write one page that needs no network: pictures, splits, classes, sizes, what was left out.
+    """Write an HTML page, which needs no network: pictures, splits, classes, sizes, what was left out.
 
     Args:
-        all_classes: with pictures of each class, not of the first 20 alone: some 15 kB for each class more.
+        dataset: dataset to show.
+        path: file to write.
+        all_classes: show pictures of every class, not only of the first 20: some 15 kB per class.
 
     Raises:
         DatasetError: a shard or the index is damaged.
-        ImageError: a stored picture is.
+        ImageError: a stored picture is damaged.
         SettingError: `path` cannot be written.
     """
     manifest = dataset.manifest
     index = dataset.read_index(removed=True)
-    sheet, of_classes = _chosen(index, manifest, len(manifest.classes) if all_classes else _FIRST_CLASSES)
-    pictures = _read_pictures(dataset, index, [row for rows in (sheet, *of_classes) for row in rows])
-    title = f"{_name(dataset.place)}: {counted(manifest.samples, 'picture')}"
+    class_count = len(manifest.classes) if all_classes else _FIRST_CLASSES
+    sheet_rows = _rows_of_sheet(index, manifest)
+    class_rows = _rows_of_classes(index, manifest, class_count)
+    pictures = _read_pictures(dataset, index, [row for rows in (sheet_rows, *class_rows) for row in rows])
+    title = f"{_name(dataset.place)}: {quantity(manifest.samples, 'picture')}"
     if manifest.classes:
-        title += f" in {counted(len(manifest.classes), 'class', 'classes')}"
+        title += f" in {quantity(len(manifest.classes), 'class', 'classes')}"
     parts = [
         f"<h1>{escape(title)}</h1>",
-        _sheet(manifest, index, {row: pictures[row] for row in sheet}),
-        _splits(manifest),
+        _sheet(manifest, index, {row: pictures[row] for row in sheet_rows}),
+        _split_table(manifest),
         f"<h2>Facts</h2>{page.facts(facts(dataset))}",
-        _classes(manifest, [[pictures[row] for row in rows] for rows in of_classes]),
-        _source_pictures(index.source_sizes[index.served]),
-        _left_out("Rejected", [(one.path, one.reason) for one in manifest.rejected]),
-        _left_out("Ignored", manifest.ignored),
+        _class_tables(manifest, [[pictures[row] for row in rows] for rows in class_rows]),
+        _source_size_charts(index.source_sizes[index.served]),
+        _left_out_table("Rejected", [(picture.path, picture.reason) for picture in manifest.rejected]),
+        _left_out_table("Ignored", manifest.ignored),
     ]
     page.write(path, page.document(title, "".join(parts), style=_STYLE))
 
 
 def write_duplicates(dataset: ConvertedDataset, path: Path) -> Duplicates:
-    """Write the pictures of equal content into a CSV file: group, split, label and path of each.
+    """Write group, split, label and path of each picture of equal content to a CSV file, and return these.
 
     Raises:
         DatasetError: the index is damaged.
         SettingError: `path` cannot be written.
     """
-    found, table = dataset.find_duplicates(), dataset.manifest.shards
-    split_of = np.repeat(table.splits, table.samples)[found.rows].tolist()
+    duplicates, table = dataset.find_duplicates(), dataset.manifest.shards
+    split_numbers = np.repeat(table.splits, table.samples)[duplicates.rows].tolist()
+    splits = [table.split_names[number] for number in split_numbers]
+    index = dataset.read_index(removed=True)
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(("group", "split", "label", "path"))
-    names, index = [table.split_names[number] for number in split_of], dataset.read_index(removed=True)
-    writer.writerows(listed(found, index, names, dataset.manifest.classes))
+    writer.writerows(iter_duplicates(duplicates, index, splits, dataset.manifest.classes))
     page.write(path, text.getvalue())
-    return found
+    return duplicates
 
 
 def facts(dataset: ConvertedDataset) -> dict[str, str]:
-    """Facts on the dataset, one per line; last the command and the software that made it."""
+    """Facts about the dataset, name -> text; the last are the command and the software that made it."""
     manifest = dataset.manifest
     splits = ", ".join(f"{split} {count:,}" for split, count in manifest.split_samples.items())
     outcomes = {"converted": manifest.samples, "rejected": len(manifest.rejected)}
     outcomes["ignored"] = len(manifest.ignored)
     counts = ", ".join(f"{count:,} {outcome}" for outcome, count in outcomes.items() if count)
     labelled = {
-        "class": f" in {counted(len(manifest.classes), 'class', 'classes')}",
-        "classes": f", with any of {counted(len(manifest.classes), 'class', 'classes')}",
+        "class": f" in {quantity(len(manifest.classes), 'class', 'classes')}",
+        "classes": f", with any of {quantity(len(manifest.classes), 'class', 'classes')}",
         "number": ", labelled with numbers",
         "none": ", without labels",
     }[manifest.target]
     fields = ", ".join(f"{name} ({kind})" for name, kind in manifest.fields.items())
-    masks = "one for each picture" if "mask" in manifest.source_options else ""
-    return {
+    result = {
         "dataset": str(dataset.place),
         "format": manifest.recipe.format,
         "pictures": f"{manifest.samples:,}{labelled} ({splits})",
-        **({"fields": printable(fields)} if fields else {}),
-        **({"masks": masks} if masks else {}),
-        "on disk": f"{human_bytes(manifest.stored_bytes)} in {counted(len(manifest.shards), 'shard')}",
-        "source": f"{counted(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}",
-        # its path is not on record: the same source may lie anywhere
-        "source digest": f"{manifest.source_digest} (SHA-256 of its paths, sizes and labels)",
-        **_updates(manifest),
-        **_duplicates(dataset),
-        "stored as": _stored_as(manifest.recipe),
-        **{f"pixels of {split}": str(found) for split, found in manifest.statistics.items()},
-        "made with": f"{shell_command('precache convert SRC', dataset.place)} {manifest.to_flags()}",
-        "made by": _software(manifest.made_by),
     }
+    if fields:
+        result["fields"] = printable(fields)
+    if "mask" in manifest.source_options:
+        result["masks"] = "one for each picture"
+    result["on disk"] = f"{human_bytes(manifest.stored_bytes)} in {quantity(len(manifest.shards), 'shard')}"
+    result["source"] = f"{quantity(manifest.scanned, 'file')}, {human_bytes(manifest.source_bytes)}: {counts}"
+    # not the source's path, which is not on record: the same source may lie anywhere
+    result["source digest"] = f"{manifest.source_digest} (SHA-256 of its paths, sizes and labels)"
+    if manifest.updates:
+        result |= _update_facts(manifest)
+    duplicates = dataset.find_duplicates()
+    if len(duplicates):
+        result["duplicates"] = f"{duplicates} (list them: --duplicates FILE)"
+    result["stored as"] = _describe_storage(manifest.recipe)
+    for split, statistics in manifest.statistics.items():
+        result[f"pixels of {split}"] = str(statistics)
+    command = shell_command("precache convert SRC", dataset.place)
+    result["made with"] = f"{command} {manifest.to_flags()}"
+    result["made by"] = _describe_software(manifest.made_by)
+    return result
 
 
-def _updates(manifest: Manifest) -> dict[str, str]:
-    """What updates changed since the conversion; empty without updates."""
-    if not manifest.updates:
-        return {}
+def _update_facts(manifest: Manifest) -> dict[str, str]:
+    """Facts about the updates since the conversion."""
     added = sum(update.added for update in manifest.updates)
     removed = sum(manifest.removed.values())
     facts = {"updates": f"{len(manifest.updates):,}: {added:,} pictures added, {removed:,} removed"}
@@ -174,87 +187,104 @@ def _updates(manifest: Manifest) -> dict[str, str]:
         wasted = sum(shard.files[0].bytes for shard in manifest.shards) * removed // manifest.stored_samples
         are = "is" if removed == 1 else "are"
         facts["removed"] = (
-            f"{counted(removed, 'picture')} {are} still stored but no longer served: about "
+            f"{quantity(removed, 'picture')} {are} still stored but no longer served: about "
             f"{human_bytes(wasted)}; converting again with --overwrite reclaims them"
         )
     return facts
 
 
-def _duplicates(dataset: ConvertedDataset) -> dict[str, str]:
-    """How many pictures are there more than once; empty if none is."""
-    found = dataset.find_duplicates()
-    return {"duplicates": f"{found} (list them: --duplicates FILE)"} if len(found) else {}
-
-
-def _stored_as(recipe: Recipe) -> str:
-    """What the pixels of a picture depend on, in the words of the options."""
+def _describe_storage(recipe: Recipe) -> str:
+    """Describe the settings that the stored pixels depend on, in the words of the options."""
     kind = "pixels" if FORMATS[recipe.format].holds_pixels else f"JPEG of quality {recipe.quality}"
     if recipe.channels != "rgb":
         kind = f"{recipe.channels} {kind}"
     if recipe.dtype != "uint8":
         kind = f"{recipe.dtype} {kind}"
-    options = {
-        "enlarged": recipe.enlarge,
-        "truncated pictures allowed": recipe.allow_truncated,
-        "decoded at a reduced scale": recipe.decode == "scaled",
-        f"transparent on {recipe.background}": recipe.channels in ("grey", "rgb"),
-    }
-    chosen = ", ".join(name for name, used in options.items() if used)
+    options = []
+    if recipe.enlarge:
+        options.append("enlarged")
+    if recipe.allow_truncated:
+        options.append("truncated pictures allowed")
+    if recipe.decode == "scaled":
+        options.append("decoded at a reduced scale")
+    if recipe.channels in ("grey", "rgb"):
+        options.append(f"transparent on {recipe.background}")
     height, width = sides(recipe.size)
     size = f"{width}x{height}" if recipe.stored_size is not None else f"{width}"
-    return f"{kind}, {size}, fit {recipe.fit}, resample {recipe.resample}, {chosen}"
+    return f"{kind}, {size}, fit {recipe.fit}, resample {recipe.resample}, {', '.join(options)}"
 
 
-def _software(made_by: Mapping[str, str]) -> str:
-    """As `pillow 12.1 with libjpeg-turbo 2.1.5, simplejpeg 1.9.0`."""
-    named = {name: version for name, version in made_by.items() if name not in _PILLOW}
+def _describe_software(made_by: Mapping[str, str]) -> str:
+    """Describe versions as 'pillow 12.1 with libjpeg-turbo 2.1.5, simplejpeg 1.9.0'."""
     pillow = f"{made_by.get('pillow_flavour', 'pillow')} {made_by.get('pillow', '')}".rstrip()
-    jpeg_library = f" with {made_by['pillow_jpeg']}" if "pillow_jpeg" in made_by else ""
-    return ", ".join([pillow + jpeg_library, *(f"{name} {version}" for name, version in named.items())])
+    if "pillow_jpeg" in made_by:
+        pillow += f" with {made_by['pillow_jpeg']}"
+    others = [f"{name} {version}" for name, version in made_by.items() if name not in _PILLOW]
+    return ", ".join([pillow, *others])
 
 
 @dataclass(frozen=True, slots=True)
-class _Picture:
-    """A stored picture: the id of its sample, and its pixels."""
+class _StoredPicture:
+    """Stored picture: the id of its sample, and its pixels."""
 
     id: int
     pixels: Pixels
 
     def image(self, side: int, title: str = "") -> str:
-        """The picture as an HTML element, at most so many pixels on a side."""
+        """Make an HTML element of the picture, at most `side` pixels on a side."""
         name = escape(f"{title}, sample {self.id}" if title else f"sample {self.id}")
         return f'<img alt="{name}" title="{name}" src="{_data_uri(self.pixels, side)}">'
 
 
-def _chosen(index: SampleIndex, manifest: Manifest, classes: int) -> tuple[list[int], list[list[int]]]:
-    """Rows of the index for the sheet of pictures, and of the first `classes`: the first ones as stored.
+def _rows_of_sheet(index: SampleIndex, manifest: Manifest) -> list[int]:
+    """Rows of the index for the sheet of pictures.
 
-    The sheet begins with a picture of each class; where these are few it has a second of each, and so on.
+    The sheet begins with the first picture of each class; if there are very many classes, of some of them,
+    spread evenly. If there are few, a second picture of each follows, and so on.
     """
-    served = np.flatnonzero(index.served)
     if manifest.target != "class":
-        return served[:_SHEET].tolist(), []
-    order = served[np.argsort(index.labels[served], kind="stable")]
-    labels = np.arange(len(manifest.classes))
-    starts, ends = (np.searchsorted(index.labels[order], labels, side) for side in ("left", "right"))
-    spread = np.unique(
-        np.linspace(0, len(labels) - 1, min(_SHEET_CLASSES, len(labels))).round().astype(np.int64)
-    )
-    each = -(-_SHEET // len(spread))
-    places = [starts[at] + turn for turn in range(each) for at in spread if starts[at] + turn < ends[at]]
-    sheet = order[places[: max(_SHEET, len(spread))]].tolist()
-    of_classes = [
-        order[start : min(end, start + _PICTURES_PER_CLASS)].tolist()
-        for start, end in zip(starts[:classes], ends[:classes], strict=True)
+        first: list[int] = np.flatnonzero(index.served)[:_SHEET_PICTURES].tolist()
+        return first
+    rows, starts, ends = _rows_by_class(index, manifest)
+    classes = len(manifest.classes)
+    labels = np.unique(np.linspace(0, classes - 1, min(_SHEET_CLASSES, classes)).round().astype(np.int64))
+    pictures_per_class = -(-_SHEET_PICTURES // len(labels))
+    positions = []
+    for offset in range(pictures_per_class):
+        for label in labels:
+            if starts[label] + offset < ends[label]:
+                positions.append(starts[label] + offset)
+    sheet: list[int] = rows[positions[: max(_SHEET_PICTURES, len(labels))]].tolist()
+    return sheet
+
+
+def _rows_of_classes(index: SampleIndex, manifest: Manifest, count: int) -> list[list[int]]:
+    """Rows of the index of the first pictures of each of the first `count` classes."""
+    if manifest.target != "class":
+        return []
+    rows, starts, ends = _rows_by_class(index, manifest)
+    return [
+        rows[start : min(end, start + _PICTURES_PER_CLASS)].tolist()
+        for start, end in zip(starts[:count], ends[:count], strict=True)
     ]
-    return sheet, of_classes
 
 
-def _read_pictures(dataset: ConvertedDataset, index: SampleIndex, rows: list[int]) -> dict[int, _Picture]:
-    """The pictures at `rows` of the index, each compared with its checksum; reads only their shards."""
+def _rows_by_class(index: SampleIndex, manifest: Manifest) -> tuple[Ints, Ints, Ints]:
+    """Rows of the served samples sorted by class, then the start and the end of each class in them."""
+    rows = np.flatnonzero(index.served)
+    rows = rows[np.argsort(index.labels[rows], kind="stable")]
+    labels = np.arange(len(manifest.classes))
+    ranked = index.labels[rows]
+    return rows, np.searchsorted(ranked, labels, "left"), np.searchsorted(ranked, labels, "right")
+
+
+def _read_pictures(
+    dataset: ConvertedDataset, index: SampleIndex, rows: list[int]
+) -> dict[int, _StoredPicture]:
+    """Read the pictures at `rows` of the index, compared with their checksums; reads only their shards."""
     recipe, shards = dataset.manifest.recipe, dataset.manifest.shards
-    starts = np.cumsum(shards.samples) - shards.samples
-    wanted, pictures = set(rows), {}
+    starts, wanted = shards.starts, set(rows)
+    pictures: dict[int, _StoredPicture] = {}
     for number in np.unique(np.searchsorted(starts, sorted(wanted), "right") - 1).tolist():
         start, path = int(starts[number]), dataset.shard_path(shards[number])
         last = max(row for row in wanted if row < start + shards[number].samples)
@@ -263,18 +293,20 @@ def _read_pictures(dataset: ConvertedDataset, index: SampleIndex, rows: list[int
             if row in wanted:
                 index.check(row, sample.data, str(path), sample.damage)
                 pixels = sample.pixels(str(path), CHANNELS[recipe.channels])
-                pictures[row] = _Picture(sample.id, pixels)
+                pictures[row] = _StoredPicture(sample.id, pixels)
         if last not in pictures:
-            verify = shell_command("precache verify", dataset.place)
             raise DatasetError(
-                f"{path}: ends before its sample {last - start + 1:,} (truncated?); run: {verify}"
+                f"ends before its sample {last - start + 1:,} (truncated?)",
+                path=path,
+                remedy=f"run: {shell_command('precache verify', dataset.place)}",
             )
     return pictures
 
 
-def _sheet(manifest: Manifest, index: SampleIndex, pictures: Mapping[int, _Picture]) -> str:
-    figures, many = [], len(pictures) > _SHEET
-    side = int(_SHEET_SIDE * (_SHEET / len(pictures)) ** 0.5) if many else _SHEET_SIDE
+def _sheet(manifest: Manifest, index: SampleIndex, pictures: Mapping[int, _StoredPicture]) -> str:
+    """Make the sheet of pictures, row -> picture, with their classes below them."""
+    figures, many = [], len(pictures) > _SHEET_PICTURES
+    side = int(_SHEET_SIDE * (_SHEET_PICTURES / len(pictures)) ** 0.5) if many else _SHEET_SIDE
     for row, picture in pictures.items():
         name = manifest.classes[index.labels[row]] if manifest.target == "class" else ""
         caption = f"<figcaption>{escape(name)}</figcaption>" if name else ""
@@ -283,8 +315,8 @@ def _sheet(manifest: Manifest, index: SampleIndex, pictures: Mapping[int, _Pictu
     return f'<div class="{kind}">{"".join(figures)}</div>'
 
 
-def _splits(manifest: Manifest) -> str:
-    """Pictures of each split, where there are several."""
+def _split_table(manifest: Manifest) -> str:
+    """Make a table of the splits; empty if there is only one."""
     counts = manifest.split_samples
     if len(counts) < 2:
         return ""
@@ -297,15 +329,15 @@ def _splits(manifest: Manifest) -> str:
     return f"<h2>Splits</h2>{page.html_table(titles, rows, ['', '', '', '', 'bar'])}"
 
 
-def _classes(manifest: Manifest, pictures: Sequence[Sequence[_Picture]]) -> str:
-    """The first classes with their pictures, and how many each class has; folded where these are many."""
+def _class_tables(manifest: Manifest, pictures: Sequence[Sequence[_StoredPicture]]) -> str:
+    """Make cards of the first classes with their `pictures`, and folded tables of all classes' counts."""
     if not manifest.classes:
         return ""
     per_class = manifest.samples_per_class
     totals = [sum(counts) for counts in zip(*per_class.values(), strict=True)]
     cards = []
     for label, shown in enumerate(pictures):
-        number = counted(totals[label], "picture")
+        number = quantity(totals[label], "picture")
         strip = "".join(picture.image(_THUMBNAIL_SIDE, manifest.classes[label]) for picture in shown)
         name = f"<b>{escape(manifest.classes[label])}</b> <small>{number}</small>"
         cards.append(f'<div>{name}<div class="pictures">{strip}</div></div>')
@@ -327,12 +359,12 @@ def _classes(manifest: Manifest, pictures: Sequence[Sequence[_Picture]]) -> str:
         kinds = ["", "", *("" for _ in splits), "bar"]
         table = page.html_table(["class", "pictures", *map(escape, splits), ""], rows, kinds)
         title = f"Pictures in each class, {first + 1:,} to {first + len(rows):,} of {count:,}"
-        parts.append(page.folded(title, table, shown=count <= _FIRST_CLASSES))
+        parts.append(page.collapsible(title, table, shown=count <= _FIRST_CLASSES))
     return "".join(parts)
 
 
-def _source_pictures(sizes: Sizes) -> str:
-    """Charts of the source pictures' sizes and shapes."""
+def _source_size_charts(sizes: Sizes) -> str:
+    """Make charts of the source pictures' sizes, int32 [n, 2], and aspect ratios."""
     return (
         '<h2>Source pictures</h2><div class="charts small">'
         f"{_histogram('shorter side, pixels', sizes.min(axis=1), _SIDES)}"
@@ -354,13 +386,15 @@ def _histogram(title: str, values: np.ndarray[Any, Any], edges: Sequence[float])
     return f'<div>{shown}<p class="note">{caption}</p></div>'
 
 
-def _left_out(title: str, files: Sequence[tuple[str, str]]) -> str:
-    """A table of the first files that were left out, and why; nothing where there are none."""
+def _left_out_table(title: str, files: Sequence[tuple[str, str]]) -> str:
+    """Make a table of path and reason of the first files that were left out; empty if there are none."""
     if not files:
         return ""
-    rows = [(escape(path), escape(reason)) for path, reason in islice(files, _FILES)]
-    more = f'<p class="note">and {len(files) - _FILES:,} more</p>' if len(files) > _FILES else ""
-    return f"<h2>{title}: {len(files):,}</h2>{page.html_table(['path', 'reason'], rows, ['words'] * 2)}{more}"
+    rows = [(escape(path), escape(reason)) for path, reason in islice(files, _LISTED_FILES)]
+    table = page.html_table(["path", "reason"], rows, ["words"] * 2)
+    more = len(files) - _LISTED_FILES
+    note = f'<p class="note">and {more:,} more</p>' if more > 0 else ""
+    return f"<h2>{title}: {len(files):,}</h2>{table}{note}"
 
 
 def _data_uri(pixels: Pixels, side: int) -> str:

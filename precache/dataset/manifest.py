@@ -1,7 +1,7 @@
-"""`dataset.json`: what a converted dataset is. Written last, so a folder without it is not one.
+"""Manifest of a converted dataset, `dataset.json`: written last, so that a folder without it is no dataset.
 
-What grows with the samples lies in `dataset.index`, see `precache.dataset.index`. The manifest has the sizes
-and checksums of this file.
+Everything that grows with the number of samples lies in `dataset.index`, see `precache.dataset.index`; the
+manifest has size and checksums of that file.
 """
 
 import hashlib
@@ -13,46 +13,46 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from precache.dataset.bounds import Limits, check_content, check_places, most_pixels_bytes
-from precache.dataset.files import FileEntry, Held
+from precache.dataset.bounds import Limits, check_columns, check_content, max_pixels_bytes
+from precache.dataset.files import FileEntry, LocalFile
 from precache.dataset.index import (
-    AGAIN,
+    CONVERT_AGAIN,
     REJECTED_NAME,
     SOURCE,
     IndexEntry,
     IndexFile,
     Rejected,
-    damaged,
+    damaged_index_error,
     index_name,
     read_ignored,
     read_rejected,
 )
-from precache.dataset.shard_table import ShardTable, read_table, suffixes_of
+from precache.dataset.shard_table import ShardTable, file_suffixes, read_table
 from precache.dataset.statistics import ChannelStatistics
 from precache.errors import DatasetError, SettingError, similar_name
 from precache.formats import FORMATS
 from precache.pictures.images import CHANNELS
-from precache.recipe import SPLIT_NAME, Recipe, as_flags
-from precache.reporting import counted
+from precache.recipe import SPLIT_NAME, Recipe, format_flags
+from precache.reporting import quantity
 from precache.storage import atomic_write
 from precache.storage.urls import Location
 
 MANIFEST_NAME = "dataset.json"
 VERSION = 1
-_MOST_WORDS = 200  # characters of an error that quotes what the file says
+_MAX_QUOTE = 200  # characters of an error that quotes the file
 
 
 class ManifestError(DatasetError):
-    """The manifest of a dataset is not as it was written."""
+    """The manifest of a dataset has changed since it was written, or is none of this project."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What one update did, see `precache.conversion.update`.
+    """Record of an update of the dataset, see `precache.conversion.update`.
 
     Attributes:
-        added, removed: how many samples.
-        made_by: as of the manifest, of the samples that it added.
+        added, removed: numbers of samples.
+        made_by: versions of the software that decoded and encoded the added pictures.
     """
 
     added: int
@@ -62,28 +62,28 @@ class Update:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """A converted dataset.
+    """Description of a converted dataset.
 
     Attributes:
-        recipe: the settings that it was made with.
-        made_by: versions of what decoded and encoded the pictures.
+        recipe: settings of the conversion.
+        made_by: name -> version of the software that decoded and encoded the pictures.
         source_digest: SHA-256 over the source tree's sorted sample paths and sizes.
         source_bytes: size of the source pictures in bytes.
-        classes: class names; a label is an index of it.
+        classes: names of the classes; a label is an index of them.
         samples_per_class: split -> number of samples of each class.
-        shards: in written order, split by split.
-        index: the file with all that grows with the samples.
-        scanned: what the source tree holds: samples, rejected and ignored.
+        shards: shards in written order, split by split.
+        index: file with everything that grows with the number of samples.
+        scanned: number of paths that the source tree holds: samples, rejected and ignored ones.
         rejected: pictures that could not be decoded.
         ignored: (path, reason) of what the source tree holds beside pictures.
-        statistics: split -> mean and standard deviation of what is stored, of JPEGs before they became one,
-            of samples that are removed, too.
-        source_options: what was said of the source, as `precache.SourceOptions.given` has it.
-        target: what the samples are labelled with, one of `precache.dataset.columns.TARGETS`.
-        fields: what else the index knows of each sample: name -> kind, see `precache.dataset.columns`.
-        next_id: above all ids that were ever used, where that is not `scanned`; else 0.
-        updates: what became of it since it was converted, one after the other.
-        removed: split -> samples of its shards that are served no more; none of a split without such.
+        statistics: split -> mean and standard deviation of the pictures as they are stored; of JPEGs, before
+            they are encoded. Removed samples are counted in.
+        source_options: options that the source was opened with.
+        target: kind of label, one of `precache.dataset.columns.TARGETS`.
+        fields: name -> kind of each field, see `precache.dataset.columns`.
+        next_id: upper bound, exclusive, of all ids that were ever used, if that is not `scanned`; else 0.
+        updates: updates since the conversion, in order.
+        removed: split -> number of samples in its shards that are no longer served; only splits with such.
     """
 
     recipe: Recipe
@@ -107,132 +107,142 @@ class Manifest:
 
     @property
     def samples(self) -> int:
-        """Samples in all splits, without those that are removed."""
+        """Number of samples in all splits, without removed ones."""
         return self.stored_samples - sum(self.removed.values())
 
     @property
     def stored_samples(self) -> int:
-        """Samples in all shards, removed ones too."""
+        """Number of samples in all shards, removed ones included."""
         return int(self.shards.samples.sum())
 
     @property
-    def most_id(self) -> int:
-        """Above all ids."""
+    def id_limit(self) -> int:
+        """Upper bound of all ids, exclusive."""
         return self.next_id or self.scanned
 
     @property
     def limits(self) -> Limits:
-        """Limits that the columns of its samples keep."""
+        """Limits of the values in the columns of the samples."""
         holds_pixels = FORMATS[self.recipe.format].holds_pixels
         return Limits(
-            ids=self.most_id,
+            ids=self.id_limit,
             classes=len(self.classes),
             target=self.target,
             pixel_bytes=self.recipe.pixel_bytes,
             starts=self.shards.starts,
-            most_bytes=most_pixels_bytes(self.shards.bytes[:, 0], holds_pixels=holds_pixels),
+            max_bytes=max_pixels_bytes(self.shards.bytes[:, 0], holds_pixels=holds_pixels),
             largest=self.shards.largest,
         )
 
     @property
     def split_samples(self) -> dict[str, int]:
-        """Split -> samples, without those that are removed."""
-        stored = self.shards.samples_of_splits()
+        """Number of samples of each split, without removed ones."""
+        stored = self.shards.samples_per_split()
         return {split: stored[split] - self.removed.get(split, 0) for split in self.samples_per_class}
 
     @property
     def stored_bytes(self) -> int:
-        """Size of all files that the manifest names, in bytes."""
+        """Size in bytes of all files that the manifest names."""
         return int(self.shards.bytes.sum()) + self.index.bytes
 
     @property
     def files(self) -> Iterator[FileEntry]:
-        """All files of the dataset beside the manifest, one after the other: there may be many."""
+        """Iterate over all files of the dataset except the manifest; there may be very many."""
         return chain((file for shard in self.shards for file in shard.files), (self.index,))
 
     @property
     def own_names(self) -> frozenset[str]:
-        """Of all files that may be removed with the dataset, the manifest apart; others are the user's."""
-        listed = (REJECTED_NAME,) if self.rejected else ()
-        return frozenset((*(file.name for file in self.files), *self.replaced_files, *listed))
+        """Names of the files that may be removed with the manifest; all other files are the user's."""
+        names = {file.name for file in self.files} | set(self.replaced_files)
+        if self.rejected:
+            names.add(REJECTED_NAME)
+        return frozenset(names)
 
     def to_flags(self) -> str:
-        """The flags of `precache convert` that made it, to paste into a shell."""
-        return " ".join(filter(None, (self.recipe.to_flags(), as_flags(self.source_options))))
+        """Flags of the `precache convert` command that made the dataset, to paste into a shell."""
+        return " ".join(filter(None, (self.recipe.to_flags(), format_flags(self.source_options))))
 
     @property
     def replaced_files(self) -> tuple[str, ...]:
-        """Names of the files that updates have replaced by others; the last ones stay for who reads them."""
+        """Names of the indexes that updates have replaced; the last one stays for processes that read it."""
         return tuple(map(index_name, range(len(self.updates))))
 
     def split_shards(self, split: str) -> ShardTable:
-        """The shards of `split`; SettingError names the splits that there are."""
-        chosen = self.shards.of_split(split)
-        if not chosen.any():
+        """Select the shards of `split`; SettingError lists the splits if there is no such split."""
+        mask = self.shards.split_mask(split)
+        if not mask.any():
             names = sorted(self.shards.split_names)
             hint = similar_name(split, names)
             raise SettingError(f"unknown split {split!r}; choose from: {', '.join(names)}{hint}")
-        return self.shards.select(chosen)
+        return self.shards.select(mask)
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write `dataset.json` into `folder`: the commit of a conversion."""
+    """Write `dataset.json` into `folder`, which commits a conversion."""
     with atomic_write(folder / MANIFEST_NAME) as file:
         file.write(_encode(manifest))
 
 
-def parse_manifest(raw: bytes, path: Location, held: Held) -> tuple[Manifest, str]:
-    """What the bytes of the file at `path` say: the manifest, and its digest.
+def parse_manifest(raw: bytes, path: Location, local_file: LocalFile) -> tuple[Manifest, str]:
+    """Parse the bytes of a manifest, and return it with the dataset's digest.
 
     The digest, SHA-256 in hex, identifies the dataset: it is that of the manifest without the source's times.
-    What has its checksum is as it was written. Names of splits and files are looked at all the same: paths
-    are made of them, and a manifest may come from somebody else.
+    Names of splits and files are checked although the manifest has a checksum: paths are made of them, and
+    the manifest may come from a stranger.
 
     Args:
-        held: of the dataset's other files.
+        raw: content of the manifest's file.
+        path: path or URL of that file, for messages.
+        local_file: makes the dataset's other files local.
 
     Raises:
-        ManifestError: no manifest, one of another version, or one that was edited or damaged.
-        IndexFileError: one without its index.
+        ManifestError: this is no manifest, or one of another version, or it was edited or damaged.
+        IndexFileError: the index is missing or damaged.
     """
     try:
         content = json.loads(raw)
         version = content.get("version") if isinstance(content, dict) else None
         if not isinstance(version, int):
-            raise ManifestError(f"{path}: not a manifest of this project (no version); {AGAIN}")
+            raise ManifestError(
+                "not a manifest of this project (no version)", path=path, remedy=CONVERT_AGAIN
+            )
         if version != VERSION:
             raise ManifestError(
-                f"{path}: manifest version {version}, expected {VERSION}; {AGAIN}, or use the release that "
-                f"wrote it"
+                f"manifest version {version}, expected {VERSION}",
+                path=path,
+                remedy=f"{CONVERT_AGAIN}, or use the release that wrote it",
             )
         if content.get("checksum") != _checksum(content):
             raise ManifestError(
-                f"{path}: was edited or damaged (its checksum does not fit its content); {AGAIN}"
+                "was edited or damaged (its checksum does not fit its content)",
+                path=path,
+                remedy=CONVERT_AGAIN,
             )
-        return _decode(content, held), _identity(content)
+        return _decode(content, local_file), _dataset_digest(content)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
-        words = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ManifestError(
-            f"{path}: not a manifest of this project ({words[:_MOST_WORDS]}); {AGAIN}"
+            f"not a manifest of this project ({reason[:_MAX_QUOTE]})", path=path, remedy=CONVERT_AGAIN
         ) from error
 
 
 def _encode(manifest: Manifest) -> bytes:
-    content = _content_of(manifest)
+    content = _to_content(manifest)
     return (json.dumps({**content, "checksum": _checksum(content)}, indent=1) + "\n").encode()
 
 
-def _content_of(manifest: Manifest) -> dict[str, Any]:
-    """All that `dataset.json` says but its checksum, as plain JSON values."""
+def _to_content(manifest: Manifest) -> dict[str, Any]:
+    """Convert a manifest to the content of `dataset.json`, without its checksum, as plain JSON values."""
     counts = {
         "scanned": manifest.scanned,
         "converted": manifest.samples,
         "rejected": len(manifest.rejected),
         "ignored": len(manifest.ignored),
     }
-    elsewhere = ("scanned", "rejected", "ignored", "shards")
-    fields = {f.name: getattr(manifest, f.name) for f in fields_of(manifest) if f.name not in elsewhere}
-    content: dict[str, Any] = {"version": VERSION, "counts": counts, **fields}
+    in_counts_or_index = ("scanned", "rejected", "ignored", "shards")
+    names = [item.name for item in fields_of(manifest) if item.name not in in_counts_or_index]
+    content: dict[str, Any] = {"version": VERSION, "counts": counts}
+    content |= {name: getattr(manifest, name) for name in names}
     content["recipe"] = manifest.recipe.to_json()
     content["splits"] = manifest.shards.split_names
     plain: dict[str, Any] = json.loads(json.dumps(content, default=asdict))
@@ -240,12 +250,13 @@ def _content_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _checksum(content: dict[str, Any]) -> str:
-    """SHA-256 (hex) of everything in a manifest but its checksum."""
+    """Compute SHA-256 (hex) of everything in a manifest but its checksum."""
     rest = {name: value for name, value in content.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def _identity(content: dict[str, Any]) -> str:
+def _dataset_digest(content: dict[str, Any]) -> str:
+    """Compute SHA-256 (hex) of a manifest without all that depends on the times of the source's files."""
     columns = content["index"]["columns"].items()
     index = {
         **content["index"],
@@ -255,69 +266,75 @@ def _identity(content: dict[str, Any]) -> str:
     return _checksum({**content, "index": index})
 
 
-def _decode(content: dict[str, Any], held: Held) -> Manifest:
+def _decode(content: dict[str, Any], local_file: LocalFile) -> Manifest:
     check_content(content)
     entry, splits = IndexEntry(**content["index"]), tuple(content["splits"])
     if entry.name != index_name(len(content["updates"])) or not all(map(SPLIT_NAME.fullmatch, splits)):
         raise ValueError(f"index {entry.name!r:.99} and splits {splits!r:.99}: not as this project writes it")
     recipe = Recipe(**content["recipe"])
-    elsewhere = ("version", "checksum", "counts", "splits")
-    with held(entry):  # once, where it must be fetched
-        file = IndexFile(held, entry)
-        _check_columns(file, content, recipe)
-        found: dict[str, Any] = {
-            **{name: value for name, value in content.items() if name not in elsewhere},
-            "recipe": recipe,
-            "index": entry,
-            "scanned": content["counts"]["scanned"],
-            "classes": tuple(content["classes"]),
-            "samples_per_class": {
-                split: tuple(counts) for split, counts in content["samples_per_class"].items()
-            },
-            "statistics": {
-                split: ChannelStatistics(tuple(of["mean"]), tuple(of["std"]), of["pixels"])
-                for split, of in content["statistics"].items()
-            },
-            "updates": tuple(Update(**update) for update in content["updates"]),
-            "shards": read_table(file, splits, recipe),
-            "rejected": read_rejected(file),
-            "ignored": read_ignored(file),
-        }
-    manifest = Manifest(**found)
+    with local_file(entry):  # keeps a fetched index in the cache while all of it is read
+        file = IndexFile(local_file, entry)
+        _check_index_columns(file, content, recipe)
+        shards, rejected, ignored = read_table(file, splits, recipe), read_rejected(file), read_ignored(file)
+    manifest = Manifest(
+        recipe=recipe,
+        made_by=content["made_by"],
+        source_digest=content["source_digest"],
+        source_bytes=content["source_bytes"],
+        classes=tuple(content["classes"]),
+        samples_per_class={split: tuple(counts) for split, counts in content["samples_per_class"].items()},
+        shards=shards,
+        index=entry,
+        scanned=content["counts"]["scanned"],
+        rejected=rejected,
+        ignored=ignored,
+        source_options=content["source_options"],
+        target=content["target"],
+        fields=content["fields"],
+        statistics={
+            split: ChannelStatistics(tuple(values["mean"]), tuple(values["std"]), values["pixels"])
+            for split, values in content["statistics"].items()
+        },
+        next_id=content["next_id"],
+        updates=tuple(Update(**update) for update in content["updates"]),
+        removed=content["removed"],
+    )
     _check_counts(manifest, content["counts"])
     return manifest
 
 
-def _check_columns(file: IndexFile, content: dict[str, Any], recipe: Recipe) -> None:
-    sizes = {"files": len(suffixes_of(FORMATS[recipe.format]))}
-    places = {name: (place.dtype, place.shape) for name, place in file.places.items()}
+def _check_index_columns(file: IndexFile, content: dict[str, Any], recipe: Recipe) -> None:
+    """Raise IndexFileError unless the index has the columns that the manifest requires."""
+    columns = {name: (place.dtype, place.shape) for name, place in file.places.items()}
+    shard_files = len(file_suffixes(FORMATS[recipe.format]))
     try:
-        check_places(places, content, sizes, recipe.stored_size is None)
+        check_columns(columns, content, shard_files, has_shapes=recipe.stored_size is None)
     except ValueError as error:
-        raise damaged(file.path, str(error)[:_MOST_WORDS]) from error
+        raise damaged_index_error(file.path, str(error)[:_MAX_QUOTE]) from error
 
 
 def _check_counts(manifest: Manifest, counts: dict[str, int]) -> None:
-    """Raise ValueError unless the counts of a manifest are those of its index."""
-    stored = manifest.shards.samples_of_splits()
-    for split, gone in manifest.removed.items():
-        if not 0 < gone <= stored[split]:
-            raise ValueError(f"{gone:,} of {stored[split]:,} samples of {split} are removed")
-    found = {
+    """Raise ValueError unless `counts` and the other numbers of a manifest agree with those of its index."""
+    stored = manifest.shards.samples_per_split()
+    for split, removed in manifest.removed.items():
+        if not 0 < removed <= stored[split]:
+            raise ValueError(f"{removed:,} of {stored[split]:,} samples of {split} are removed")
+    index_counts = {
         "converted": manifest.samples,
         "rejected": len(manifest.rejected),
         "ignored": len(manifest.ignored),
         "scanned": manifest.samples + len(manifest.rejected) + len(manifest.ignored),
     }
-    if found != counts:
-        raise ValueError(f"counts {counts}, but its index has {found}")
-    for split, of_classes in manifest.samples_per_class.items():
-        most, served = max(of_classes, default=0), manifest.split_samples[split]
-        if most > served or (manifest.target == "class" and sum(of_classes) != served):
+    if index_counts != counts:
+        raise ValueError(f"counts {counts}, but its index has {index_counts}")
+    for split, class_counts in manifest.samples_per_class.items():
+        served = manifest.split_samples[split]
+        has_too_many = max(class_counts, default=0) > served
+        if has_too_many or (manifest.target == "class" and sum(class_counts) != served):
             raise ValueError(f"samples_per_class of {split}: not those of {served:,} samples")
     channels = CHANNELS[manifest.recipe.channels]
     for split, statistics in manifest.statistics.items():
         if not len(statistics.mean) == len(statistics.std) == channels:
-            raise ValueError(f"statistics of {split}: not of {counted(channels, 'channel')}")
-    if any(not 0 <= picture.id < manifest.most_id for picture in manifest.rejected):
-        raise ValueError(f"a rejected picture has no id from 0 to {manifest.most_id:,}")
+            raise ValueError(f"statistics of {split}: not of {quantity(channels, 'channel')}")
+    if any(not 0 <= picture.id < manifest.id_limit for picture in manifest.rejected):
+        raise ValueError(f"a rejected picture has no id from 0 to {manifest.id_limit:,}")

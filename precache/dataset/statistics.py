@@ -1,7 +1,7 @@
-"""Mean and standard deviation of each channel of what is stored: exact, from integer sums.
+"""Mean and standard deviation of each channel of the stored pictures, computed exactly from integer sums.
 
-Each shard's writer adds up its pictures, the journal keeps the sums of finished shards, so what a resumed
-conversion says is what one run says.
+Each shard's writer adds up its pictures, and the journal keeps the sums of finished shards. So a conversion
+that was resumed has the same statistics as one that ran through.
 """
 
 import math
@@ -12,17 +12,17 @@ import numpy as np
 
 from precache.pictures.jpeg import Pixels
 
-_BLOCK_ROWS = 64  # at a time: their squares stay in the CPU's cache
+_BLOCK_ROWS = 64  # so few that their squares stay in the CPU's cache
 
 
 @dataclass(frozen=True, slots=True)
 class PixelSums:
-    """Sums over pixels, one for each channel; of no pixels, there are no channels either.
+    """Sums over pixels, one for each channel; without pixels there are no channels either.
 
     Attributes:
-        pixels: how many.
-        sums: of their values.
-        squares: of the squares of these.
+        pixels: number of pixels.
+        sums: sum of the values of each channel.
+        squares: sum of the squares of the values of each channel.
     """
 
     pixels: int = 0
@@ -30,28 +30,33 @@ class PixelSums:
     squares: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, picture: Pixels) -> "PixelSums":
-        """Those of uint8 or uint16 [height, width, channels]."""
+    def from_picture(cls, picture: Pixels) -> "PixelSums":
+        """Add up a picture, uint8 or uint16 [height, width, channels]."""
         height, width, channels = picture.shape
         rows = picture.reshape(height, width * channels)
         sums, squares = np.zeros((2, width * channels), np.uint64)
-        # the square of a value fits into twice its bits, and of uint8 so does the sum of a block into 32
-        square, total = (np.uint16, np.uint32) if picture.dtype == np.uint8 else (np.uint32, np.uint64)
+        # a square takes twice the bits of its value; the squares of a block of uint8 add up to 32 bits
+        square_dtype, sum_dtype = (
+            (np.uint16, np.uint32) if picture.dtype == np.uint8 else (np.uint32, np.uint64)
+        )
         for start in range(0, height, _BLOCK_ROWS):
             block = rows[start : start + _BLOCK_ROWS]
             sums += np.add.reduce(block, axis=0, dtype=np.uint32)
-            squares += np.add.reduce(np.square(block, dtype=square), axis=0, dtype=total)
-        by_channel = (column.reshape(width, channels).sum(axis=0).tolist() for column in (sums, squares))
-        return cls(height * width, *map(tuple, by_channel))
+            squares += np.add.reduce(np.square(block, dtype=square_dtype), axis=0, dtype=sum_dtype)
+        channel_sums = sums.reshape(width, channels).sum(axis=0).tolist()
+        channel_squares = squares.reshape(width, channels).sum(axis=0).tolist()
+        return cls(height * width, tuple(channel_sums), tuple(channel_squares))
 
     def __add__(self, other: "PixelSums") -> "PixelSums":
-        if not (self.pixels and other.pixels):
-            return self if self.pixels else other
-        sums, squares = (
-            tuple(map(sum, zip(*pair, strict=True)))
-            for pair in ((self.sums, other.sums), (self.squares, other.squares))
+        if not self.pixels:
+            return other
+        if not other.pixels:
+            return self
+        return PixelSums(
+            self.pixels + other.pixels,
+            tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)),
+            tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
         )
-        return PixelSums(self.pixels + other.pixels, sums, squares)
 
 
 NO_PIXELS = PixelSums()
@@ -62,9 +67,9 @@ class ChannelStatistics:
     """Mean and standard deviation over all pixels of a split.
 
     Attributes:
-        mean, std: of each channel, as shares of the brightest value, 0-1; std is of the pixels themselves,
-            not an estimate from a sample of them.
-        pixels: how many.
+        mean, std: mean and standard deviation of each channel, as shares of the brightest value, 0-1; std is
+            that of the pixels themselves, not an estimate from a sample of them.
+        pixels: number of pixels.
     """
 
     mean: tuple[float, ...]
@@ -72,8 +77,13 @@ class ChannelStatistics:
     pixels: int
 
     @classmethod
-    def of(cls, shards: Iterable[PixelSums], brightest: int = 255) -> "ChannelStatistics | None":
-        """Of the shards of a split, of values up to `brightest`; None if pixels of one are not known."""
+    def from_sums(cls, shards: Iterable[PixelSums], brightest: int = 255) -> "ChannelStatistics | None":
+        """Compute the statistics of a split from sums of its shards; None if those of a shard are unknown.
+
+        Args:
+            shards: sums of each shard.
+            brightest: greatest value of the pixels' dtype.
+        """
         total = NO_PIXELS
         for sums in shards:
             if not sums.pixels:
@@ -89,23 +99,18 @@ class ChannelStatistics:
         )
         return cls(mean, std, count)
 
-    def joined(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
-        """Statistics of the pixels of both, but for rounding; None if their channels differ."""
+    def combine(self, other: "ChannelStatistics") -> "ChannelStatistics | None":
+        """Compute the statistics of the pixels of both, up to rounding; None if their channels differ."""
         if len(self.mean) != len(other.mean):
             return None
         pixels = self.pixels + other.pixels
-        ours, theirs = self.pixels / pixels, other.pixels / pixels
-        pairs = list(zip(self.mean, other.mean, strict=True))
-        spreads = zip(self.std, other.std, strict=True)
-        between = [ours * theirs * (one - another) ** 2 for one, another in pairs]
-        return ChannelStatistics(
-            tuple(min(1.0, ours * one + theirs * another) for one, another in pairs),
-            tuple(
-                min(1.0, math.sqrt(ours * one**2 + theirs * another**2 + apart))
-                for (one, another), apart in zip(spreads, between, strict=True)
-            ),
-            pixels,
-        )
+        share, other_share = self.pixels / pixels, other.pixels / pixels
+        means, stds = [], []
+        for mean, other_mean, std, other_std in zip(self.mean, other.mean, self.std, other.std, strict=True):
+            means.append(min(1.0, share * mean + other_share * other_mean))
+            between = share * other_share * (mean - other_mean) ** 2  # variance between the two means
+            stds.append(min(1.0, math.sqrt(share * std**2 + other_share * other_std**2 + between)))
+        return ChannelStatistics(tuple(means), tuple(stds), pixels)
 
     def __str__(self) -> str:
         mean, std = (" ".join(f"{value:.4f}" for value in part) for part in (self.mean, self.std))
@@ -115,10 +120,18 @@ class ChannelStatistics:
 def statistics_by_split(
     parts: Iterable[tuple[str, PixelSums]], dtype: str = "uint8"
 ) -> dict[str, ChannelStatistics]:
-    """Of each split all of whose parts, pairs of its name and the sums of pixels of `dtype`, are known."""
-    by_split: dict[str, list[PixelSums]] = {}
+    """Compute the statistics of each split; a split is left out if the sums of one of its parts are unknown.
+
+    Args:
+        parts: name of the split, and sums of its pixels, for each part such as a shard.
+        dtype: dtype of the pixels.
+    """
+    sums_by_split: dict[str, list[PixelSums]] = {}
     for split, sums in parts:
-        by_split.setdefault(split, []).append(sums)
-    brightest = np.iinfo(dtype).max
-    found = {split: ChannelStatistics.of(sums, brightest) for split, sums in by_split.items()}
-    return {split: statistics for split, statistics in found.items() if statistics is not None}
+        sums_by_split.setdefault(split, []).append(sums)
+    by_split = {}
+    for split, split_sums in sums_by_split.items():
+        statistics = ChannelStatistics.from_sums(split_sums, np.iinfo(dtype).max)
+        if statistics is not None:
+            by_split[split] = statistics
+    return by_split

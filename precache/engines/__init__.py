@@ -1,7 +1,7 @@
-"""Where a plan runs: in processes of this machine, or on an existing Ray cluster.
+"""Engines that run a plan: processes of this machine, or an existing Ray cluster.
 
-An engine is a function with the signature of `run`. Enter `connected` first: it says in one line what is
-missing for an engine, before anything is planned.
+An engine is a function with the signature of `run`. Enter `engine_connection` first: its error says in one
+line what an engine lacks, before anything is planned.
 """
 
 from collections.abc import Callable, Generator
@@ -13,11 +13,11 @@ from precache.engines.processes import (
     KILLED,
     Nodes,
     Ticks,
+    accept_node,
     available_cpus,
-    counted,
-    is_of_caller,
-    no_check,
-    of_caller,
+    is_callback_error,
+    mark_callback_errors,
+    progress_counter,
     run,
     worker_count,
 )
@@ -25,15 +25,15 @@ from precache.errors import SettingError, check_choice
 from precache.storage.urls import Location
 
 __all__ = [
-    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "connected", "counted", "is_of_caller",
-    "nodes_of", "of_caller", "run", "worker_count",
+    "ENGINES", "KILLED", "Nodes", "Ticks", "available_cpus", "engine_connection", "is_callback_error",
+    "mark_callback_errors", "prepare_nodes", "progress_counter", "run", "worker_count",
 ]  # fmt: skip
 
 ENGINES: dict[str, Callable[..., Generator[Any, None, None]]] = {"local": processes.run, "ray": ray.run}
 
 
-def connected(engine: str, address: str | None = None) -> AbstractContextManager[None]:
-    """What `engine` needs for the duration of the block: for `ray`, a connection to the cluster at `address`.
+def engine_connection(engine: str, address: str | None = None) -> AbstractContextManager[None]:
+    """Return a context manager that connects `engine`: `ray` to the cluster at `address`, `local` to nothing.
 
     Raises:
         SettingError: there is no such engine, or no cluster there.
@@ -41,14 +41,16 @@ def connected(engine: str, address: str | None = None) -> AbstractContextManager
     """
     check_choice("engine", engine, ENGINES)
     if engine == "ray":
-        return connector.connected(address)
+        return connector.cluster_connection(address)
     if address is not None:
         raise SettingError(f"address {address!r} is for the engine ray; this one is {engine!r}")
     return nullcontext()
 
 
-def nodes_of(
+def prepare_nodes(
     engine: str, folder: Location, name: str, read: Callable[[], object]
 ) -> AbstractContextManager[Nodes]:
-    """The nodes of an engine that writes into `folder`, see `precache.engines.ray.nodes_of`."""
-    return nullcontext(Nodes(no_check)) if engine == "local" else ray.nodes_of(folder, name, read)
+    """Return a context manager that gives the nodes of an engine, see `ray.prepare_nodes`."""
+    if engine == "local":
+        return nullcontext(Nodes(accept_node))
+    return ray.prepare_nodes(folder, name, read)

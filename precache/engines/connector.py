@@ -1,7 +1,7 @@
-"""Connection to a Ray cluster, for converting and for reading; and what is to be the same on all its nodes.
+"""Connect to a Ray cluster, to convert or to read, and check that its nodes agree with this machine.
 
-The cluster is running already, see `precache/cluster/README.md`. Every node must have the versions of this
-machine, since bytes and pixels would differ where libraries do, and must see its files at the same paths.
+The cluster is running already, see `precache/cluster/README.md`. Every node needs this machine's versions of
+packages, because others may give other bytes and pixels, and must see its files at the same paths.
 """
 
 import logging
@@ -22,51 +22,57 @@ from precache.errors import (
     SourceError,
     os_reason,
 )
-from precache.packages import install_extra
+from precache.packages import install_command
 
 _ANSWER_S = 5.0
-# What a client of HTTP/2 sends first, its settings being none; a server answers with its own (RFC 9113, 3.4).
+# The first bytes of an HTTP/2 client, without settings; a server answers with its own (RFC 9113, 3.4).
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES, _SETTINGS = 9, 4
 
 
-def imported() -> Any:
-    """The package `ray`; MissingDependencyError without it."""
+def import_ray() -> Any:
+    """Return the package `ray`; MissingDependencyError if it is not installed."""
     try:
         import ray
     except ImportError as error:
         raise MissingDependencyError(
-            f"the engine ray needs the extra 'ray' ({error}); run: {install_extra('ray')}"
+            f"the engine ray needs the extra 'ray' ({error})", remedy=f"run: {install_command('ray')}"
         ) from error
     return ray
 
 
 @contextmanager
-def connected(address: str | None = None) -> Iterator[None]:
-    """Be connected to a cluster in the block, see `connect`; a connection from before stays."""
+def cluster_connection(address: str | None = None) -> Iterator[None]:
+    """Connect to a cluster for the block, see `connect`; an earlier connection stays afterwards."""
     is_new = connect(address)
     try:
         yield
     finally:
         if is_new:
-            imported().shutdown()
+            import_ray().shutdown()
 
 
 def connect(address: str | None = None) -> bool:
-    """Connect this process to a cluster that runs; False if it is connected already.
+    """Connect this process to a running cluster, unless it is connected already.
 
     Args:
         address: `HOST:PORT` of its head; None or "auto": RAY_ADDRESS of the environment, else the cluster
             that this machine is a node of.
 
+    Returns:
+        Whether the connection is new.
+
     Raises:
         MissingDependencyError: Ray is not installed.
         SettingError: there is no cluster.
     """
-    ray = imported()
+    ray = import_ray()
     if ray.is_initialized():
-        if address not in (None, "auto", there := ray.get_runtime_context().gcs_address):
-            raise SettingError(f"address {address!r}: this process is connected to {there}; leave it out")
+        current_address = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", current_address):
+            raise SettingError(
+                f"address {address!r}: this process is connected to {current_address}", remedy="leave it out"
+            )
         return False
     address = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
     if address not in (None, "", "auto"):
@@ -77,21 +83,23 @@ def connect(address: str | None = None) -> bool:
         with _capture_stderr(printed):
             ray.init(address=address or "auto", log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
-        reasons = [*(line.rpartition("] ")[2] for line in printed[-1:]), " ".join(str(error).split())]
-        raise _no_cluster(address or "auto", f"{'; '.join(reasons)}"[:400]) from error
+        reasons = [" ".join(str(error).split())]
+        if printed:
+            reasons.insert(0, printed[-1].rpartition("] ")[2])
+        raise _no_cluster_error(address or "auto", "; ".join(reasons)[:400]) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # Ray has put its own there
+            signal.signal(signal.SIGTERM, handler)  # `ray.init` installs a handler of its own
     worker = ray._private.worker
     if hasattr(worker, "_worker_logs_enabled"):
-        # else it prints the last lines of the log of each node that dies
+        # so that Ray does not print the last lines of the log of each node that dies
         worker._worker_logs_enabled = False
     return True
 
 
 @contextmanager
 def _capture_stderr(printed: list[str]) -> Iterator[None]:
-    """Add to `printed`, at the end of the block, the lines that C++ code wrote on descriptor 2 in it."""
+    """Append to `printed`, at the end of the block, the lines that C++ code wrote to descriptor 2 in it."""
     with tempfile.TemporaryFile() as file:
         before = os.dup(2)
         os.dup2(file.fileno(), 2)
@@ -105,40 +113,41 @@ def _capture_stderr(printed: list[str]) -> Iterator[None]:
 
 
 def _check_answers(address: str) -> None:
-    """Raise SettingError unless something like a cluster answers: Ray itself takes minutes to give up."""
+    """Raise SettingError unless an HTTP/2 server, as a cluster has, answers: Ray takes minutes to give up."""
     host, _, port = address.rpartition(":")
     if "/" in host or not host or not port.isdecimal():
-        raise _no_cluster(address, "expected auto or HOST:PORT, the address that 'ray start' printed")
+        raise _no_cluster_error(address, "expected auto or HOST:PORT, the address that 'ray start' printed")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_S) as connection:
             if os.environ.get("RAY_USE_TLS", "0") in ("0", ""):
                 connection.sendall(_PREFACE)
                 answer = connection.recv(_FRAME_HEADER_BYTES, socket.MSG_WAITALL)
                 if len(answer) < _FRAME_HEADER_BYTES or answer[3] != _SETTINGS:
-                    raise _no_cluster(address, "something else answers there")
+                    raise _no_cluster_error(address, "something else answers there")
     except (OSError, OverflowError) as error:
-        raise _no_cluster(address, os_reason(error)) from error
+        raise _no_cluster_error(address, os_reason(error)) from error
 
 
-def _no_cluster(address: str, reason: str) -> SettingError:
+def _no_cluster_error(address: str, reason: str) -> SettingError:
     return SettingError(
-        f"address {address!r}: no Ray cluster ({reason}); start one, run this on a node of it, or "
-        f"name it in RAY_ADDRESS: precache/cluster/README.md says how"
+        f"address {address!r}: no Ray cluster ({reason})",
+        remedy="start one, run this on a node of it, or name it in RAY_ADDRESS: "
+        "precache/cluster/README.md says how",
     )
 
 
 def live_nodes(cpus: int) -> dict[str, str]:
-    """Id -> name of each node that has so many CPUs."""
+    """Return id -> name of each live node that has at least so many CPUs."""
     return {
         node["NodeID"]: _node_name(node["NodeManagerAddress"], node["NodeID"])
-        for node in imported().nodes()
+        for node in import_ray().nodes()
         if node["Alive"] and node["Resources"].get("CPU", 0) >= cpus
     }
 
 
 def this_node() -> str:
-    """The name for messages of the node that this process works on."""
-    ray = imported()
+    """Return the name, for messages, of the node that this process runs on."""
+    ray = import_ray()
     return _node_name(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id())
 
 
@@ -147,37 +156,42 @@ def _node_name(address: str, node_id: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What must be the same on every node, since bytes and pixels depend on it."""
-    import precache  # which imports this
-    from precache.pictures.kinds import made_by  # which needs PIL, and `precache doctor` runs without
+    """Return the versions that bytes and pixels depend on, which must be the same on every node."""
+    import precache  # here, because it imports this module
+    from precache.pictures.kinds import (
+        decoder_versions,  # here, because it needs PIL, and `precache doctor` does not
+    )
 
-    return {"precache": precache.__version__, **made_by()}
+    return {"precache": precache.__version__, **decoder_versions()}
 
 
-def check_versions(node: str, found: Mapping[str, str], expected: Mapping[str, str]) -> None:
-    """Raise SettingError unless `node` has, as `found`, the versions of the program that is `expected`."""
-    for name in sorted({*expected, *found}):
-        if expected.get(name) != found.get(name):
+def check_versions(node: str, installed: Mapping[str, str], expected: Mapping[str, str]) -> None:
+    """Raise SettingError unless the versions `installed` on `node` are those of the program, `expected`."""
+    for name in sorted({*expected, *installed}):
+        if expected.get(name) != installed.get(name):
             raise SettingError(
-                f"{node}: {name} is {found.get(name, 'missing')} there but {expected.get(name, 'missing')} "
-                f"where the program runs, so bytes or pixels would differ; install the same on every node"
+                f"{node}: {name} is {installed.get(name, 'missing')} there but "
+                f"{expected.get(name, 'missing')} where the program runs, so bytes or pixels would differ",
+                remedy="install the same on every node",
             )
 
 
-def check_sees(node: str, look: Callable[[], object]) -> None:
-    """Call `look`, which reads on `node` what all of them have to see.
+def check_readable(node: str, read: Callable[[], object]) -> None:
+    """Call `read`, which reads on `node` a file that every node must see.
 
     Raises:
-        SourceError, DatasetError: what `look` raised, with the node and a remedy.
+        SourceError, DatasetError: the error of `read`, with the node and a remedy.
     """
     try:
-        look()
+        read()
     except PrecacheError as error:
         kind = SourceError if isinstance(error, SourceError) else DatasetError
-        raise kind(f"{node}: {error}; mount it on every node at the same path, for the same user") from error
+        raise kind(
+            f"{node}: {error}", remedy="mount it on every node at the same path, for the same user"
+        ) from error
 
 
 def last_line(error: Exception) -> str:
-    """What Ray's errors, which are long, say in the end."""
+    """Return the last line of one of Ray's long error messages, which holds the reason."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return lines[-1].strip()[:300]

@@ -1,18 +1,17 @@
-"""The engine `ray`: a task of a Ray cluster for each task of the plan.
+"""The engine `ray`: each task of the plan is a task of a Ray cluster.
 
-Only workers are started here, by Ray. Ray itself retries nothing. What becomes of a task depends on what
-happened:
+Ray starts the workers, and retries nothing itself. A task that is lost is retried by its cause:
 
-    its worker or node died    it is tried again in a process of its worker, as the engine `local` does it,
-                               which finds out over which picture the process dies
+    its worker or node died    its next worker runs it in a process of its own, by the engine `local`, which
+                               finds the picture that kills the process
     memory was short           Ray's monitor killed the worker: the task is tried again once, then an error
                                names task and node
 
-What is written into a folder that is not shared is lost, so each node is checked before the first task, see
-`connector`; a worker on a node that joins later checks it itself.
+Shards written into a folder that is not shared would be lost, so each node is checked before the first task,
+see `connector`; workers on a node that joins later check it themselves.
 
-Only paths and what `finish` returns go over the network with a task. `function`, with all that it holds, lies
-in Ray's object store once, and each worker, which Ray keeps, unpacks it once.
+Only paths and the results of `finish` go over the network with a task. `function`, with all that it holds, is
+in Ray's object store once, and each worker, which Ray keeps alive, unpickles it once.
 """
 
 import os
@@ -30,9 +29,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from precache.engines.connector import (
-    check_sees,
+    check_readable,
     check_versions,
-    imported,
+    import_ray,
     last_line,
     live_nodes,
     this_node,
@@ -42,50 +41,50 @@ from precache.engines.processes import (
     Nodes,
     Task,
     Ticks,
-    cannot_be_sent,
-    given_up,
-    name_of,
-    no_check,
-    sendable,
-    unchanged,
+    accept_node,
+    identity,
+    picklable_error,
+    repeated_failure_error,
+    task_name,
+    unpicklable_error,
 )
 from precache.engines.processes import run as run_here
 from precache.errors import DatasetError, SettingError, WorkerError, os_reason
-from precache.pictures import turns
+from precache.pictures import large_pictures
 from precache.reporting import warn
 from precache.storage import open_new, read_regular, temporary_path
 from precache.storage.urls import Location, Url
 
-_CPUS = 1  # of a task: decoding, resizing and encoding use one
-_TASKS_PER_CPU = 2  # in flight: the next one waits on the node while the last one runs
+_CPUS = 1  # for each task: decoding, resizing and encoding use one
+_TASKS_PER_CPU = 2  # submitted at a time, so that the next one waits on the node while the last one runs
 _WAIT_S = 0.2
-_RESIZED_S = 5.0  # how often the cluster is asked how large it is
-_PROBE_S = 120.0  # a worker has to start; a folder that hangs takes forever
+_RESIZED_S = 5.0  # how often the size of the cluster is read
+_PROBE_S = 120.0  # for a worker to start and check its node, whose folders may hang
 _END_S = 10.0
 
 
 class _Loss(Enum):
-    """What happened to the worker of a task, and how often it may."""
+    """Cause of the loss of a task: its words in an error, and the number of losses that is an error."""
 
     NODE = ("its Ray worker, or the node of it, died", 5)
     MEMORY = ("Ray killed its worker to free memory", 2)
 
-    def __init__(self, words: str, most: int) -> None:
-        self.words, self.most = words, most
+    def __init__(self, words: str, limit: int) -> None:
+        self.words, self.limit = words, limit
 
 
 @dataclass(slots=True, eq=False)
-class _Attempt:
-    """A task, and how often it was lost."""
+class _ClusterTask:
+    """A task, and the number of its losses by cause."""
 
     task: Any
     losses: Counter[_Loss] = field(default_factory=Counter)
 
-    def lose(self, loss: _Loss, detail: str) -> None:
-        """Note that it was lost; WorkerError with the `detail` if another try makes no sense."""
+    def record_loss(self, loss: _Loss, detail: str) -> None:
+        """Record that the task was lost; WorkerError with the `detail` if that happened too often."""
         self.losses[loss] += 1
-        if self.losses[loss] == loss.most:
-            raise given_up(self.task, loss.words, loss.most, detail)
+        if self.losses[loss] == loss.limit:
+            raise repeated_failure_error(self.task, loss.words, loss.limit, detail)
 
 
 def run(
@@ -94,65 +93,75 @@ def run(
     workers: int | None,
     on_progress: Callable[[int], None],
     *,
-    finish: Callable[[Any], Any] = unchanged,
+    finish: Callable[[Any], Any] = identity,
     nodes: Nodes | None = None,
 ) -> Generator[Any, None, None]:
-    """As `precache.engines.run`, on the cluster that this process is connected to.
+    """Run tasks as `precache.engines.run` does, on the cluster that this process is connected to.
 
     Args:
-        workers: tasks at a time; None: twice the CPUs of the cluster, as many as it has at the moment.
+        workers: tasks at a time; None: twice the CPUs that the cluster has at the moment.
 
     Raises:
         WorkerError: a task was lost too often, or a node does not answer.
     """
     if workers == 0:
-        raise SettingError("workers=0 is for the engine local; give 1 or more, or leave it out")
+        raise SettingError("workers=0 is for the engine local", remedy="give 1 or more, or leave it out")
     tasks = iter(tasks)
     first = next(tasks, None)
     if first is None:
         return
-    cluster = _Cluster(function, finish, nodes or Nodes(no_check), workers)
+    cluster = _Cluster(function, finish, nodes or Nodes(accept_node), workers)
     try:
         cluster.check_nodes(on_progress)
-        yield from cluster.do(chain([first], tasks), on_progress)
-    except SystemError as error:  # what a handler of SIGTERM raised while Ray waited
+        yield from cluster.run_tasks(chain([first], tasks), on_progress)
+    except SystemError as error:  # Ray wraps the exception of a SIGTERM handler that ran while it waited
         raise error.__cause__ or error from None
-    except imported().exceptions.RayError as error:
+    except import_ray().exceptions.RayError as error:
         raise WorkerError(
-            f"the Ray cluster failed ({last_line(error)}); look at 'ray status', then run the same command "
-            f"again: a conversion continues where it stopped"
+            f"the Ray cluster failed ({last_line(error)})",
+            remedy="look at 'ray status', then run the same command again: a conversion continues where it "
+            "stopped",
         ) from error
     finally:
         cluster.end()
 
 
 class _Cluster:
-    """The workers of a cluster, and the tasks that they have."""
+    """The workers of a cluster and their tasks.
+
+    Attributes:
+        _names: id -> name of each node.
+        _running: tasks by Ray's references to their outcomes.
+        _probes: ids of nodes by Ray's references to the results of their checks.
+        _max_tasks: most tasks that run at a time.
+    """
 
     def __init__(self, function: Any, finish: Any, nodes: Nodes, limit: int | None) -> None:
-        self._ray = ray = imported()
+        self._ray = ray = import_ray()
         self._nodes, self._limit = nodes, limit
         self._names: dict[str, str] = {}
-        self._most_tasks, self._asked_s = 0, float("-inf")
-        self._running: dict[Any, _Attempt] = {}  # by Ray's reference of what comes of them
+        self._max_tasks, self._size_read_s = 0, float("-inf")
+        self._running: dict[Any, _ClusterTask] = {}
         self._probes: dict[Any, str] = {}
         try:
-            # in a list, it is not unpacked before a task asks for it
+            # in a list, so that Ray passes the reference, and does not unpickle it for each task
             self._work = [ray.put(Work(function, finish, nodes.check, os.getcwd()))]
-        except Exception as error:  # packing runs other people's code
-            raise cannot_be_sent(error, "the cluster", "use the engine local") from error
+        except Exception as error:  # pickling runs other people's code
+            raise unpicklable_error(error, "the cluster", "use the engine local") from error
         self._call: Any = ray.remote(num_cpus=_CPUS, max_retries=0)(call)
 
     def check_nodes(self, on_progress: Callable[[int], None]) -> None:
-        """Raise what is wrong with a node, before the first task."""
+        """Check every node before the first task, and raise the error of the first that fails."""
         ray = self._ray
         names = live_nodes(_CPUS)
         if not names:
             warn("no node of the Ray cluster has a CPU yet; waiting for one")
-        ask: Any = ray.remote(num_cpus=0, max_retries=0)(probe_node)
+        probe: Any = ray.remote(num_cpus=0, max_retries=0)(probe_node)
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         for node in names:
-            self._probes[ask.options(scheduling_strategy=_on(ray, node)).remote(self._work)] = node
-        until_s = time.monotonic() + _PROBE_S
+            on_node = probe.options(scheduling_strategy=affinity(node_id=node, soft=False))
+            self._probes[on_node.remote(self._work)] = node
+        deadline_s = time.monotonic() + _PROBE_S
         while self._probes:
             on_progress(0)
             for reference in ray.wait([*self._probes], timeout=_WAIT_S)[0]:
@@ -161,43 +170,48 @@ class _Cluster:
                     problem = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     if self._loss(error) is not None or node not in live_nodes(0):
-                        continue  # its tasks are tried again elsewhere
+                        continue  # the node died: its tasks are tried again elsewhere
                     raise WorkerError(
-                        f"{names[node]}: cannot run precache's tasks ({last_line(error)}); install the same "
-                        f"version on every node"
+                        f"{names[node]}: cannot run precache's tasks ({last_line(error)})",
+                        remedy="install the same version on every node",
                     ) from error
                 if problem is not None:
                     raise problem
-            if self._probes and time.monotonic() > until_s:
-                (node, *_) = self._probes.values()
+            if self._probes and time.monotonic() > deadline_s:
+                node = next(iter(self._probes.values()))
                 raise WorkerError(
-                    f"{names[node]}: did not answer within {_PROBE_S:.0f} s; see whether its folders hang, "
-                    f"or take it out of the cluster"
+                    f"{names[node]}: did not answer within {_PROBE_S:.0f} s",
+                    remedy="see whether its folders hang, or take it out of the cluster",
                 )
 
-    def do(self, tasks: Iterable[Any], on_progress: Callable[[int], None]) -> Generator[Any, None, None]:
-        """Yield what comes of each task, see `run`."""
+    def run_tasks(
+        self, tasks: Iterable[Any], on_progress: Callable[[int], None]
+    ) -> Generator[Any, None, None]:
+        """Yield the result of each task, see `run`."""
         ray = self._ray
-        waiting = map(_Attempt, tasks)
-        again: deque[_Attempt] = deque()
+        new_tasks = map(_ClusterTask, tasks)
+        retries: deque[_ClusterTask] = deque()
         while True:
-            while self._has_room() and (attempt := again.popleft() if again else next(waiting, None)):
-                call = self._call.remote(self._work, attempt.task, in_process=bool(attempt.losses))
-                self._running[call] = attempt
+            while self._has_room():
+                task = retries.popleft() if retries else next(new_tasks, None)
+                if task is None:
+                    break
+                reference = self._call.remote(self._work, task.task, in_process=bool(task.losses))
+                self._running[reference] = task
             if not self._running:
                 return
             for reference in ray.wait([*self._running], timeout=_WAIT_S)[0]:
-                attempt = self._running.pop(reference)
+                task = self._running.pop(reference)
                 try:
                     outcome = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     loss = self._loss(error)
                     if loss is None:
                         raise WorkerError(
-                            f"{name_of(attempt.task)}: Ray cannot run it ({last_line(error)})"
+                            f"{task_name(task.task)}: Ray cannot run it ({last_line(error)})"
                         ) from error
-                    attempt.lose(loss, f"last on {self._node_in(str(error))}")
-                    again.append(attempt)
+                    task.record_loss(loss, f"last on {self._node_name_in(str(error))}")
+                    retries.append(task)
                     continue
                 if outcome.error is not None:
                     raise outcome.error
@@ -207,51 +221,58 @@ class _Cluster:
                 yield outcome.result
 
     def _has_room(self) -> bool:
+        """Whether one more task may run now, by the size that the cluster had within the last seconds."""
         now_s = time.monotonic()
-        if now_s - self._asked_s >= _RESIZED_S:
+        if now_s - self._size_read_s >= _RESIZED_S:
             cpus = int(self._ray.cluster_resources().get("CPU", 0))
-            self._most_tasks = self._limit or max(_TASKS_PER_CPU * cpus // _CPUS, 1)
+            self._max_tasks = self._limit or max(_TASKS_PER_CPU * cpus // _CPUS, 1)
             self._names |= live_nodes(0)
-            self._asked_s = now_s
-        return len(self._running) < self._most_tasks
+            self._size_read_s = now_s
+        return len(self._running) < self._max_tasks
 
     def end(self) -> None:
+        """Cancel the tasks and checks that still run, and wait until they write nothing more."""
         ray = self._ray
-        left = [*self._running, *self._probes]
+        unfinished = [*self._running, *self._probes]
         self._running.clear()
         self._probes.clear()
         with suppress(Exception):  # the cluster may be gone
-            for reference in left:
+            for reference in unfinished:
                 ray.cancel(reference, force=True)
-            if left:  # so that they write nothing when this returns
-                ray.wait(left, num_returns=len(left), timeout=_END_S)
+            if unfinished:
+                ray.wait(unfinished, num_returns=len(unfinished), timeout=_END_S)
 
-    def _node_in(self, said: str) -> str:
-        """The node that most of Ray's errors name."""
-        return next((name for node, name in self._names.items() if node in said), "an unknown node")
+    def _node_name_in(self, message: str) -> str:
+        """Return the name of the node whose id is in one of Ray's messages."""
+        for node, name in self._names.items():
+            if node in message:
+                return name
+        return "an unknown node"
 
     def _loss(self, error: Exception) -> _Loss | None:
-        """What happened to the worker; None if the error says something else."""
-        of_ray = self._ray.exceptions
-        if isinstance(error, of_ray.OutOfMemoryError):
+        """Return why the task of `error` was lost; None if the error has another cause."""
+        exceptions = self._ray.exceptions
+        if isinstance(error, exceptions.OutOfMemoryError):
             return _Loss.MEMORY
-        died = of_ray.NodeDiedError, of_ray.TaskUnschedulableError, of_ray.WorkerCrashedError
-        return _Loss.NODE if isinstance(error, (*died, of_ray.ObjectLostError)) else None
-
-
-def _on(ray: Any, node: str) -> Any:
-    """On this node, and on no other."""
-    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        node_errors = (
+            exceptions.NodeDiedError,
+            exceptions.TaskUnschedulableError,
+            exceptions.WorkerCrashedError,
+            exceptions.ObjectLostError,
+        )
+        return _Loss.NODE if isinstance(error, node_errors) else None
 
 
 @contextmanager
-def nodes_of(folder: Location, name: str, read: Callable[[], object]) -> Iterator[Nodes]:
-    """The nodes of a cluster that writes into `folder`, where a small file shows them that it is shared.
+def prepare_nodes(folder: Location, name: str, read: Callable[[], object]) -> Iterator[Nodes]:
+    """Give the nodes of a cluster that writes into `folder`, with a check of each.
 
-    At a URL there is no such file: the first shard shows whether a node can write there.
+    For the check, a small file in `folder` shows whether a node sees the same folder. At a URL there is no
+    such file: the first shard shows whether a node can write there.
 
     Args:
-        name: of a file in `folder`; the small file is named as a leftover of writing it.
+        name: name of a file in `folder`; the small file has the name of its temporary file, so that it is
+            removed like one if it is left over.
         read: reads a sample; raises a SourceError where the source cannot be read.
     """
     if isinstance(folder, Url):
@@ -267,12 +288,12 @@ def nodes_of(folder: Location, name: str, read: Callable[[], object]) -> Iterato
 
 
 def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[], object], node: str) -> None:
-    """Raise what is wrong with this machine, whose name in messages is `node`.
+    """Check this machine, whose name in messages is `node`.
 
     Args:
         expected: versions of the machine that plans.
-        probe: a file in the folder that is written to, which holds its own name; None at a URL.
-        read: as of `nodes_of`.
+        probe: file in the folder that is written to, which holds its own name; None at a URL.
+        read: reads a sample.
 
     Raises:
         SettingError: versions differ.
@@ -281,11 +302,11 @@ def _check_node(expected: dict[str, str], probe: Path | None, read: Callable[[],
     """
     check_versions(node, versions(), expected)
     if probe is not None:
-        check_sees(node, partial(_look_into_folder, probe))
-    check_sees(node, read)
+        check_readable(node, partial(_check_folder, probe))
+    check_readable(node, read)
 
 
-def _look_into_folder(probe: Path) -> None:
+def _check_folder(probe: Path) -> None:
     """Raise DatasetError unless the folder of `probe` is the driver's, and can be written to."""
     folder, written = probe.parent, temporary_path(probe)
     try:
@@ -295,18 +316,18 @@ def _look_into_folder(probe: Path) -> None:
     except FileNotFoundError:
         is_shared = False
     except OSError as error:
-        raise DatasetError(f"{folder}: cannot be read and written there ({os_reason(error)})") from error
+        raise DatasetError(f"cannot be read and written there ({os_reason(error)})", path=folder) from error
     if not is_shared:
-        raise DatasetError(f"{folder}: is missing there, or another folder")
+        raise DatasetError("is missing there, or another folder", path=folder)
 
 
 class Work(NamedTuple):
-    """What each worker gets once.
+    """The functions that each worker gets once.
 
     Attributes:
         function, finish: see `precache.engines.run`.
         check: see `Nodes`.
-        folder: the working folder of the driver; relative paths are seen from there.
+        folder: working folder of the driver, from which relative paths begin.
     """
 
     function: Any
@@ -316,7 +337,7 @@ class Work(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The result of a task: `error`, or what `finish` returned; and the units done, on which node."""
+    """Outcome of a task on a node: the units done and the result of `finish`, or the error."""
 
     node: str
     units: int = 0
@@ -324,64 +345,64 @@ class Outcome(NamedTuple):
     error: Exception | None = None
 
 
-def probe_node(packed: list[Any]) -> Exception | None:
-    """What is wrong with this node, or None; `packed` holds a reference to the `Work`."""
+def probe_node(references: list[Any]) -> Exception | None:
+    """Return why this node cannot do tasks; None if it can. `references` holds one to the `Work`."""
     try:
-        _unpacked(packed[0])
+        _load_work(references[0])
     except Exception as error:
-        return sendable(error)
+        return picklable_error(error)
     return None
 
 
-def call(packed: list[Any], task: Any, in_process: bool) -> Outcome:
-    """Do a task; `in_process`, by the engine `local`, which finds out over which unit its process dies."""
+def call(references: list[Any], task: Any, in_process: bool) -> Outcome:
+    """Run a task in this process, or in a process of it, so that the engine `local` finds the fatal unit."""
     import ray
 
     node = ray.get_runtime_context().get_node_id()
     units: list[int] = []
     try:
-        work = _unpacked(packed[0])
-        function = _Packed(work.function) if in_process else work.function
-        with _in_folder(work.folder):
+        work = _load_work(references[0])
+        function = _PickledFunction(work.function) if in_process else work.function
+        with _working_folder(work.folder):
             (result,) = run_here(function, [task], int(in_process), units.append, finish=work.finish)
-    except Exception as error:  # as a result: Ray would wrap it in one of its own
-        return Outcome(node, error=sendable(error))
+    except Exception as error:  # returned, because Ray would wrap it in an error of its own
+        return Outcome(node, error=picklable_error(error))
     return Outcome(node, sum(units), result)
 
 
-class _Packed:
-    """A function as Ray packs it, even one of a class that no module has; for a process of its worker."""
+class _PickledFunction:
+    """A function for a process of this worker, pickled by Ray, which can pickle classes of no module, too."""
 
     def __init__(self, function: Any) -> None:
         import ray
 
-        self._run_number, self._packed = _run_number(), ray.cloudpickle.dumps(function)
+        self._run_number, self._pickled = _run_number(), ray.cloudpickle.dumps(function)
 
     def __call__(self, task: Any, tick: Ticks) -> Any:
-        turns.take_part_in(self._run_number)
-        return pickle.loads(self._packed)(task, tick)
+        large_pictures.join_run(self._run_number)
+        return pickle.loads(self._pickled)(task, tick)
 
 
-_work: dict[str, Work] = {}  # of this worker, by the reference
+_work: dict[str, Work] = {}  # the work that this worker has loaded, by its reference
 
 
-def _unpacked(reference: Any) -> Work:
-    """The work behind `reference`; the first time, this worker checks its node."""
+def _load_work(reference: Any) -> Work:
+    """Return the work behind `reference`; the first time, check the node of this worker."""
     import ray
 
     key = reference.hex()
     if key not in _work:
-        turns.take_part_in(_run_number())
+        large_pictures.join_run(_run_number())
         work: Work = ray.get(reference)
-        with _in_folder(work.folder):
+        with _working_folder(work.folder):
             work.check(this_node())
-        _work.clear()  # what another run left
+        _work.clear()  # drops the work of another run
         _work[key] = work
     return _work[key]
 
 
 def _run_number() -> int:
-    """The same for all workers of a run: on one machine they decode large pictures one after another."""
+    """Return a number that all workers of a run share, by which they decode large pictures in turn."""
     import ray
 
     context = ray.get_runtime_context()
@@ -389,8 +410,8 @@ def _run_number() -> int:
 
 
 @contextmanager
-def _in_folder(folder: str) -> Iterator[None]:
-    """Work in `folder`, where this node has it; the next task may be of another run."""
+def _working_folder(folder: str) -> Iterator[None]:
+    """Make `folder` the working folder for the block, if this node has it."""
     before = os.getcwd()
     if os.path.isdir(folder):
         os.chdir(folder)

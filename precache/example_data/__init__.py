@@ -1,1 +1,1 @@
-"""Image trees to try things on: generated ones, and known public datasets."""
+"""Image trees for trying the project: generated ones and public datasets."""

@@ -1,8 +1,8 @@
-"""The known public datasets, downloaded from their own home, checked and unpacked.
+"""Download public datasets from their publishers, check and unpack them.
 
-A download over connections that break is continued where it broke, and given up after a minute. What has
-arrived is beside the file, in `NAME.partial`; a later call continues it. That name can be guessed, so it is
-never written through a link.
+A download continues where a connection breaks, and fails after a minute without progress. The bytes received
+so far are beside the file, in `NAME.partial`, and a later call continues it. As that name can be guessed, the
+file is never written through a link.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 from precache.errors import DownloadError, os_errors_as
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage import (
     TEMPORARY_SUFFIX,
     atomic_folder,
@@ -32,24 +32,24 @@ from precache.storage.retries import with_retries
 
 _TIMEOUT_S = 30
 _READ_BYTES = 1 << 20
-# After so many pauses in a row in which less than this came it is given up; they are 1 minute in all.
-_HEADWAY_BYTES = 1 << 20
+# A download fails after this many pauses in a row, a minute in all, with fewer bytes than this between them.
+_PROGRESS_BYTES = 1 << 20
 _PAUSES = 7
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_BUSY = (408, 425, 429, 500, 502, 503, 504)  # of HTTP: another try may help
-_ROOM = "make room, or choose a DST on another disk, then run the same command again"
+_TEMPORARY_STATUSES = (408, 425, 429, 500, 502, 503, 504)  # of HTTP: another try may help
+_DISK_REMEDY = "make room, or choose a DST on another disk, then run the same command again"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublicDataset:
-    """Where a dataset is published, and how to tell that it arrived whole.
+    """A public dataset: where it is published, and how to check and unpack its archive.
 
     Attributes:
-        url: of the archive.
-        md5: of the archive, as the publisher states it.
-        inner: the tar inside the archive that holds the pictures, or None if it is that tar.
-        folder: the folder in the tar whose class folders become the tree.
-        images: number of pictures that the unpacked tree has.
+        url: URL of the archive.
+        md5: MD5 of the archive, as the publisher states it.
+        inner: path of the tar with the pictures inside the archive; None if the archive is that tar.
+        folder: folder in the tar whose class folders become the tree.
+        images: number of pictures in the unpacked tree.
     """
 
     url: str
@@ -60,7 +60,7 @@ class PublicDataset:
 
     @property
     def file_name(self) -> str:
-        """Name of the archive."""
+        """File name of the archive."""
         return PurePosixPath(self.url).name
 
 
@@ -90,13 +90,16 @@ def fetch(
     destination: str | os.PathLike[str],
     *,
     url: str | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> None:
     """Download `dataset` and unpack its image tree to the new folder `destination`.
 
-    The archive is kept beside `destination`; one that lies there already is checked and used, a
-    part of one is continued. `url` names a mirror; the checksum stays the publisher's. `on_progress`
-    gets (bytes downloaded, bytes in all).
+    The archive is kept beside `destination`; one that is there already is checked and used, and a partial
+    download is continued.
+
+    Args:
+        url: URL of a mirror of the archive, which must have the publisher's checksum.
+        on_progress: called with (bytes downloaded, bytes in all).
 
     Raises:
         DownloadError: no network, a wrong checksum, a full disk, or an archive that is not safe to unpack.
@@ -111,13 +114,15 @@ def fetch(
     _check_md5(dataset, archive)
     try:
         with (
-            os_errors_as(DownloadError, f"{destination}: {archive} cannot be unpacked", _ROOM),
+            os_errors_as(DownloadError, f"{archive} cannot be unpacked", _DISK_REMEDY, path=destination),
             atomic_folder(destination) as folder,
             _open_tar(dataset, archive) as tar,
         ):
             tar.extractall(folder, filter=lambda member, root: _file_of_tree(member, root, dataset.folder))
     except (tarfile.TarError, zipfile.BadZipFile, KeyError) as error:
-        raise DownloadError(f"{archive}: cannot be unpacked ({error}); do not use this archive") from error
+        raise DownloadError(
+            f"cannot be unpacked ({error})", path=archive, remedy="do not use this archive"
+        ) from error
 
 
 def _check_md5(dataset: PublicDataset, archive: Path) -> None:
@@ -127,7 +132,9 @@ def _check_md5(dataset: PublicDataset, archive: Path) -> None:
             hasher.update(data)
     if hasher.hexdigest() != dataset.md5:
         raise DownloadError(
-            f"{archive}: expected MD5 {dataset.md5}, got {hasher.hexdigest()}; remove it and fetch again"
+            f"expected MD5 {dataset.md5}, got {hasher.hexdigest()}",
+            path=archive,
+            remedy="remove it and fetch again",
         )
 
 
@@ -146,7 +153,7 @@ def _open_tar(dataset: PublicDataset, archive: Path) -> Iterator[tarfile.TarFile
 
 
 def _file_of_tree(member: tarfile.TarInfo, root: str, folder: str) -> tarfile.TarInfo | None:
-    """Filter of `extractall` that keeps files below `folder`, no links; FilterError if one leads outside."""
+    """Return `member` if it is a file below `folder`, else None; FilterError if its path leads outside."""
     parts = PurePosixPath(member.name).parts
     if not member.isreg() or len(parts) < 2 or parts[0] != folder:
         return None
@@ -162,16 +169,16 @@ def download(url: str, path: Path, on_progress: Progress) -> None:
     """
     partial = path.with_name(path.name + TEMPORARY_SUFFIX)
     remedy = "if it is no partial download, move it elsewhere, then run the same command again"
-    with os_errors_as(DownloadError, f"{partial}: cannot be continued", remedy):
+    with os_errors_as(DownloadError, "cannot be continued", remedy, path=partial):
         descriptor = open_append(partial) if os.path.lexists(partial) else open_new(partial)
     with open(descriptor, "ab", buffering=0) as file:
-        begun = file.tell()
+        initial_bytes = file.tell()
 
         def is_temporary(error: Exception) -> bool:
             if isinstance(error, HTTPError):
-                return error.code in _BUSY
-            if isinstance(error, URLError):  # it was not reached; it may be again where it was before
-                return file.tell() > begun
+                return error.code in _TEMPORARY_STATUSES
+            if isinstance(error, URLError):  # the server was not reached: try again only if it was before
+                return file.tell() > initial_bytes
             return isinstance(error, OSError | HTTPException)
 
         def receive_rest() -> None:
@@ -181,10 +188,10 @@ def download(url: str, path: Path, on_progress: Progress) -> None:
                     file.seek(0)
                     file.truncate()
                 total = file.tell() + int(response.headers.get("Content-Length", 0))
-                # read1 gives what there is: nothing that came is lost when the connection breaks
+                # read1 returns the bytes received so far, so that none is lost when the connection breaks
                 while data := response.read1(_READ_BYTES):
                     rest = memoryview(data)
-                    with os_errors_as(DownloadError, f"{partial}: cannot be written", _ROOM):
+                    with os_errors_as(DownloadError, "cannot be written", _DISK_REMEDY, path=partial):
                         while rest:
                             rest = rest[file.write(rest) :]
                     on_progress(file.tell(), max(total, file.tell()))
@@ -192,14 +199,14 @@ def download(url: str, path: Path, on_progress: Progress) -> None:
                     raise ConnectionError(f"the connection broke at {file.tell():,} of {total:,} bytes")
 
         def is_received() -> bool:
-            """Whether all is there; False where the connection broke after much had come."""
+            """Receive the rest; False if the connection broke after enough bytes to try again at once."""
             start = file.tell()
             try:
                 receive_rest()
             except (OSError, HTTPException) as error:
                 if start and isinstance(error, HTTPError) and error.code == 416:
-                    return True  # nothing is left to send; the checksum tells
-                if file.tell() - start < _HEADWAY_BYTES:
+                    return True  # the server has no more bytes; the checksum shows whether they are right
+                if file.tell() - start < _PROGRESS_BYTES:
                     raise
                 return False
             return True
@@ -214,13 +221,16 @@ def download(url: str, path: Path, on_progress: Progress) -> None:
             reason = error.reason if type(error) is URLError else str(error) or type(error).__name__
             continues = f", which continues at byte {received:,}" if received else ""
             raise DownloadError(
-                f"{url}: cannot be downloaded ({reason}); check the network and run the same command "
-                f"again{continues}, or download it elsewhere and put it at {path}"
+                f"cannot be downloaded ({reason})",
+                path=url,
+                remedy=f"check the network and run the same command again{continues}, or download it "
+                f"elsewhere and put it at {path}",
             ) from error
     os.replace(partial, path)
 
 
 def _pauses_s() -> Iterator[float]:
+    """Yield the pauses before the next tries, in seconds."""
     for number in range(_PAUSES):
-        # not in step with all others that were cut off
+        # random, so that clients that were cut off together do not come back together
         yield min(_FIRST_PAUSE_S * 2**number, _LONGEST_PAUSE_S) * random.uniform(0.5, 1)

@@ -1,9 +1,10 @@
-"""A generated image tree, for trying things out and for tests.
+"""Generate an image tree, to try the project and for tests.
 
-Each class has a colour and a stripe pattern of its own, which a small network can learn. Around it lies
+Each class has a colour and a stripe pattern of its own, which a small network can learn, on a background:
+
     caltech     fractal noise; sizes, shapes and bytes per pixel as in Caltech-256, and rare kinds of files
-    imagenet    leaves of all sizes that hide one another, with texture, shade and grain: as large in pixels
-                and in bytes as ImageNet's photographs, so that decoding one costs the same
+    imagenet    leaves of all sizes that hide one another, with texture, shade and grain; as large in pixels
+                and in bytes as ImageNet's photographs, so that decoding costs the same
 
 Leaves whose radii follow a power law give the edges and the 1/f spectrum of natural pictures: Lee, Mumford,
 Huang, "Occlusion models for natural images" (2001).
@@ -23,7 +24,7 @@ from PIL import ExifTags, Image, ImageChops, ImageDraw, ImageFilter
 
 from precache import engines
 from precache.errors import check_choice, check_range
-from precache.reporting import Progress, unseen
+from precache.reporting import Progress, no_progress
 from precache.storage import atomic_folder, check_new_folder
 
 _TAG = 2
@@ -31,16 +32,16 @@ _NAMES = (
     "anchor", "basket", "candle", "drum", "easel", "feather", "guitar", "harp",
     "ivy", "jar", "kettle", "lantern", "mask", "needle", "oar", "piano",
 )  # fmt: skip
-# Every 32 pictures, one of each: as rare as in a real tree, yet there in the smallest sample.
+# Positions of rare kinds in every 32 pictures: as rare as in a real tree, yet in the smallest sample, too.
 _GREY, _PNG, _ROTATED, _CMYK, _PERIOD = 5, 11, 17, 29, 32
-# A picture's stored pixels are the upright ones with this transposition undone (Exif 2.3, 4.6.4).
+# EXIF orientation -> transposition of upright pixels into those that a file with it stores (Exif 2.3, 4.6.4).
 _UNDO_ORIENTATION = {
     3: Image.Transpose.ROTATE_180,
     6: Image.Transpose.ROTATE_90,
     8: Image.Transpose.ROTATE_270,
 }
-# Most of ImageNet's photographs have one of the sizes that Flickr gave them: share, width, height. The rest
-# is drawn from a wide spread, so that the mean is 470x400, as that of ImageNet's training pictures.
+# Share, width and height of the sizes of most of ImageNet's photographs, which Flickr gave them. The others
+# are drawn from a wide distribution, so that the mean is 470x400, the mean of ImageNet's training pictures.
 _USUAL_SIZES = (
     (0.44, 500, 375),
     (0.13, 375, 500),
@@ -65,7 +66,7 @@ class _ClassTask:
 
     @property
     def name(self) -> str:
-        """How errors call it."""
+        """Name in error messages."""
         return self.folder.name
 
 
@@ -77,7 +78,7 @@ def make_sample(
     seed: int = 0,
     like: str = "imagenet",
     workers: int | None = None,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> None:
     """Write `images` pictures in `classes` folders to the new folder `destination`.
 
@@ -85,7 +86,7 @@ def make_sample(
 
     Args:
         like: 'imagenet': as large in pixels and bytes as ImageNet's photographs, so that decoding costs the
-            same; RGB JPEGs, one of 32 greyscale. 'caltech': smaller, as Caltech-256's; mostly RGB JPEGs, of
+            same; RGB JPEGs, one in 32 greyscale. 'caltech': smaller, as in Caltech-256; mostly RGB JPEGs; in
             every 32 one each is greyscale, a PNG, EXIF-rotated and CMYK.
         workers: processes; default one per CPU, 0 for the calling process.
         on_progress: called with (pictures written, pictures in all).
@@ -101,7 +102,7 @@ def make_sample(
     destination = Path(destination)
     check_new_folder(destination)
     bounds = np.linspace(0, images, classes + 1).astype(int).tolist()
-    report = engines.counted(on_progress, images)
+    report = engines.progress_counter(on_progress, images)
 
     with atomic_folder(destination) as folder:
         tasks = []
@@ -110,8 +111,8 @@ def make_sample(
             (folder / name).mkdir()
             count = bounds[label + 1] - bounds[label]
             tasks.append(_ClassTask(folder / name, label, classes, count, bounds[label], seed, like))
-        with closing(engines.run(_write_class, tasks, min(workers, classes), report)) as finished:
-            for _ in finished:
+        with closing(engines.run(_write_class, tasks, min(workers, classes), report)) as results:
+            for _ in results:
                 pass
 
 
@@ -132,7 +133,7 @@ def _write_class(task: _ClassTask, tick: Callable[[], None]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Drawn:
-    """A picture as it is to be stored: in a file with `suffix`, by Pillow's `options`."""
+    """A picture to store in a file with `suffix`, by Pillow's `options`."""
 
     image: Image.Image
     suffix: str = ".jpg"
@@ -140,7 +141,7 @@ class _Drawn:
 
 
 def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> _Drawn:
-    """Like Caltech-256's; picture `index` of the tree says which kind of file it is."""
+    """Draw a picture like Caltech-256's; its `index` in the tree decides the kind of its file."""
     picture, kind = _caltech_picture(rng, label, classes), index % _PERIOD
     quality = int(rng.integers(70, 96))
     if kind == _PNG:
@@ -158,10 +159,10 @@ def _caltech(rng: np.random.Generator, label: int, classes: int, index: int) -> 
 
 
 def _imagenet(rng: np.random.Generator, label: int, classes: int, index: int) -> _Drawn:
-    """Like ImageNet's: JPEGs of about 110 kB, one of 32 greyscale."""
+    """Draw a picture like ImageNet's: a JPEG of about 110 kB, one in 32 greyscale."""
     size = _photograph_size(rng)
     picture = _leaves(rng, *size).filter(ImageFilter.BoxBlur(rng.uniform(0.2, 0.6)))
-    # what has no fine lines is drawn at half the size, in a quarter of the time
+    # the object has no fine lines, so it is drawn at half the size, in a quarter of the time
     inside, object_rgb = _object(rng, label, classes, *_axes(size[0] // 2, size[1] // 2))
     shape = Image.fromarray((inside[..., 0] * 255).astype(np.uint8)).resize(size)
     picture.paste(Image.fromarray(object_rgb.astype(np.uint8)).resize(size), mask=shape)
@@ -176,11 +177,11 @@ PICTURES_LIKE: dict[str, Callable[[np.random.Generator, int, int, int], _Drawn]]
     "imagenet": _imagenet,
     "caltech": _caltech,
 }
-"""How pictures are made, by whose photographs they are like: (rng, label, classes, index) -> picture."""
+"""Name of a dataset -> function (rng, label, classes, index) that draws a picture like its own."""
 
 
 def _caltech_picture(rng: np.random.Generator, label: int, classes: int) -> Image.Image:
-    """An upright RGB picture of the class: striped ellipse on fractal noise."""
+    """Draw an upright RGB picture of the class: a striped ellipse on fractal noise."""
     area = float(np.clip(np.exp(rng.normal(np.log(120_000), 0.6)), 20_000, 1_500_000))
     aspect = float(np.clip(np.exp(rng.normal(0.15, 0.3)), 0.4, 2.5))
     width, height = round((area * aspect) ** 0.5), round((area / aspect) ** 0.5)
@@ -192,7 +193,7 @@ def _caltech_picture(rng: np.random.Generator, label: int, classes: int) -> Imag
 
 
 def _axes(width: int, height: int) -> tuple[Floats, Floats]:
-    """x and y of each pixel, float32 [height, width], -1 to 1."""
+    """Return x and y of each pixel, float32 [height, width], -1 to 1."""
     y, x = np.mgrid[-1 : 1 : height * 1j, -1 : 1 : width * 1j].astype(np.float32)
     return x, y
 
@@ -200,7 +201,7 @@ def _axes(width: int, height: int) -> tuple[Floats, Floats]:
 def _object(
     rng: np.random.Generator, label: int, classes: int, x: Floats, y: Floats
 ) -> tuple[Floats, Floats]:
-    """What the class is known by: where it is, float32 [height, width, 1] 0-1, and its colours, 0-255."""
+    """Draw a class's object: its mask, float32 [height, width, 1] 0-1, and its colours [..., 3] 0-255."""
     angle = np.pi * label / classes + rng.normal(0, 0.05)
     frequency = 6 + 4 * (label % 3)
     stripes = np.sin(frequency * (x * np.cos(angle) + y * np.sin(angle)) + rng.uniform(0, 2 * np.pi))
@@ -214,7 +215,7 @@ def _object(
 
 
 def _fractal_noise(rng: np.random.Generator, width: int, height: int) -> Floats:
-    """float32 [height, width, 3] around 128: octaves of noise, as in natural pictures' 1/f spectra."""
+    """Return octaves of noise around 128, float32 [height, width, 3], with the 1/f spectrum of pictures."""
     falloff = rng.uniform(0.45, 0.8)
     noise = np.full((height, width, 3), 128, np.float32)
     amplitude = 60.0
@@ -227,7 +228,7 @@ def _fractal_noise(rng: np.random.Generator, width: int, height: int) -> Floats:
 
 
 def _photograph_size(rng: np.random.Generator) -> tuple[int, int]:
-    """Width and height in pixels."""
+    """Draw the width and height of a photograph, in pixels."""
     drawn = rng.uniform()
     for share, width, height in _USUAL_SIZES:
         drawn -= share
@@ -239,7 +240,7 @@ def _photograph_size(rng: np.random.Generator) -> tuple[int, int]:
 
 
 def _leaves(rng: np.random.Generator, width: int, height: int) -> Image.Image:
-    """Ellipses of all sizes over a sky, the last ones in front; their radii follow a power law."""
+    """Draw ellipses of all sizes over a sky, the last ones in front; their radii follow a power law."""
     sky = (rng.integers(70, 190, (3, 3, 1)) + rng.integers(-40, 41, (3, 3, 3))).astype(np.uint8)
     picture = Image.fromarray(sky).resize((width, height), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(picture)
@@ -249,22 +250,24 @@ def _leaves(rng: np.random.Generator, width: int, height: int) -> Image.Image:
     spread = rng.uniform(0, 1, count)
     radii = (smallest**-2 - spread * (smallest**-2 - largest**-2)) ** -0.5 * min(width, height)
     places = rng.uniform(0, 1, (count, 2)) * (width, height)
-    flat = rng.uniform(0.5, 1.6, count)
-    palette = rng.integers(20, 235, (12, 1)) + rng.integers(-45, 46, (12, 3))  # nature is rarely bright
+    aspects = rng.uniform(0.5, 1.6, count)  # width over height
+    # a brightness, and a small offset for each channel: natural colours are rarely saturated
+    palette = rng.integers(20, 235, (12, 1)) + rng.integers(-45, 46, (12, 3))
     colours = np.clip(palette[rng.integers(0, 12, count)] + rng.integers(-25, 26, (count, 1)), 0, 255)
-    for (x, y), radius, wide, colour in zip(places, radii, flat, colours.tolist(), strict=True):
-        draw.ellipse((x - radius * wide, y - radius, x + radius * wide, y + radius), fill=tuple(colour))
+    for (x, y), radius, aspect, colour in zip(places, radii, aspects, colours.tolist(), strict=True):
+        half_width = radius * aspect
+        draw.ellipse((x - half_width, y - radius, x + half_width, y + radius), fill=tuple(colour))
     return picture
 
 
 def _texture(rng: np.random.Generator, width: int, height: int) -> Floats:
-    """Brightness to add, float32 [height, width]: octaves of noise, stronger here than there, and grain."""
+    """Return brightness to add, float32 [height, width]: octaves of noise of varying strength, and grain."""
     texture = rng.standard_normal((height, width), np.float32) * np.float32(rng.uniform(2, 5))
     for divisor, amplitude in ((2, 13.0), (4, 13.0), (8, 12.0), (32, 16.0)):
         cells = rng.integers(0, 256, (height // divisor + 1, width // divisor + 1), dtype=np.uint8)
         octave = Image.fromarray(cells).resize((width, height), Image.Resampling.BILINEAR)
         texture += (np.asarray(octave, np.float32) - 128) * np.float32(amplitude / 64)
-    where = Image.fromarray(rng.integers(0, 256, (4, 5), dtype=np.uint8)).resize((width, height))
-    strength: Floats = np.asarray(where, np.float32) * np.float32(rng.uniform(1.0, 2.1) / 128)
+    strength_map = Image.fromarray(rng.integers(0, 256, (4, 5), dtype=np.uint8)).resize((width, height))
+    strength: Floats = np.asarray(strength_map, np.float32) * np.float32(rng.uniform(1.0, 2.1) / 128)
     strength *= texture
     return strength

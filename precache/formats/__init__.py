@@ -1,9 +1,10 @@
-"""The formats that a source is converted to, one module each.
+"""Formats of converted datasets, one module each.
 
-A module's docstring is its byte layout; it holds the writer and the readers, and `FORMAT`, which names them
-(see `base.Format`). A new format is such a module, a line in FORMATS here, and its name in
-`precache.recipe.FORMAT_NAMES`; the contract suites of the tests run over all that are in FORMATS. Which
-backends read it stands in `loaders.read.READS`.
+The docstring of a module is the byte layout; the module holds writer and readers of its format, and
+`FORMAT`, which names them (see `base.Format`). To add a format, write such a module, add a line to FORMATS
+here, and add its name to `precache.recipe.FORMAT_NAMES` and to `loaders.read.READS`, which lists the backends
+that read it.
+The contract suites of the tests run over all of FORMATS.
 """
 
 from precache.formats import shards, tfrecord, webdataset

@@ -1,4 +1,4 @@
-"""What every format has: its writer, its reader, and the samples that go in and come out."""
+"""Parts that all formats share: samples as they are written and read, protocols of writers, and errors."""
 
 import os
 import struct
@@ -19,23 +19,24 @@ from precache.storage.output import OutputFile
 from precache.storage.shard_cache import is_fetched
 
 Places: TypeAlias = npt.NDArray[np.int64]
-"""int64 [n, 2]: first byte and number of bytes of each of n samples in their shard."""
+"""First byte and number of bytes of each of n samples in their shard, int64 [n, 2]."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One picture as it is to be written into a shard.
+    """Sample as it is handed to a writer.
 
     Attributes:
         id: rank in the sorted scan of the source tree.
-        label: index of its class; -1 where it has not just one.
-        data: what is stored: uint8 [height, width, channels], contiguous, or the bytes of a JPEG.
-        path: in the source tree, relative to its root.
+        label: index of the class; -1 where the sample has no class, or several.
+        data: pixels to store, uint8 [height, width, channels], contiguous; or the bytes of a JPEG.
+        path: path in the source tree, relative to its root.
         original_size: (width, height) of the upright source picture, in pixels.
-        target: its label where that is not one class: a list of class indices, or numbers, as JSON has
-            them; else None.
-        fields: its other columns or attributes, as JSON has them.
-        mask: uint8 [height, width] of `data`, see `precache.pictures.masks`; of all samples or of none.
+        target: label that is not one class, as JSON has it: a list of class indices, a number, or a list of
+            numbers; else None.
+        fields: name -> value of the sample's fields, as JSON has them.
+        mask: uint8 [height, width], of the height and width of `data`, see `precache.pictures.masks`; all
+            samples of a dataset have one, or none has.
     """
 
     id: int
@@ -50,13 +51,15 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class StoredSample:
-    """One picture as a shard stores it: JPEG bytes, or the pixels themselves.
+    """Sample as it is read from a shard.
 
     Attributes:
-        label: index of its class; -1 where it has not just one.
-        damage: why the rest must not be used, where the format's own checksum does not match; else empty.
-        annotations: the bytes that `Format.annotations` made.
-        mask: a PNG, or uint8 [height, width]; None if it has none.
+        id: id of the sample; -1 where the format does not store it beside the sample.
+        label: index of the class; -1 where the sample has no class, or several, or it is stored elsewhere.
+        data: bytes of a JPEG, or pixels, uint8 [height, width, channels].
+        damage: what is wrong, if the format's own checksum does not match; then no other value may be used.
+        annotations: bytes that `Format.annotations` has made.
+        mask: a PNG, or uint8 [height, width]; None if the sample has none.
     """
 
     id: int
@@ -67,9 +70,14 @@ class StoredSample:
     mask: bytes | Pixels | None = None
 
     def pixels(self, path: str, channels: int = 3) -> Pixels:
-        """uint8 [height, width, channels]; ImageError names the shard, `path`, if the sample is damaged.
+        """Decode the picture to uint8 [height, width, channels].
 
-        `channels` are those of its dataset: a grey JPEG may have been kept in one of RGB.
+        Args:
+            path: path of the shard, for messages.
+            channels: number of channels of the dataset; a grey JPEG in a dataset of RGB is decoded to RGB.
+
+        Raises:
+            ImageError: the sample is damaged.
         """
         if self.damage:
             raise ImageError(f"{path}: sample {self.id}", self.damage)
@@ -79,13 +87,14 @@ class StoredSample:
 
 
 def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int, int]]]) -> Places:
-    """The places in the index at `path`, by the words of its lines.
+    """Read the places of samples from the text index at `path`.
 
     Args:
-        parse: raises ValueError or KeyError where they are damaged.
+        path: path of the index beside a shard.
+        parse: makes places of the lines, each split into words; raises ValueError or KeyError for damage.
 
     Raises:
-        DatasetError: it cannot be read, or is damaged.
+        DatasetError: the index cannot be read, or is damaged.
     """
     try:
         lines = [line.split() for line in read_regular(path).decode("ascii").splitlines()]
@@ -93,17 +102,23 @@ def read_index(path: Path, parse: Callable[[list[list[str]]], Iterable[tuple[int
         if np.any(places < 0):
             raise ValueError("a negative number")
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be read ({os_reason(error)}); {remedy(path)}") from error
+        raise DatasetError(
+            f"cannot be read ({os_reason(error)})", path=path, remedy=shard_remedy(path)
+        ) from error
     except (ValueError, KeyError, OverflowError) as error:
-        raise DatasetError(f"{path}: cannot be read as an index ({error}); {remedy(path)}") from error
+        raise DatasetError(
+            f"cannot be read as an index ({error})", path=path, remedy=shard_remedy(path)
+        ) from error
     return places
 
 
 class ShardWriter(Protocol):
-    """One shard that is being written; its files have no names before `output.publish` gives them.
+    """Shard that is being written, under temporary names until `precache.storage.output.publish` renames it.
 
-    `Format.writer` makes one of the shard's path without suffix; of the most samples that come; and of the
-    size of all pictures, None where each has its own.
+    Args:
+        base: path of the shard, without suffix.
+        count: maximal number of samples that are added.
+        size: size of all pictures; None if each has its own.
     """
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None: ...
@@ -112,20 +127,20 @@ class ShardWriter(Protocol):
         """Write one more sample."""
 
     def finish(self) -> list[OutputFile]:
-        """Complete and close the files, the shard first; they are not durable yet."""
+        """Complete and close the files, and return them, the shard first; they are not durable yet."""
 
     def abandon(self) -> None:
-        """Remove what was written; after `finish` raised, too."""
+        """Remove what was written; also after `finish` has raised."""
 
 
 class MaskFile(Protocol):
-    """The masks of an open shard; several threads may read at a time."""
+    """Masks of an open shard; several threads may read them at a time."""
 
     def read_mask(self, row: int) -> bytes | Pixels:
-        """The mask of the sample at `row`: as of `StoredSample`.
+        """Read the mask of the sample at `row`: a PNG, or uint8 [height, width].
 
         Raises:
-            DatasetError: it cannot be read.
+            DatasetError: the mask cannot be read.
         """
 
     def close(self) -> None:
@@ -133,11 +148,12 @@ class MaskFile(Protocol):
 
 
 class EncodedMasks:
-    """Masks that lie in a file as PNGs, or in records with other things.
+    """Masks that a shard holds as PNGs, or as PNGs within records.
 
     Args:
-        places: (first byte, bytes) of each of them, or of its record.
-        extract: the PNG from the bytes there; ValueError if there is none.
+        path: path of the shard.
+        places: (first byte, bytes) of each mask, or of the record that it is in.
+        extract: takes the PNG out of the bytes at such a place; ValueError if there is none.
     """
 
     def __init__(
@@ -150,31 +166,36 @@ class EncodedMasks:
         self._file = open_shard(path)
 
     def read_mask(self, row: int) -> bytes:
-        """See `MaskFile`."""
+        """Read the PNG of the mask in this row; DatasetError if it cannot be read."""
         try:
             first, length = self._places[row]
             if not 0 <= first <= first + length <= os.fstat(self._file.fileno()).st_size:
                 raise ValueError(f"its index says {length:,} bytes from {first:,} on")
             return self._extract(read_descriptor_at(self._file.fileno(), first, length))
         except (OSError, LookupError, ValueError, struct.error) as error:
-            reason = f"cannot be read ({os_reason(error)}); {remedy(self._path)}"
-            raise DatasetError(f"{self._path}: the mask in row {row:,} {reason}") from error
+            raise DatasetError(
+                f"the mask in row {row:,} cannot be read ({os_reason(error)})",
+                path=self._path,
+                remedy=shard_remedy(self._path),
+            ) from error
 
     def close(self) -> None:
-        """See `MaskFile`."""
+        """Close the file; idempotent."""
         self._file.close()
 
 
 def open_shard(path: Path) -> FileIO:
-    """The file at `path`, unbuffered; DatasetError if it cannot be opened."""
+    """Open the shard at `path` unbuffered; DatasetError if it cannot be opened."""
     try:
         return open_regular(path)
     except OSError as error:
-        raise DatasetError(f"{path}: cannot be opened ({os_reason(error)}); {remedy(path)}") from error
+        raise DatasetError(
+            f"cannot be opened ({os_reason(error)})", path=path, remedy=shard_remedy(path)
+        ) from error
 
 
-def remedy(shard: Path) -> str:
-    """What to do about a shard that cannot be read: commands to paste into a shell."""
+def shard_remedy(shard: Path) -> str:
+    """Remedy for a shard that cannot be read, with a command to paste into a shell."""
     if is_fetched(shard):
         return f"it was fetched from a URL; to have it fetched again, run: {shell_command('rm', shard)}"
     command = shell_command("precache verify", shard.parent)
@@ -183,21 +204,21 @@ def remedy(shard: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """The writer and the reader of one format.
+    """Writer and readers of a format, and facts about its files.
 
     Attributes:
-        suffix: of the shard files, with its dot.
-        index_suffix: of the index file beside each shard, or None.
-        writer: makes a `ShardWriter`.
-        read_shard: `path -> samples` in stored order. A damaged file raises DatasetError; where one sample
-            alone is damaged, and the format tells, the sample says so.
-        find_samples: `path -> int64 [n, 2]`, where in the shard the samples lie, in stored order: first byte
-            and number of bytes; from the index beside it, where the format has one. DatasetError as above.
-        read_sample: the sample of these bytes; of `shards` without id and label, as uint8 [bytes].
-        open_masks: of a shard that has masks; raises DatasetError if its file, or its index, is damaged.
-        annotations: what a shard stores of a sample beside its picture, id, label and mask, as bytes: the
-            path of its source, its target and its fields; nothing where only the index has them.
-        holds_pixels: whether it stores decoded pixels; else JPEGs.
+        suffix: suffix of the shard files, with its dot.
+        index_suffix: suffix of the index file beside each shard; None if there is none.
+        writer: class that writes a shard.
+        read_shard: yields the samples of the shard at a path, in stored order. Raises DatasetError if the
+            file is damaged; if the format detects damage of a single sample, `StoredSample.damage` says so.
+        find_samples: reads first byte and number of bytes of each sample of the shard at a path, int64
+            [n, 2], in stored order, from the shard's index if it has one. Raises DatasetError likewise.
+        read_sample: parses the bytes of one sample; of `shards` these are uint8 [bytes] without id and label.
+        open_masks: opens the masks of a shard; raises DatasetError if its file or its index is damaged.
+        annotations: encodes what a shard stores beside picture, id, label and mask of a sample: the path of
+            its source, its target and its fields; empty if the dataset's index alone has them.
+        holds_pixels: whether shards hold decoded pixels; else they hold JPEGs.
         bytes_per_sample: bytes of a sample in addition to its pixels or its JPEG.
         bytes_per_shard: bytes of a shard in addition to its samples, on average.
     """

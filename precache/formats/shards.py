@@ -2,27 +2,27 @@
 
     byte 0      uint64 little-endian: length of the header, always 4,088
     byte 8      the header: JSON, padded with spaces
-    byte 4096   images  uint8 [n, height, width, channels] (NHWC: permuted, it is channels-last), where
-                        channels are 1, grey, 3, RGB, or 4, RGBA; or uint16, little-endian, in grey
+    byte 4096   images  uint8 [n, height, width, channels] with 1 channel (grey), 3 (RGB) or 4 (RGBA); or
+                        uint16, little-endian, with 1 channel. NHWC, so that a permuted view is channels-last
     then        labels  int64 [n], little-endian
     then        ids     int64 [n], little-endian
 
-Where each picture has a size of its own:
+If the pictures have sizes of their own:
 
     byte 4096   images  uint8 or uint16 [values], one picture behind the other, then zeros up to a multiple of
                         8 values
     then        labels  int64 [n]
     then        ids     int64 [n]
-    then        offsets int64 [n], where in `images` each picture begins
+    then        offsets int64 [n], index in `images` of each picture's first value
     then        shapes  int32 [n, 2], height and width of each: images[offset:][: height * width * 3];
                         or int32 [n, 3] with the channels of each, where there are not three
 
-Where there are masks (see `precache.pictures.masks`), then, behind all these:
+If there are masks (see `precache.pictures.masks`), they are the last array:
 
     then        masks   uint8 [n, height, width], or [bytes] where each has a size of its own
 
-A label is -1 where a sample has not just one class; targets and fields are in the dataset's index alone.
-Pixels start on a page boundary, as direct reads and mappings want it.
+A label is -1 where a sample has no class, or several; targets and fields are in the dataset's index alone.
+Pixels start on a page boundary, which direct reads and mappings need.
 Any safetensors reader opens these files: https://github.com/huggingface/safetensors#format
 """
 
@@ -32,13 +32,13 @@ import os
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from precache.errors import DatasetError, os_reason
-from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, remedy
+from precache.formats.base import Format, Places, Sample, StoredSample, open_shard, shard_remedy
 from precache.pictures.images import MAX_KEPT_SIDE
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
@@ -53,23 +53,23 @@ _MASKS = ("masks", "U8", 1)
 _TENSORS_OF_VARYING = (*_TENSORS, ("offsets", "I64", 8), ("shapes", "I32", 4))
 
 
-class Writer:
-    """Writes a shard: pixels are streamed, and what follows them is kept in memory until `finish`."""
+class ShardsWriter:
+    """Writer of a shard: streams pixels, and keeps the arrays behind them in memory until `finish`."""
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
-        """Begin `base` + '.safetensors' beside; see `ShardWriter`."""
+        """Create the file that becomes `base` + '.safetensors'; arguments as of `ShardWriter`."""
         self._size, self._channels, self._dtype = size, 3, np.dtype(np.uint8)
         self._labels: list[int] = []
         self._ids: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
         self._masks: list[Pixels] = []
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
-        # right unless pictures are rejected, or vary in size; else it is replaced at the end
+        # replaced by `finish` if pictures are rejected, are not RGB of uint8, or vary in size
         self._first_header = _header(_images_shape(count, size, 3), count, 3, self._dtype)
         self._file.write(self._first_header)
 
     def add(self, sample: Sample) -> None:
-        """See `ShardWriter`."""
+        """Write one more sample."""
         pixels = np.ascontiguousarray(sample.data)
         self._file.write(pixels.data)
         self._labels.append(sample.label)
@@ -80,7 +80,7 @@ class Writer:
             self._masks.append(sample.mask)
 
     def finish(self) -> list[OutputFile]:
-        """See `ShardWriter`."""
+        """Write the arrays behind the pixels, and close the file, which is not durable yet."""
         count, channels = len(self._ids), self._channels
         images_shape = _images_shape(count, self._size, channels)
         with self._file as file:
@@ -93,7 +93,7 @@ class Writer:
             file.write(np.array(self._ids, "<i8").tobytes())
             if self._size is None:
                 file.write(offsets.astype("<i8").tobytes())
-                file.write(shapes[:, : _columns(channels)].astype("<i4").tobytes())
+                file.write(shapes[:, : _shapes_columns(channels)].astype("<i4").tobytes())
             for mask in self._masks:
                 file.write(mask.data)
             masks_bytes = sum(mask.nbytes for mask in self._masks)
@@ -103,12 +103,12 @@ class Writer:
         return [self._file]
 
     def abandon(self) -> None:
-        """See `ShardWriter`."""
+        """Remove what was written; also after `finish` has raised."""
         self._file.abandon()
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a shard in stored order."""
+    """Yield the samples of the shard at `path`, in stored order."""
     with ShardFile(path) as shard:
         for row in range(len(shard.ids)):
             pixels = shard.read_picture(row)
@@ -117,30 +117,31 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
 
 
 def find_samples(path: Path) -> Places:
-    """Where in the shard at `path` its pictures lie."""
+    """Find first byte and number of bytes of each picture of the shard at `path`, int64 [n, 2]."""
     with ShardFile(path) as shard:
-        return np.array([shard._place(row) for row in range(len(shard.ids))], np.int64).reshape(-1, 2)
+        picture_bytes = shard.shapes.prod(axis=1) * shard.channels * shard.dtype.itemsize
+        return np.stack((shard.starts, picture_bytes), axis=1)
 
 
 class ShardFile:
-    """An open shard; several threads may read it at a time.
+    """Open shard; several threads may read it at a time.
 
     Attributes:
         bytes: size of the file.
-        channels: of all pictures.
-        dtype: of their values.
+        channels: number of channels of all pictures.
+        dtype: dtype of the pixels.
         shapes: int64 [n, 2], height and width of each picture in pixels.
-        starts: int64 [n], the byte of the file where each picture begins.
-        labels: int64 [n].
-        ids: int64 [n].
-        has_masks: whether it holds some.
+        starts: int64 [n], first byte of each picture in the file.
+        labels: int64 [n], class of each sample, or -1.
+        ids: int64 [n], id of each sample.
+        has_masks: whether the pictures have masks.
     """
 
     def __init__(self, path: Path) -> None:
         """Open the shard at `path`.
 
         Raises:
-            DatasetError: missing, truncated or not such a file; names the path and the bytes.
+            DatasetError: the file is missing, truncated, or of another form.
         """
         self.path = path
         self._file = open_shard(path)
@@ -148,12 +149,15 @@ class ShardFile:
             self.bytes = file_bytes = os.fstat(self._file.fileno()).st_size
             start = bytearray(min(DATA_START, file_bytes))
             self._read(memoryview(start), 0)
-            images_shape, count, self.channels, self.dtype, masks_bytes = _read_header(
-                path, bytes(start), file_bytes
+            header = _read_header(path, bytes(start), file_bytes)
+            count, images_shape, masks_start = (
+                header.samples,
+                header.images_shape,
+                file_bytes - header.masks_bytes,
             )
-            self.has_masks = masks_bytes > 0
+            self.dtype, self.has_masks = header.dtype, header.masks_bytes > 0
             images_end = DATA_START + math.prod(images_shape) * self.dtype.itemsize
-            tail = memoryview(bytearray(file_bytes - masks_bytes - images_end))
+            tail = memoryview(bytearray(masks_start - images_end))
             self._read(tail, images_end)
             self.labels, self.ids = (
                 np.frombuffer(tail[: 16 * count], "<i8").reshape(2, count).astype(np.int64)
@@ -162,27 +166,29 @@ class ShardFile:
                 self.shapes, self.channels = _read_shapes(path, tail[16 * count :], count, images_shape[0])
             else:
                 self.shapes = np.tile(np.array(images_shape[1:3], np.int64), (count, 1))
-            self._pixel_bytes = self.channels * self.dtype.itemsize
-            self.starts = picture_starts(self.shapes, self._pixel_bytes)
-            self._mask_ends = file_bytes - masks_bytes + np.cumsum(self.shapes.prod(axis=1))
+                self.channels = header.channels
+            self.starts = picture_starts(self.shapes, self.channels * self.dtype.itemsize)
+            self._mask_ends = masks_start + np.cumsum(self.shapes.prod(axis=1))
             if self.has_masks and self._mask_ends[-1:].sum() != file_bytes:
-                raise DatasetError(f"{path}: its masks do not fit its pictures (damaged?); {remedy(path)}")
+                raise DatasetError(
+                    "its masks do not fit its pictures (damaged?)", path=path, remedy=shard_remedy(path)
+                )
         except BaseException:
             self._file.close()
             raise
 
     def read_picture(self, sample: int) -> npt.NDArray[Any]:
-        """A copy of picture `sample`, [height, width, channels] of `dtype`.
+        """Read picture `sample`, [height, width, channels] of `dtype`.
 
         Raises:
-            DatasetError: the file became shorter, or cannot be read.
+            DatasetError: the file has become shorter, or cannot be read.
         """
         pixels = np.empty((*self.shapes[sample], self.channels), self.dtype)
         self._read(pixels.data.cast("B"), int(self.starts[sample]))
         return pixels
 
     def read_mask(self, row: int) -> Pixels:
-        """The mask of picture `row`, where there are masks; DatasetError as of `read_picture`."""
+        """Read the mask of picture `row`, uint8 [height, width]; raises as `read_picture`."""
         mask = np.empty(self.shapes[row], np.uint8)
         self._read(mask.data.cast("B"), int(self._mask_ends[row]) - mask.nbytes)
         return mask
@@ -202,11 +208,6 @@ class ShardFile:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _place(self, sample: int) -> tuple[int, int]:
-        """Where picture `sample` begins, and how many bytes it has."""
-        height, width = self.shapes[sample].tolist()
-        return int(self.starts[sample]), height * width * self._pixel_bytes
-
     def _read(self, out: memoryview, start: int) -> None:
         """Fill `out` with the bytes from `start` on."""
         done = self.read_some(out, start)
@@ -214,13 +215,14 @@ class ShardFile:
             more = self.read_some(out[done:], start + done)
             if more == 0:
                 raise DatasetError(
-                    f"{self.path}: breaks off at byte {start + done:,} (truncated since it was opened?); "
-                    f"{remedy(self.path)}"
+                    f"breaks off at byte {start + done:,} (truncated since it was opened?)",
+                    path=self.path,
+                    remedy=shard_remedy(self.path),
                 )
             done += more
 
     def read_some(self, out: memoryview, start: int) -> int:
-        """How many bytes from `start` on were read into `out`; 0 at the end of the file.
+        """Read bytes from `start` on into `out`, and return their number; 0 at the end of the file.
 
         Raises:
             DatasetError: the file cannot be read.
@@ -229,41 +231,48 @@ class ShardFile:
             return os.preadv(self._file.fileno(), (out,), start)
         except OSError as error:
             raise DatasetError(
-                f"{self.path}: cannot be read ({os_reason(error)}); {remedy(self.path)}"
+                f"cannot be read ({os_reason(error)})", path=self.path, remedy=shard_remedy(self.path)
             ) from error
 
 
 def picture_starts(shapes: Shapes, pixel_bytes: int) -> Shapes:
-    """int64 [n], the byte of a shard where each of its pictures of these `shapes`, int64 [n, 2], begins."""
+    """Compute the first byte in a shard of each picture, int64 [n], of these `shapes`, int64 [n, 2]."""
     return DATA_START + _offsets(shapes, pixel_bytes)[0]
 
 
 def _offsets(shapes: Shapes, channels: int) -> tuple[Shapes, int]:
-    """int64 [n], where in `images` each picture begins, and where the last one ends."""
+    """Compute the first value of each picture in `images`, int64 [n], and the end of the last picture."""
     ends = np.cumsum(shapes[:, 0] * shapes[:, 1] * channels)
     return np.concatenate(([0], ends[:-1]))[: len(ends)], int(ends[-1]) if len(ends) else 0
 
 
 def _images_shape(count: int, size: Size | None, channels: int) -> list[int]:
-    """Of the tensor `images`; of one whose bytes are not known yet if `size` is None."""
+    """Shape of the tensor `images`; [0] if `size` is None, since the pictures' sizes are not known yet."""
     return [0] if size is None else [count, *sides(size), channels]
 
 
-def _columns(channels: int) -> int:
-    """Of the tensor `shapes`."""
+def _shapes_columns(channels: int) -> int:
+    """Number of columns of the tensor `shapes`."""
     return 2 if channels == 3 else 3
 
 
 def _header(
     images_shape: list[int], count: int, channels: int, dtype: np.dtype[Any], masks_bytes: int = 0
 ) -> bytes:
-    masks_shape = [masks_bytes] if len(images_shape) == 1 else images_shape[:3]
-    shapes = {"images": images_shape, "shapes": [count, _columns(channels)], "masks": masks_shape}
+    """Make the first 4,096 bytes of a shard: the length of the header, and the header."""
+    sizes_vary = len(images_shape) == 1
+    tensors = [("images", _DTYPES[dtype.itemsize], dtype.itemsize)]
+    tensors += _TENSORS_OF_VARYING if sizes_vary else _TENSORS
+    if masks_bytes:
+        tensors.append(_MASKS)
+    shapes = {
+        "images": images_shape,
+        "shapes": [count, _shapes_columns(channels)],
+        "masks": [masks_bytes] if sizes_vary else images_shape[:3],
+    }
     header: dict[str, Any] = {}
     start = 0
-    others = _TENSORS_OF_VARYING if len(images_shape) == 1 else _TENSORS
-    images = ("images", _DTYPES[dtype.itemsize], dtype.itemsize)
-    for name, kind, width in (images, *others, *([_MASKS] if masks_bytes else [])):
+    for name, kind, width in tensors:
         shape = shapes.get(name, [count])
         stop = start + math.prod(shape) * width
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, stop]}
@@ -272,37 +281,66 @@ def _header(
     return struct.pack("<Q", len(body)) + body
 
 
-def _read_header(path: Path, start: bytes, file_bytes: int) -> tuple[list[int], int, int, np.dtype[Any], int]:
-    """Shape of `images`, number, channels and dtype of pictures, bytes of masks; from a file's start."""
+class _ShardHeader(NamedTuple):
+    """Values of a shard's header; `channels` is 0 where the tensor `shapes` has the number of channels."""
+
+    images_shape: list[int]
+    samples: int
+    channels: int
+    dtype: np.dtype[Any]
+    masks_bytes: int
+
+
+def _parse_header(start: bytes) -> _ShardHeader | None:
+    """Parse the first 4,096 bytes of a shard; None unless they are as `_header` makes them."""
     try:
         header = json.loads(start[8:])
         shape, count = header["images"]["shape"], header["ids"]["shape"][0]
         dtype = np.dtype({"U8": "u1", "U16": "<u2"}[header["images"]["dtype"]])
-        whole = all(type(side) is int and side >= 0 for side in (*shape, count))
-        if len(shape) == 1:  # then the first picture says how many channels, if there are not three
-            channels, right = (3 if header["shapes"]["shape"][1] == 2 else 0), whole
+        masks_shape = header.get("masks", {"shape": [0]})["shape"]
+        if not all(type(side) is int and side >= 0 for side in (*shape, count, *masks_shape)):
+            return None
+        if len(shape) == 1:
+            channels = 3 if header["shapes"]["shape"][1] == 2 else 0
         else:
             channels = shape[3]
-            right = whole and shape[0] == count and min(shape[1:]) > 0 and len(shape) == 4
-        masks_shape = header.get("masks", {"shape": [0]})["shape"]
-        right = right and all(type(side) is int and side >= 0 for side in masks_shape)
+            if len(shape) != 4 or shape[0] != count or min(shape[1:]) == 0:
+                return None
         masks_bytes = math.prod(masks_shape)
-        as_written = right and start == _header(shape, count, channels, dtype, masks_bytes)
+        if start != _header(shape, count, channels, dtype, masks_bytes):
+            return None
     except (ValueError, LookupError, TypeError, RecursionError, struct.error):
-        as_written = False
-    if not as_written:
-        raise DatasetError(f"{path}: not a shard of this format (its header is damaged); {remedy(path)}")
-    behind = 24 + 4 * _columns(channels) if len(shape) == 1 else 16  # bytes of a picture besides its pixels
-    expected_bytes: int = DATA_START + math.prod(shape) * dtype.itemsize + count * behind + masks_bytes
+        return None
+    return _ShardHeader(shape, count, channels, dtype, masks_bytes)
+
+
+def _read_header(path: Path, start: bytes, file_bytes: int) -> _ShardHeader:
+    """Parse a shard's first 4,096 bytes; DatasetError if they are damaged, or the file has another size."""
+    header = _parse_header(start)
+    if header is None:
+        raise DatasetError(
+            "not a shard of this format (its header is damaged)", path=path, remedy=shard_remedy(path)
+        )
+    sample_bytes = 16  # of label and id
+    if len(header.images_shape) == 1:
+        sample_bytes += 8 + 4 * _shapes_columns(header.channels)  # of offset and shape
+    images_bytes = math.prod(header.images_shape) * header.dtype.itemsize
+    expected_bytes = DATA_START + images_bytes + header.samples * sample_bytes + header.masks_bytes
     if file_bytes != expected_bytes:
         raise DatasetError(
-            f"{path}: expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?); {remedy(path)}"
+            f"expected {expected_bytes:,} bytes, got {file_bytes:,} (truncated?)",
+            path=path,
+            remedy=shard_remedy(path),
         )
-    return shape, count, channels, dtype, masks_bytes
+    return header
 
 
 def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple[Shapes, int]:
-    """int64 [n, 2], and the channels, from `offsets` and `shapes`; DatasetError unless both say the same."""
+    """Parse the tensors `offsets` and `shapes`: height and width, int64 [n, 2], and number of channels.
+
+    Raises:
+        DatasetError: the tensors contradict each other, or the number of `values` of all pictures.
+    """
     offsets = np.frombuffer(tail[: 8 * count], "<i8")
     columns = len(tail[8 * count :]) // (4 * count) if count else 2
     shapes = np.frombuffer(tail[8 * count :], "<i4").reshape(count, columns).astype(np.int64)
@@ -310,17 +348,19 @@ def _read_shapes(path: Path, tail: memoryview, count: int, values: int) -> tuple
     expected, end = _offsets(shapes, channels)
     fits = 0 <= values - end < 8 and np.array_equal(offsets, expected)
     if not fits or (shapes < 1).any() or (shapes > MAX_KEPT_SIDE).any() or (shapes[:, 2:] != channels).any():
-        raise DatasetError(f"{path}: its offsets do not fit its pictures (damaged?); {remedy(path)}")
+        raise DatasetError(
+            "its offsets do not fit its pictures (damaged?)", path=path, remedy=shard_remedy(path)
+        )
     return shapes[:, :2], channels
 
 
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=None,
-    writer=Writer,
+    writer=ShardsWriter,
     read_shard=read_shard,
     find_samples=find_samples,
-    # a copy, since the original cannot be written to
+    # copied, because an array over bytes is read-only
     read_sample=lambda stored: StoredSample(-1, -1, np.frombuffer(stored, np.uint8).copy()),
     open_masks=ShardFile,
     annotations=lambda sample: b"",

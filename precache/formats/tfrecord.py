@@ -11,9 +11,9 @@
                     shape/NAME         int64   the shape of field/NAME, where that is a list
     crc         CRC-32C, masked: rotated right by 15 bits, plus 0xA282EAD8
 
-Floats are of 32 bits here; the dataset's index has them in 64. A list without values has no type.
+Floats have 32 bits here, and 64 in the dataset's index. A list without values has no type.
 
-The index `.idx` has one line per record, `<offset> <bytes>`, headers counted in, as DALI's
+The index `.idx` has one line per record, `<offset> <bytes>`, with headers counted in, as DALI's
 tfrecord2idx writes it. Sources: https://www.tensorflow.org/tutorials/load_data/tfrecord and
 https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/example.proto
 """
@@ -34,7 +34,7 @@ from precache.formats.base import (
     Sample,
     StoredSample,
     read_index,
-    remedy,
+    shard_remedy,
 )
 from precache.pictures import masks
 from precache.pictures.sizes import Size
@@ -48,45 +48,45 @@ IMAGE_KEY, LABEL_KEY, ID_KEY = "image/encoded", "image/class/label", "sample/id"
 TARGET_KEY, FIELD_KEY, SHAPE_KEY, MASK_KEY = "target", "field/", "shape/", "mask/encoded"
 
 
-class Writer:
-    """Writes a TFRecord file and, at the end, its index."""
+class TFRecordWriter:
+    """Writer of a TFRecord file and, at the end, its index."""
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
-        """Begin `base` + '.tfrecord' and `base` + '.idx' beside; see `ShardWriter`."""
+        """Create the file that becomes `base` + '.tfrecord'; arguments as of `ShardWriter`."""
         self._index: list[str] = []
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
         self._index_path = base.with_name(base.name + INDEX_SUFFIX)
 
     def add(self, sample: Sample) -> None:
-        """See `ShardWriter`."""
+        """Write one more sample."""
         record = _record(_encode_example(sample))
         self._index.append(f"{self._file.bytes} {len(record)}\n")
         self._file.write(record)
 
     def finish(self) -> list[OutputFile]:
-        """See `ShardWriter`."""
+        """Write the index, and close both files, which are not durable yet."""
         with OutputFile(self._index_path) as index_file, self._file:
             index_file.write("".join(self._index).encode())
         return [self._file, index_file]
 
     def abandon(self) -> None:
-        """See `ShardWriter`."""
+        """Remove what was written; also after `finish` has raised."""
         self._file.abandon()
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a TFRecord file in stored order; the file is read whole, its checksums are compared."""
+    """Yield the samples of the TFRecord file at `path`, in stored order; reads the whole file first."""
     try:
         for data, intact in _records(memoryview(read_regular(path))):
             yield _decode_example(data) if intact else StoredSample(-1, -1, b"", _DAMAGE)
     except (OSError, struct.error, ValueError, KeyError, IndexError) as error:
         raise DatasetError(
-            f"{path}: cannot be read as TFRecords ({os_reason(error)}); {remedy(path)}"
+            f"cannot be read as TFRecords ({os_reason(error)})", path=path, remedy=shard_remedy(path)
         ) from error
 
 
 def find_samples(path: Path) -> Places:
-    """Where in the file at `path` its records lie, by the index beside it."""
+    """Read first byte and number of bytes of each record of the file at `path` from the index beside it."""
     return read_index(path.with_suffix(INDEX_SUFFIX), _parse_index)
 
 
@@ -96,7 +96,7 @@ def _parse_index(lines: list[list[str]]) -> Iterator[tuple[int, int]]:
 
 
 def read_sample(stored: bytes) -> StoredSample:
-    """The sample of one record."""
+    """Parse one record; ValueError if it is damaged beyond its data."""
     try:
         ((data, intact),) = _records(memoryview(stored))
         return _decode_example(data) if intact else StoredSample(-1, -1, b"", damage=_DAMAGE)
@@ -105,11 +105,11 @@ def read_sample(stored: bytes) -> StoredSample:
 
 
 def open_masks(path: Path) -> EncodedMasks:
-    """The masks of a TFRecord file, by its index."""
-    return EncodedMasks(path, find_samples(path).tolist(), _mask_of)
+    """Open the masks of the TFRecord file at `path`."""
+    return EncodedMasks(path, find_samples(path).tolist(), _read_mask)
 
 
-def _mask_of(record: bytes) -> bytes:
+def _read_mask(record: bytes) -> bytes:
     mask = _decode_example(memoryview(record)[12:-4]).mask
     if not isinstance(mask, bytes):
         raise ValueError("there is none")
@@ -117,7 +117,7 @@ def _mask_of(record: bytes) -> bytes:
 
 
 def _records(content: memoryview) -> Iterator[tuple[memoryview, bool]]:
-    """The data of each record, in place, and whether it is that of its checksum."""
+    """Yield the data of each record as a view, and whether it matches its checksum."""
     position = 0
     while position < len(content):
         start = position + 12
@@ -156,19 +156,21 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 def _encode_example(sample: Sample) -> bytes:
-    features = {IMAGE_KEY: _feature(bytes(sample.data)), **_annotated(sample)}
+    features = {IMAGE_KEY: _feature(bytes(sample.data)), **_annotation_features(sample)}
     if sample.mask is not None:
         features[MASK_KEY] = _feature(masks.encode(sample.mask))
     return _field(1, b"".join(_field(1, _entry(key, value)) for key, value in features.items()))
 
 
 def _annotations(sample: Sample) -> bytes:
-    """All features but picture and mask, as `_decode_example` puts them together."""
-    return b"".join(_entry(key, value) for key, value in _annotated(sample).items())
+    """Encode all features but picture and mask, as `_decode_example` joins them."""
+    return b"".join(_entry(key, value) for key, value in _annotation_features(sample).items())
 
 
-def _annotated(sample: Sample) -> dict[str, bytes]:
-    features = {} if sample.label < 0 else {LABEL_KEY: _feature(sample.label)}
+def _annotation_features(sample: Sample) -> dict[str, bytes]:
+    features = {}
+    if sample.label >= 0:
+        features[LABEL_KEY] = _feature(sample.label)
     features[ID_KEY] = _feature(sample.id)
     if sample.target is not None:
         features[TARGET_KEY] = _feature(sample.target)
@@ -184,7 +186,7 @@ def _entry(key: str, value: bytes) -> bytes:
 
 
 def _feature(value: Any) -> bytes:
-    """A Feature of bytes, text, a number, or numbers in lists; an empty one of an empty list."""
+    """Encode bytes, text, a number, or lists of numbers as a Feature; an empty list as an empty one."""
     if isinstance(value, str | bytes):
         content = value if isinstance(value, bytes) else value.encode()
         return _field(_BYTES_LIST, _field(1, content))
@@ -192,7 +194,7 @@ def _feature(value: Any) -> bytes:
     if not len(numbers):
         return b""
     if numbers.dtype.kind == "f":
-        with np.errstate(over="ignore"):  # beyond 32 bits it is infinite
+        with np.errstate(over="ignore"):  # a number that is too large for 32 bits becomes infinite
             return _field(_FLOAT_LIST, _field(1, numbers.astype("<f4").tobytes()))
     return _field(_INT64_LIST, _field(1, b"".join(map(_varint, numbers.tolist()))))
 
@@ -200,20 +202,24 @@ def _feature(value: Any) -> bytes:
 def _decode_example(data: memoryview) -> StoredSample:  # a view: each slice of bytes would copy the JPEG
     features: dict[str, memoryview] = {}
     annotations: list[memoryview] = []
-    for message in _numbered(data, 1):
-        for entry in _numbered(message, 1):
+    for message in _fields_of_number(data, 1):
+        for entry in _fields_of_number(message, 1):
             parts = dict(_fields(entry))
-            features[key := str(parts[1], "utf-8")] = parts.get(2, data[:0])
+            key = str(parts[1], "utf-8")
+            features[key] = parts.get(2, data[:0])
             if key not in (IMAGE_KEY, MASK_KEY):
                 annotations.append(entry)
-    label = _int(features[LABEL_KEY]) if LABEL_KEY in features else -1
-    image = _of_list(features[IMAGE_KEY], _BYTES_LIST)
-    mask = bytes(_of_list(features[MASK_KEY], _BYTES_LIST)) if MASK_KEY in features else None
-    return StoredSample(_int(features[ID_KEY]), label, bytes(image), "", b"".join(annotations), mask)
+    return StoredSample(
+        id=_int(features[ID_KEY]),
+        label=_int(features[LABEL_KEY]) if LABEL_KEY in features else -1,
+        data=bytes(_list_content(features[IMAGE_KEY], _BYTES_LIST)),
+        annotations=b"".join(annotations),
+        mask=bytes(_list_content(features[MASK_KEY], _BYTES_LIST)) if MASK_KEY in features else None,
+    )
 
 
-def _of_list(feature: memoryview, kind: int) -> memoryview:
-    """What the list of this kind in a Feature holds: its one value, or all where they are packed."""
+def _list_content(feature: memoryview, kind: int) -> memoryview:
+    """Bytes in the list of this kind in a Feature: its only value, or all values where they are packed."""
     values = dict(_fields(feature)).get(kind)
     value = None if values is None else dict(_fields(values)).get(1)
     if value is None:
@@ -222,7 +228,7 @@ def _of_list(feature: memoryview, kind: int) -> memoryview:
 
 
 def _int(feature: memoryview) -> int:
-    value, _ = _read_varint(_of_list(feature, _INT64_LIST), 0)
+    value, _ = _read_varint(_list_content(feature, _INT64_LIST), 0)
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -230,13 +236,13 @@ def _field(number: int, content: bytes) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(content)) + content
 
 
-def _numbered(message: memoryview, number: int) -> Iterator[memoryview]:
-    """The fields of this number."""
-    return (content for found, content in _fields(message) if found == number)
+def _fields_of_number(message: memoryview, number: int) -> Iterator[memoryview]:
+    """Yield the contents of the fields of a message that have this number."""
+    return (content for field_number, content in _fields(message) if field_number == number)
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """Number and content of each field of a message; of a varint, its bytes."""
+    """Yield number and content of each field of a message; the content of a varint is its bytes."""
     position = 0
     while position < len(message):
         tag, start = _read_varint(message, position)
@@ -256,7 +262,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _varint(value: int) -> bytes:
-    value &= 2**64 - 1  # negative ones as two's complement
+    value &= 2**64 - 1  # negative values as two's complement
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -266,7 +272,8 @@ def _varint(value: int) -> bytes:
 
 
 def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
-    if (byte := message[position]) < 0x80:  # most of them
+    byte = message[position]
+    if byte < 0x80:  # most varints have one byte
         return byte, position + 1
     value = shift = 0
     while True:
@@ -281,7 +288,7 @@ def _read_varint(message: memoryview, position: int) -> tuple[int, int]:
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=INDEX_SUFFIX,
-    writer=Writer,
+    writer=TFRecordWriter,
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,

@@ -2,14 +2,14 @@
 
     00000042.jpg    the picture, a baseline JPEG of the recipe's size, fit and quality
     00000042.cls    the label, an ASCII integer; only where samples are labelled with one class each
-    00000042.json   {"height": ..., "path": ..., "width": ...}: the source picture; and, where there are any,
-                    "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
+    00000042.json   {"height": ..., "path": ..., "width": ...} of the source picture; where there are any,
+                    also "target": indices of classes, or numbers, and "fields": {NAME: number, text or lists}
     00000042.mask.png   the mask, see `precache.pictures.masks`, where there is one
 
-Fields are an object of their own: one may be called `width`. The key is the sample's id in 8 digits. The
-tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The index
-`.idx` has one line `v1.2 <samples>`, then one line per sample with `<extension> <data offset> <bytes> <name>`
-for each of its files; it is the format of DALI's own tool:
+Fields have an object of their own, because one may be called `width`. The key is the sample's id in 8 digits.
+The tar is POSIX ustar with fixed owner, mode and time, so that its bytes depend on its content alone. The
+index `.idx` has one line `v1.2 <samples>`, then one line per sample with
+`<extension> <data offset> <bytes> <name>` for each of its files, as DALI's own tool writes it:
 https://github.com/NVIDIA/DALI/blob/main/tools/wds2idx.py
 """
 
@@ -28,7 +28,7 @@ from precache.formats.base import (
     Sample,
     StoredSample,
     read_index,
-    remedy,
+    shard_remedy,
 )
 from precache.pictures import masks
 from precache.pictures.sizes import Size
@@ -40,17 +40,17 @@ INDEX_SUFFIX = ".idx"
 _BLOCK = tarfile.BLOCKSIZE
 
 
-class Writer:
-    """Writes a tar and, at the end, its index."""
+class WebDatasetWriter:
+    """Writer of a tar and, at the end, its index."""
 
     def __init__(self, base: Path, count: int, size: Size | None) -> None:
-        """Begin `base` + '.tar' and `base` + '.idx' beside; see `ShardWriter`."""
+        """Create the file that becomes `base` + '.tar'; arguments as of `ShardWriter`."""
         self._index: list[str] = []
         self._file = OutputFile(base.with_name(base.name + SUFFIX))
         self._index_path = base.with_name(base.name + INDEX_SUFFIX)
 
     def add(self, sample: Sample) -> None:
-        """See `ShardWriter`."""
+        """Write one more sample."""
         contents = {"jpg": bytes(sample.data)}
         if sample.label >= 0:
             contents["cls"] = str(sample.label).encode()
@@ -65,7 +65,7 @@ class Writer:
         self._index.append(" ".join(entries))
 
     def finish(self) -> list[OutputFile]:
-        """See `ShardWriter`."""
+        """Write the tar's end and its index, and close both files, which are not durable yet."""
         with OutputFile(self._index_path) as index_file, self._file as file:
             file.write(bytes(2 * _BLOCK))
             file.write(bytes(-file.bytes % tarfile.RECORDSIZE))
@@ -73,14 +73,15 @@ class Writer:
         return [file, index_file]
 
     def abandon(self) -> None:
-        """See `ShardWriter`."""
+        """Remove what was written; also after `finish` has raised."""
         self._file.abandon()
 
 
 def read_shard(path: Path) -> Iterator[StoredSample]:
-    """The samples of a tar that `Writer` wrote, in stored order; the tar is read whole.
+    """Yield the samples of a tar of `WebDatasetWriter`, in stored order; reads the whole tar first.
 
-    The `tarfile` module, and with it the webdataset library, spends 130 us on the headers of a sample.
+    The headers are parsed here because the `tarfile` module, which the webdataset library uses, takes 130 us
+    for those of one sample.
     """
     try:
         content = read_regular(path)
@@ -88,30 +89,32 @@ def read_shard(path: Path) -> Iterator[StoredSample]:
         for name, data in _members(content):
             key, _, extension = name.partition(b".")
             parts[extension] = data
-            if extension == b"json":  # the last one of a sample
+            if extension == b"json":  # the last file of a sample
                 jpeg, label = parts.get(b"jpg", b""), int(parts.get(b"cls", b"-1"))
                 yield StoredSample(int(key), label, jpeg, annotations=data, mask=parts.get(b"mask.png"))
                 parts.clear()
     except (OSError, ValueError) as error:
-        reason = os_reason(error)
         raise DatasetError(
-            f"{path}: cannot be read as a tar of samples ({reason}); {remedy(path)}"
+            f"cannot be read as a tar of samples ({os_reason(error)})", path=path, remedy=shard_remedy(path)
         ) from error
 
 
 def find_samples(path: Path) -> Places:
-    """Where in the tar at `path` its pictures lie, each with the header before it, by the index beside it."""
+    """Read first byte and bytes of each picture, its tar header included, from the index of a tar."""
     return read_index(path.with_suffix(INDEX_SUFFIX), partial(_parse_index, "jpg", _BLOCK))
 
 
 def open_masks(path: Path) -> EncodedMasks:
-    """The masks of a tar, by its index."""
+    """Open the masks of the tar at `path`."""
     index = read_index(path.with_suffix(INDEX_SUFFIX), partial(_parse_index, "mask.png", 0))
     return EncodedMasks(path, index.tolist())
 
 
 def _parse_index(extension: str, header_bytes: int, lines: list[list[str]]) -> Iterator[tuple[int, int]]:
-    """First byte and bytes of one file of each sample, with so many bytes of the header before it."""
+    """Yield first byte and bytes of each sample's file with this extension.
+
+    The `header_bytes` before the file are counted in.
+    """
     first, *others = lines
     if first != ["v1.2", str(len(others))]:
         raise ValueError("its first line")
@@ -122,7 +125,7 @@ def _parse_index(extension: str, header_bytes: int, lines: list[list[str]]) -> I
 
 
 def read_sample(stored: bytes) -> StoredSample:
-    """The picture of a sample, of the header in front of it and its content; its label lies elsewhere."""
+    """Parse a picture with the tar header before it; its label is in another file of the tar."""
     name = stored[:100].rstrip(b"\0")
     if stored[_MAGIC] != b"ustar" or int(stored[_SIZE], 8) != len(stored) - _BLOCK:
         raise ValueError("no tar header of this size")
@@ -130,7 +133,7 @@ def read_sample(stored: bytes) -> StoredSample:
 
 
 def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Name and content of each file in a tar of plain ustar headers."""
+    """Yield name and content of each file in a tar of plain ustar headers."""
     position = 0
     while (name := tar[position : position + 100].rstrip(b"\0")) != b"":
         header = tar[position : position + _BLOCK]
@@ -147,7 +150,7 @@ def _members(tar: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _annotations(sample: Sample) -> bytes:
-    """The content of the `.json`."""
+    """Encode the content of a sample's `.json`."""
     width, height = sample.original_size
     known: dict[str, Any] = {"height": height, "path": sample.path, "width": width}
     if sample.target is not None:
@@ -158,11 +161,11 @@ def _annotations(sample: Sample) -> bytes:
 
 
 def _header(name: str, size: int) -> bytes:
-    """A ustar header: what the `tarfile` module makes of `name` and `size`, in a tenth of its time."""
+    """Make the ustar header that the `tarfile` module makes of `name` and `size`, in a tenth of its time."""
     header = bytearray(_EMPTY_HEADER)
     header[: len(name)] = name.encode()
     header[_SIZE] = b"%011o" % size
-    header[_CHECKSUM] = b" " * 8  # as blanks it goes into its own sum
+    header[_CHECKSUM] = b" " * 8  # POSIX counts the checksum as blanks in its own sum
     header[_CHECKSUM] = b"%06o\0 " % sum(header)
     return bytes(header)
 
@@ -173,12 +176,12 @@ def _empty_header() -> bytes:
     return member.tobuf(tarfile.USTAR_FORMAT)
 
 
-_SIZE, _CHECKSUM, _MAGIC = slice(124, 135), slice(148, 156), slice(257, 262)  # where POSIX has them
+_SIZE, _CHECKSUM, _MAGIC = slice(124, 135), slice(148, 156), slice(257, 262)  # positions by POSIX
 _EMPTY_HEADER = _empty_header()
 FORMAT = Format(
     suffix=SUFFIX,
     index_suffix=INDEX_SUFFIX,
-    writer=Writer,
+    writer=WebDatasetWriter,
     read_shard=read_shard,
     find_samples=find_samples,
     read_sample=read_sample,

@@ -1,1 +1,1 @@
-"""One picture in: which files are pictures, how they are read, decoded and rendered."""
+"""Pictures: recognising their files, and reading, decoding and resizing them, one at a time."""

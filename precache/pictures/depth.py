@@ -1,13 +1,13 @@
-"""Pictures of 16 bits: kept so in grey (`--dtype uint16`), or made 8 bits.
+"""Pictures of 16 bits per channel: stored as they are in grey (`--dtype uint16`), or converted to 8 bits.
 
-Kept, values stay those of the file, and those of a picture of 8 bits are multiplied by 257, so that white is
-white. Each channel is resized by Pillow in 32-bit floating point and rounded once: the distance from exact
-arithmetic is 0.5, and less than 0.01 of floating point.
+Stored with 16 bits, values stay those of the file, and those of a picture of 8 bits are multiplied by 257, so
+that white stays white. Pillow resizes each channel in 32-bit floating point, and the result is rounded once:
+the rounding changes a value by 0.5 at most, and floating point by less than 0.01.
 
-Made 8 bits, a value keeps its upper 8, as Pillow converts it. But 16 bits of a file often hold fewer, from
-cameras and scanners 10, 12 or 14. Where the file says so, its brightest value is that many ones, and becomes
-255. Where it says nothing and its values suggest it, the picture would become nearly black: a warning says
-so, once.
+Converted to 8 bits, a value keeps its upper 8 bits, as Pillow converts it. But files of 16 bits often use
+fewer, such as the 10, 12 or 14 bits of cameras and scanners. If the file says how many, the greatest value of
+that many bits becomes 255. If it does not, and none of its values uses the upper bits, the picture becomes
+nearly black: a warning says so, once.
 """
 
 import logging
@@ -21,19 +21,19 @@ from PIL import Image, ImageOps
 from precache.pictures.jpeg import Pixels
 
 Grey16 = npt.NDArray[Any]
-"""uint16 [height, width, 1]."""
+"""Grey picture of 16 bits, uint16 [height, width, 1]."""
 
 _LOGGER = logging.getLogger(__name__)
 
 _FULL_BITS = 16
-_DARK_BITS = 14  # where no value has more, the picture has less than a quarter of the brightness
+_DARK_BITS = 14  # if no value has more bits, the picture has less than a quarter of the brightness
 _TIFF_BITS, _TIFF_MAXIMA = 258, (281, 341)  # BitsPerSample; MaxSampleValue, SMaxSampleValue
-# Set once the user was warned: workers are forks, and share this page with the process that they work for.
+# 1 once the user was warned; shared with the worker processes, which are forks
 _warned = mmap.mmap(-1, 1)
 
 
 def grey_of_16_bits(image: Image.Image) -> Grey16 | None:
-    """The upright picture, what is transparent in white, where it is of mode I or I;16; None for other modes.
+    """Convert an image of mode I or I;16 to upright grey, transparent pixels to white; None for other modes.
 
     Raises:
         ValueError: its values are not within 0 to 65,535.
@@ -50,16 +50,16 @@ def grey_of_16_bits(image: Image.Image) -> Grey16 | None:
 
 
 def shown_pixels(image: Image.Image) -> npt.NDArray[np.bool_] | None:
-    """bool [height, width]: where an image of mode I or I;16 is not of its transparent value, if it has one.
+    """Mask of the opaque pixels of an image of mode I or I;16, bool [height, width]; None if all are opaque.
 
-    PNG's tRNS chunk (11.3.2.1) names that value, which Pillow leaves for its reader to apply.
+    PNG's tRNS chunk (11.3.2.1) names a transparent value, which Pillow does not apply itself.
     """
     value = image.info.get("transparency")
     return np.asarray(image) != value if isinstance(value, int) else None
 
 
 def grey_from_8_bits(image: Image.Image) -> Grey16:
-    """Of a picture of mode L."""
+    """Convert an image of mode L to 16 bits, 0-65,535."""
     grey: Grey16 = np.multiply(np.asarray(image)[..., None], 257, dtype=np.uint16)
     return grey
 
@@ -70,12 +70,13 @@ def resize(
     box: tuple[float, float, float, float],
     resample: Image.Resampling,
 ) -> npt.NDArray[Any]:
-    """The part `box` of a picture, resized; each channel by itself.
+    """Resize the part `box` of a picture, each channel by itself.
 
     Args:
-        picture: unsigned integers, [height, width, channels]; the result is of the same dtype.
+        picture: unsigned integers, [height, width, channels]; the result has the same dtype.
         size: (width, height) of the result.
-        box: (left, top, right, bottom).
+        box: (left, top, right, bottom) in pixels of the picture.
+        resample: Pillow's filter.
     """
     resized = [
         np.asarray(Image.fromarray(picture[..., channel].astype(np.float32)).resize(size, resample, box))
@@ -87,7 +88,13 @@ def resize(
 
 
 def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: str) -> Pixels:
-    """uint8 [height, width] of an image of mode I or I;16, that is `opened` turned upright; from `data`.
+    """Convert an image of mode I or I;16 to uint8 [height, width].
+
+    Args:
+        image: the upright image.
+        opened: the image as it was opened, with the file's tags.
+        data: bytes of the file.
+        path: path of the file, for a warning.
 
     Raises:
         ValueError: its values are not within 0 to 65,535.
@@ -108,7 +115,7 @@ def grey_to_8_bits(image: Image.Image, opened: Image.Image, data: bytes, path: s
 
 
 def warn_if_dark(top: int, path: str, remedy: str) -> None:
-    """Say once that a file of 16 bits whose brightest value is `top` may hold fewer."""
+    """Warn, once, that a file of 16 bits whose greatest value is `top` may use fewer bits."""
     if 0 < top < 1 << _DARK_BITS and not _warned[0]:
         _warned[0] = 1
         _LOGGER.warning(
@@ -121,42 +128,44 @@ def warn_if_dark(top: int, path: str, remedy: str) -> None:
 
 
 def is_deep_colour(image: Image.Image, data: bytes) -> bool:
-    """Whether Pillow makes 8 bits of 16 for each channel of a colour picture."""
+    """Whether Pillow has reduced the channels of a colour picture from 16 bits to 8."""
     if image.format == "PNG":
         return data[24:25] == b"\x10" and image.mode in ("RGB", "RGBA", "LA")
     tags = getattr(image, "tag_v2", None) if image.format == "TIFF" else None
-    return tags is not None and image.mode in ("RGB", "RGBA") and max(_numbers(tags.get(_TIFF_BITS))) == 16
+    return tags is not None and image.mode in ("RGB", "RGBA") and _tag_maximum(tags.get(_TIFF_BITS)) == 16
 
 
 def brightest_colour(image: Image.Image) -> int:
-    """The most that a value of a deep colour picture can have been; Pillow keeps the upper 8 bits."""
+    """Greatest value that a deep colour picture may have had before Pillow kept the upper 8 bits of each."""
     bands = image.getextrema()[: 3 if image.mode.startswith("RGB") else 1]
     return max(int(high) << 8 | 0xFF for _, high in bands)  # type: ignore[misc]  # a pair for each band
 
 
 def _stated_bits(image: Image.Image, data: bytes) -> int | None:
-    """How many bits the file says that its values have; None if it says nothing."""
+    """Number of bits that the file says its values use; None if it says nothing."""
     if image.format == "PNG":
         return _png_significant_bits(data)
     tags = getattr(image, "tag_v2", None)
     if tags is None:
-        return _FULL_BITS  # PPM and JPEG 2000 say what they hold, and Pillow has scaled them
-    if 8 < (bits := max(_numbers(tags.get(_TIFF_BITS)))) < _FULL_BITS:
+        return _FULL_BITS  # PPM and JPEG 2000 state their depth, and Pillow has scaled the values
+    bits = _tag_maximum(tags.get(_TIFF_BITS))
+    if 8 < bits < _FULL_BITS:
         return int(bits)
     for tag in _TIFF_MAXIMA:
-        if 0 < (maximum := max(_numbers(tags.get(tag)))) < 1 << _FULL_BITS:
+        maximum = _tag_maximum(tags.get(tag))
+        if 0 < maximum < 1 << _FULL_BITS:
             return max(8, int(maximum).bit_length())
     return None
 
 
-def _numbers(value: object) -> tuple[float, ...]:
-    """What a TIFF tag holds, whatever type the writer chose; 0 if it is not a number."""
+def _tag_maximum(value: object) -> float:
+    """Greatest number in the value of a TIFF tag, of whatever type that is; 0 if it holds no number."""
     values = value if isinstance(value, tuple) else (value,)
-    return tuple(float(v) for v in values if isinstance(v, (int, float))) or (0.0,)
+    return max((float(number) for number in values if isinstance(number, (int, float))), default=0.0)
 
 
 def _png_significant_bits(data: bytes) -> int | None:
-    """What the sBIT chunk says (PNG, 11.3.2.7); it stands before the palette and the image data."""
+    """Value of a PNG's sBIT chunk (11.3.2.7), which precedes palette and image data; None without one."""
     position = 8
     while (kind := data[position + 4 : position + 8]) and kind != b"IDAT":
         if kind == b"sBIT":
@@ -166,9 +175,9 @@ def _png_significant_bits(data: bytes) -> int | None:
 
 
 def _fills_upper_bits(grey: npt.NDArray[np.integer], bits: int) -> bool:
-    """Whether values below 2**bits are those of a dark picture, scaled to 16 bits as PNG asks for.
+    """Whether the values have been scaled to 16 bits, as PNG asks for, so that the picture is dark indeed.
 
-    Writers differ in whether they do. Scaled values are multiples of 2**(16 - bits), give or take one.
+    Not all writers scale the values. Scaled values are multiples of 2**(16 - bits), give or take one.
     """
     shift = _FULL_BITS - bits
     original = grey >> shift

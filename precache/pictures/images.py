@@ -1,9 +1,10 @@
-"""Decode and resize one picture: the hot path, and what every other path is measured against.
+"""Decoding and resizing of one picture: the hot path, and the reference for every other path.
 
-The pixels are those of Pillow's decode, EXIF orientation applied, converted to RGB, grey or RGBA, then of
-Pillow's antialiased resize; cropped and bilinear, of torchvision's `Resize(size)` and `CenterCrop(size)`.
-Plain JPEGs are decoded by simplejpeg, which drives the same libjpeg-turbo with the same settings and gives
-the same pixels in less than half the time; everything else goes through Pillow.
+The pixels are those that Pillow decodes, with EXIF orientation applied, converted to RGB, grey or RGBA, and
+resized by Pillow with antialiasing. With fit `crop` and bilinear resampling they are those of torchvision's
+`Resize(size)` and `CenterCrop(size)`. Plain JPEGs are decoded by simplejpeg, which drives the same
+libjpeg-turbo with the same settings and gives the same pixels in less than half the time; all other pictures
+go through Pillow.
 """
 
 import re
@@ -19,11 +20,11 @@ from PIL import ExifTags, Image, ImageOps
 from precache.errors import ImageError, SourceError
 from precache.pictures import depth, jpeg, pillow
 from precache.pictures.jpeg import Pixels
-from precache.pictures.kinds import no_decoder, pillow_is_simd
+from precache.pictures.kinds import no_decoder_reason, pillow_is_simd
+from precache.pictures.large_pictures import LargePictureLock, lacks_memory
 from precache.pictures.pillow import TooLargeError, check_pixels
 from precache.pictures.reading import MAX_PIXELS, read_picture
 from precache.pictures.sizes import Size, sides
-from precache.pictures.turns import Turn, lacks_memory
 
 Color: TypeAlias = tuple[int, int, int]
 WHITE: Color = (255, 255, 255)
@@ -38,43 +39,45 @@ RESAMPLING = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 FITS = ("crop", "keep", "keep-longer", "pad", "stretch")
-KEPT = ("keep", "keep-longer")
-"""Those of FITS that cut nothing away and add nothing: the result is as long as the picture is."""
+KEEPING_FITS = ("keep", "keep-longer")
+"""Values of FITS that keep the whole picture and its aspect ratio, so that the results differ in size."""
 MAX_KEPT_SIDE = 65_500
-"""The largest side in pixels of such a result: more a JPEG cannot have (libjpeg's JPEG_MAX_DIMENSION)."""
+"""Largest side of such a result in pixels: the maximum of a JPEG (libjpeg's JPEG_MAX_DIMENSION)."""
 
 MODES = {"grey": "L", "rgb": "RGB", "rgba": "RGBA"}
+"""Pillow's mode for each value of `Rendering.channels`."""
 CHANNELS = {"grey": 1, "rgb": 3, "rgba": 4}
-"""How many each setting of `Rendering.channels` stands for."""
+"""Number of channels for each value of `Rendering.channels`."""
 
 
-_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # of masks, see `precache.pictures.masks`
+_KERNELS = {**RESAMPLING, "nearest": Image.Resampling.NEAREST}  # nearest is for masks
 _EMPTY = "the file is empty"
-# as Pillow says that it was compiled without a library
+# Pillow's message where it was compiled without a library
 _MISSING_CODEC = re.compile(r"decoder (\w+) not available")
 _KIND_OF_CODEC = {"jpeg2k": "JPEG2000", "libtiff": "compressed TIFF"}
-_SIDEWAYS = (5, 6, 7, 8)
-# Pillow-SIMD works on four bytes at a time; a wrapped RGBX saves it the copy into its own layout.
+_SIDEWAYS = (5, 6, 7, 8)  # EXIF orientations that swap width and height
+# Pillow-SIMD works on four bytes at a time; wrapping RGBX saves a copy into its own layout.
 _COLOUR_MODE = "RGBX" if pillow_is_simd() else "RGB"
-# A scaled decode must leave this many times the pixels needed, a side: see README, Pixels.
+# A scaled decode must leave each side this many times as long as the result: see README, Pixels.
 SCALED_MARGIN = 2.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendering:
-    """How a picture becomes what is stored of it; the settings are those of `precache.Recipe`.
+    """Settings of decoding and resizing, which are those of `precache.Recipe`.
 
     Attributes:
-        size: of the result in pixels; with a `fit` of KEPT, of its shorter or longer side at most.
+        size: size of the result in pixels; with a `fit` of KEEPING_FITS, the greatest length of its shorter
+            side (`keep`) or of its longer side (`keep-longer`).
         fit: one of FITS.
-        enlarge: with a `fit` of KEPT, that side of a smaller picture becomes as long, too.
+        enlarge: with a `fit` of KEEPING_FITS, enlarge smaller pictures until that side has this length, too.
         resample: one of RESAMPLING.
-        background: RGB that transparency is composited on; not where it is kept.
+        background: RGB that transparent pixels are composited on; unused with channels `rgba`.
         channels: one of CHANNELS.
-        dtype: `uint8`; or `uint16`, of grey.
+        dtype: `uint8`; or `uint16`, with channels `grey`.
         allow_truncated: decode what there is of a damaged JPEG; the rest becomes grey.
         scaled_decode: let libjpeg decode large JPEGs at 1/2, 1/4 or 1/8 of their size.
-        max_pixels: a picture of more is refused before it is decoded.
+        max_pixels: refuse a picture of more pixels before it is decoded.
     """
 
     size: Size
@@ -90,18 +93,20 @@ class Rendering:
 
     @property
     def is_deep(self) -> bool:
-        """Whether 16 bits are kept, see `precache.pictures.depth`."""
+        """Whether pixels have 16 bits, see `precache.pictures.depth`."""
         return self.dtype == "uint16"
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """An upright picture of `width` x `height` pixels, of which `content` has every `reduction`-th.
+    """Decoded and upright picture.
 
     Attributes:
-        content: a Pillow image of mode L, RGB, RGBX or RGBA, or uint8 [height, width, 1, 3 or 4] as one of
-            the first three; or of `precache.pictures.depth`, uint16 [height, width, 1].
-        plain: whether any decoder makes it of the same JPEG, as it is: it may be copied.
+        content: Pillow image of mode L, RGB, RGBX or RGBA; or uint8 [height, width, channels] in the order of
+            L, RGB or RGBX; or uint16 [height, width, 1], see `precache.pictures.depth`.
+        width, height: size of the picture in pixels before the reduction.
+        reduction: factor, 1, 2, 4 or 8, by which each side of `content` is shorter.
+        plain: whether the source is a JPEG of which every decoder makes these pixels, so it may be copied.
     """
 
     content: Image.Image | Pixels | depth.Grey16
@@ -112,76 +117,85 @@ class Decoded:
 
     @property
     def image(self) -> Image.Image:
-        """The content for Pillow, into whose own layout RGB is copied."""
+        """Content as a Pillow image; RGB pixels are copied, because Pillow's layout has a fourth byte."""
         return _wrap(self.content) if isinstance(self.content, np.ndarray) else self.content
 
 
-def render(data: bytes | Image.Image, path: str, how: Rendering) -> tuple[Pixels, tuple[int, int]]:
-    """As `render_or_copy`, without the last value."""
-    return render_or_copy(data, path, how)[:2]
+def render(data: bytes | Image.Image, path: str, rendering: Rendering) -> tuple[Pixels, tuple[int, int]]:
+    """Decode and resize a picture: pixels, and size of the upright picture; see `render_or_copy`."""
+    pixels, original_size, _ = render_or_copy(data, path, rendering)
+    return pixels, original_size
 
 
 def render_or_copy(
-    data: bytes | Image.Image, path: str, how: Rendering
+    data: bytes | Image.Image, path: str, rendering: Rendering
 ) -> tuple[Pixels, tuple[int, int], bool]:
-    """Decode and fit: (uint8 [height, width, channels]; width and height of the upright picture; may copy).
+    """Decode and resize a picture, and find out whether its bytes may be stored as they are.
 
-    The last: `data` is a JPEG of these very pixels, for any decoder. All workers of a run together render
-    large pictures one at a time, see `precache.pictures.turns`.
+    The workers of a run render large pictures one at a time, see `precache.pictures.large_pictures`.
+
+    Returns:
+        Pixels, [height, width, channels] of `rendering.dtype`; (width, height) of the upright picture; and
+        whether `data` is a JPEG of which every decoder makes exactly these pixels.
 
     Raises:
         ImageError, SourceError: as `decode_for`.
     """
-    with Turn() as turn:
-        decoded = decode_for(data, path, how, turn)
-        width, height = fitted_size(decoded.width, decoded.height, how)
-        if is_too_large(width, height, how):
-            raise ImageError(path, _too_long(decoded, width, height))
-        turn.wait(width * height)
-        size = decoded.width, decoded.height
-        return fit(decoded, how), size, decoded.plain and size == (width, height)
+    with LargePictureLock() as lock:
+        decoded = decode_for(data, path, rendering, lock)
+        width, height = fitted_size(decoded.width, decoded.height, rendering)
+        if is_too_large(width, height, rendering):
+            raise ImageError(
+                path,
+                f"of {decoded.width:,} x {decoded.height:,} pixels would be kept as {width:,} x {height:,}, "
+                f"which is too large; leave it out, or choose another --fit or a smaller --size",
+            )
+        lock.acquire_if_large(width * height)
+        original_size = decoded.width, decoded.height
+        may_copy = decoded.plain and original_size == (width, height)
+        return fit(decoded, rendering), original_size, may_copy
 
 
 def read_bytes(path: str, max_pixels: int = MAX_PIXELS) -> bytes:
-    """The content of the picture at `path`.
+    """Read the file of the picture at `path`.
 
     Raises:
-        ImageError: the file is larger than a picture of `max_pixels` can be; names `path`.
+        ImageError: the file is larger than a picture of `max_pixels` can be.
         SourceError: it cannot be read.
     """
     return read_picture(path, max_pixels)
 
 
 def decode(data: bytes, path: str) -> Image.Image:
-    """As `decode_for`, to a Pillow image of mode RGB in full size, transparency on white."""
+    """Decode a picture in full size to a Pillow image of mode RGB, on white; see `decode_for`."""
     return decode_for(data, path, Rendering(size=1)).image.convert("RGB")
 
 
 def decode_pixels(data: bytes, path: str) -> Pixels:
-    """As `decode`, to uint8 [height, width, 3], a copy of its own."""
+    """Decode a picture in full size to RGB, uint8 [height, width, 3], on white; see `decode_for`."""
     content = decode_for(data, path, Rendering(size=1), jpeg_mode="RGB").content
     return content if isinstance(content, np.ndarray) else np.array(content.convert("RGB"))
 
 
 def upright_shape(data: bytes, path: str) -> tuple[int, int]:
-    """Height and width of what `decode` makes of a picture, by its header.
+    """Read height and width of the upright picture from its header.
 
     Raises:
-        ImageError: as `decode_for`, of what the header alone says.
+        ImageError: as `decode_for`, for errors that the header alone shows.
     """
-    with _named(path):
+    with _decoder_errors(path):
         if not data:
             raise ValueError(_EMPTY)
         if data.startswith(jpeg.START):
             try:
                 height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
-            except (ValueError, KeyError):  # then Pillow perhaps can
+            except (ValueError, KeyError):  # Pillow may be able to read it
                 pass
             else:
                 check_pixels(width, height, MAX_PIXELS)
                 return (width, height) if jpeg.orientation(data) in _SIDEWAYS else (height, width)
-        with pillow.opened(data, path, MAX_PIXELS, None) as image:
-            if image.format == "ICO":  # whose directory says what its pictures may not be
+        with pillow.open_picture(data, path, MAX_PIXELS, None) as image:
+            if image.format == "ICO":  # the sizes in an icon's directory may be wrong
                 image.load()
             width, height = pillow.stored_size(image)
             sideways = image.getexif().get(ExifTags.Base.Orientation, 1) in _SIDEWAYS
@@ -191,37 +205,47 @@ def upright_shape(data: bytes, path: str) -> tuple[int, int]:
 def decode_for(
     data: bytes | Image.Image,
     path: str,
-    how: Rendering,
-    turn: Turn | None = None,
+    rendering: Rendering,
+    lock: LargePictureLock | None = None,
     jpeg_mode: str | None = None,
 ) -> Decoded:
-    """Decode the bytes of a picture, as far as `how` needs it; `path` is for messages.
+    """Decode a picture and turn it upright, at a reduced scale if `rendering` allows it.
 
-    The first frame of an animation; 16-bit greyscale keeps its upper 8 bits, unless it says that fewer
-    are used. `turn`, if given, is waited for before a large picture is decoded. One that is decoded already
-    is turned upright and converted. A JPEG becomes `jpeg_mode`, if that is given.
+    Of an animation the first frame is decoded. 16-bit greyscale keeps its upper 8 bits, unless the file says
+    that fewer bits are used.
+
+    Args:
+        data: bytes of the picture; an image that is decoded already is turned upright and converted.
+        path: path of the picture, for messages.
+        rendering: settings of the result.
+        lock: lock to acquire before a large picture is decoded.
+        jpeg_mode: colour space that JPEGs are decoded to, `RGB`, `RGBX` or `GRAY`; None for the fastest.
 
     Raises:
-        ImageError: not a picture, damaged, truncated, or of more than `how.max_pixels`.
-        SourceError: there was not enough memory to decode it, which is not a fault of the picture.
+        ImageError: this is no picture, or it is damaged, truncated, or larger than `rendering.max_pixels`.
+        SourceError: there was not enough memory to decode it, which is no fault of the picture.
     """
-    with _named(path, how.max_pixels):
+    with _decoder_errors(path, rendering.max_pixels):
         if not data:
             raise ValueError(_EMPTY)
-        if how.is_deep:
-            deep = _decode_deep(data, path, how.max_pixels, turn)
+        if rendering.is_deep:
+            deep = _decode_deep(data, path, rendering.max_pixels, lock)
             return Decoded(deep, deep.shape[1], deep.shape[0])
         if isinstance(data, Image.Image):
-            check_pixels(*data.size, how.max_pixels)
-            upright = pillow.upright(data, _backdrop(how), path)
+            check_pixels(*data.size, rendering.max_pixels)
+            upright = pillow.upright(data, _backdrop(rendering), path)
             return Decoded(upright, *upright.size)
-        decoded = _decode_jpeg(data, how, turn, jpeg_mode) if data.startswith(jpeg.START) else None
-        return decoded or _decode_any(data, path, how, turn)
+        if data.startswith(jpeg.START):
+            decoded = _decode_jpeg(data, rendering, lock, jpeg_mode)
+            if decoded is not None:
+                return decoded
+        upright = pillow.decode(data, path, _backdrop(rendering), rendering.max_pixels, lock)
+        return Decoded(upright, *upright.size)
 
 
 @contextmanager
-def _named(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
-    """Make an ImageError that names `path` of whatever decoders raise: nearly anything on damaged bytes."""
+def _decoder_errors(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
+    """Raise ImageError that names `path` for errors of decoders, which raise nearly anything for damage."""
     try:
         yield
     except TooLargeError as error:
@@ -230,43 +254,52 @@ def _named(path: str, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
         reason = " ".join(str(error).split()) or type(error).__name__
         if lacks_memory(error, max_pixels):
             raise SourceError(
-                f"{path}: not enough memory to decode it ({reason}); use fewer --workers, free some "
-                f"memory, or leave it out with a smaller --max-pixels"
+                f"not enough memory to decode it ({reason})",
+                path=path,
+                remedy="use fewer --workers, free some memory, or leave it out with a smaller --max-pixels",
             ) from error
-        if codec := _MISSING_CODEC.fullmatch(reason):
-            reason = no_decoder(_KIND_OF_CODEC.get(codec[1], codec[1]))
+        if match := _MISSING_CODEC.fullmatch(reason):
+            codec = match[1]
+            reason = no_decoder_reason(_KIND_OF_CODEC.get(codec, codec))
         raise ImageError(path, f"cannot be decoded ({reason})") from error
 
 
-def fit(decoded: Decoded, how: Rendering) -> Pixels:
-    """Make what is stored of a decoded picture: uint8 [height, width, channels], of `fitted_size`."""
-    if how.fit == "pad":
-        return _pad(decoded, how)
+def fit(decoded: Decoded, rendering: Rendering) -> Pixels:
+    """Resize a decoded picture to [height, width, channels] of `rendering.dtype` and of `fitted_size`."""
+    if rendering.fit == "pad":
+        return _pad(decoded, rendering)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
-    if how.fit == "crop":
-        box = crop_box(decoded.width, decoded.height, how.size)
-    return _resize(decoded, fitted_size(decoded.width, decoded.height, how), box, how)
+    if rendering.fit == "crop":
+        box = crop_box(decoded.width, decoded.height, rendering.size)
+    return _resize(decoded, fitted_size(decoded.width, decoded.height, rendering), box, rendering)
 
 
-def fitted_size(width: int, height: int, how: Rendering) -> tuple[int, int]:
-    """Width and height of what `fit` makes of a picture of `width` x `height` pixels."""
-    rows, columns = sides(how.size)
-    if how.fit not in KEPT:
-        return columns, rows
-    side, resized = (min, resized_size) if how.fit == "keep" else (max, inner_size)
-    keeps_size = not how.enlarge and side(width, height) <= rows
-    return (width, height) if keeps_size else resized(width, height, how.size)
+def fitted_size(width: int, height: int, rendering: Rendering) -> tuple[int, int]:
+    """Width and height to which `fit` resizes a picture of `width` x `height` pixels."""
+    rows, columns = sides(rendering.size)
+    if rendering.fit == "keep":
+        if not rendering.enlarge and min(width, height) <= rows:
+            return width, height
+        return resized_size(width, height, rendering.size)
+    if rendering.fit == "keep-longer":
+        if not rendering.enlarge and max(width, height) <= rows:
+            return width, height
+        return inner_size(width, height, rendering.size)
+    return columns, rows
 
 
-def is_too_large(width: int, height: int, how: Rendering) -> bool:
-    """Whether so large a result is refused: more than a JPEG can hold, or than is decoded."""
-    return max(width, height) > MAX_KEPT_SIDE or width * height > max(how.max_pixels, MAX_SIZE**2)
+def is_too_large(width: int, height: int, rendering: Rendering) -> bool:
+    """Whether a result of this size is refused: it is larger than a JPEG can be, or than is decoded."""
+    return max(width, height) > MAX_KEPT_SIDE or width * height > max(rendering.max_pixels, MAX_SIZE**2)
 
 
-def reference(
+def reference_pixels(
     image: Image.Image, size: Size, fit: str = "crop", resample: str = "bilinear", *, enlarge: bool = False
 ) -> Pixels:
-    """A Pillow image resized whole, then, if `fit` is "crop", its centre; by default as torchvision does."""
+    """Resize a whole Pillow image, then cut out its centre if `fit` is `crop`.
+
+    It is the plain way to the pixels that `fit` makes; with the defaults it is torchvision's.
+    """
     if fit != "crop":
         whole = fitted_size(*image.size, Rendering(size=size, fit=fit, enlarge=enlarge))
         return _pixels(image.resize(whole, RESAMPLING[resample]), image.mode)
@@ -278,9 +311,9 @@ def reference(
 
 
 def crop_box(width: int, height: int, size: Size) -> tuple[float, float, float, float]:
-    """The part of a picture that `fit="crop"` keeps: left, top, right, bottom in source pixels.
+    """Part of a picture that the fit `crop` keeps: left, top, right, bottom in source pixels.
 
-    Sizes and offsets round as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
+    Sizes and offsets are rounded as in torchvision 0.29 (`_compute_resized_output_size`, `center_crop`).
     """
     rows, columns = sides(size)
     resized_width, resized_height = resized_size(width, height, size)
@@ -290,7 +323,7 @@ def crop_box(width: int, height: int, size: Size) -> tuple[float, float, float, 
 
 
 def resized_size(width: int, height: int, size: Size) -> tuple[int, int]:
-    """Width and height once the picture just covers `size`: a square, once its shorter side is as long."""
+    """Width and height of a picture resized to just cover `size`; a square, by its shorter side."""
     rows, columns = sides(size)
     if columns * height >= rows * width:
         return columns, int(columns * height / width)
@@ -298,57 +331,50 @@ def resized_size(width: int, height: int, size: Size) -> tuple[int, int]:
 
 
 def inner_size(width: int, height: int, size: Size) -> tuple[int, int]:
-    """Width and height once the picture just fits into `size`: a square, once its longer side is as long."""
+    """Width and height of a picture resized to just fit into `size`; a square, by its longer side."""
     rows, columns = sides(size)
-    wanted, given = (rows, height) if columns * height >= rows * width else (columns, width)
-    return max(1, round(width * wanted / given)), max(1, round(height * wanted / given))
+    new_side, old_side = (rows, height) if columns * height >= rows * width else (columns, width)
+    return max(1, round(width * new_side / old_side)), max(1, round(height * new_side / old_side))
 
 
 def centre_offset(side: int, size: int) -> int:
-    """Where a centred crop of `size` starts in a side of `side` pixels, as torchvision rounds it."""
+    """First pixel of a centred crop of `size` pixels in a side of `side` pixels, as torchvision rounds it."""
     return round((side - size) / 2)
 
 
 def _resize(
-    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], how: Rendering
+    decoded: Decoded, size: tuple[int, int], box: tuple[float, float, float, float], rendering: Rendering
 ) -> Pixels:
-    """The part `box` of the picture, resized to `size`.
+    """Resize the part `box` of a picture, (left, top, right, bottom), to `size`, (width, height).
 
-    Only what is kept is resized: less work, and a 1 x 30,000 picture needs no more memory than any
-    other. Pillow rounds the box to float32, which moves a value by 1 at most; colours of RGBA it weighs with
-    their alpha.
+    Only this part is resized: that is less work, and a picture of 1 x 30,000 pixels needs no more memory than
+    any other. Pillow rounds the box to float32, which changes a value by 1 at most, and weights the colours
+    of RGBA by their alpha.
     """
-    if how.is_deep:
-        return depth.resize(np.asarray(decoded.content), size, box, RESAMPLING[how.resample])
-    image, (left, top, right, bottom) = decoded.image, (side / decoded.reduction for side in box)
-    mode = MODES[how.channels]
+    if rendering.is_deep:
+        return depth.resize(np.asarray(decoded.content), size, box, RESAMPLING[rendering.resample])
+    image, mode = decoded.image, MODES[rendering.channels]
+    left, top, right, bottom = (side / decoded.reduction for side in box)
     if mode not in ("RGB", image.mode):
         image = image.convert(mode)
     if (right - left, bottom - top) == size:
         return _pixels(image.crop((round(left), round(top), round(right), round(bottom))), mode)
-    return _pixels(image.resize(size, _KERNELS[how.resample], (left, top, right, bottom)), mode)
+    return _pixels(image.resize(size, _KERNELS[rendering.resample], (left, top, right, bottom)), mode)
 
 
-def _pad(decoded: Decoded, how: Rendering) -> Pixels:
-    """The whole picture, as large as it fits, centred on black, which is transparent in RGBA."""
-    rows, columns = sides(how.size)
-    width, height = inner_size(decoded.width, decoded.height, how.size)
-    padded = np.zeros((rows, columns, CHANNELS[how.channels]), how.dtype)
+def _pad(decoded: Decoded, rendering: Rendering) -> Pixels:
+    """Resize the whole picture to fit into the size, centred on black, which is transparent in RGBA."""
+    rows, columns = sides(rendering.size)
+    width, height = inner_size(decoded.width, decoded.height, rendering.size)
+    padded = np.zeros((rows, columns, CHANNELS[rendering.channels]), rendering.dtype)
     left, top = centre_offset(columns, width), centre_offset(rows, height)
     box = (0.0, 0.0, float(decoded.width), float(decoded.height))
-    padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, how)
+    padded[top : top + height, left : left + width] = _resize(decoded, (width, height), box, rendering)
     return padded
 
 
-def _too_long(decoded: Decoded, width: int, height: int) -> str:
-    return (
-        f"of {decoded.width:,} x {decoded.height:,} pixels would be kept as {width:,} x {height:,}, which is "
-        f"too large; leave it out, or choose another --fit or a smaller --size"
-    )
-
-
 def _pixels(image: Image.Image, mode: str) -> Pixels:
-    """uint8 [height, width, channels] of an image that is to be of `mode`."""
+    """Pixels of an image, converted to `mode`, as uint8 [height, width, channels]."""
     if image.mode == "RGBX":
         packed = np.frombuffer(image.tobytes("raw", "RGB"), np.uint8)
         return packed.reshape(image.height, image.width, 3)
@@ -356,29 +382,32 @@ def _pixels(image: Image.Image, mode: str) -> Pixels:
     return pixels[..., None] if pixels.ndim == 2 else pixels
 
 
-def _backdrop(how: Rendering) -> Color | None:
-    return None if how.channels == "rgba" else how.background
+def _backdrop(rendering: Rendering) -> Color | None:
+    return None if rendering.channels == "rgba" else rendering.background
 
 
-def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None, mode: str | None) -> Decoded | None:
-    """A grey or colour JPEG by simplejpeg; None for what it cannot decode and Pillow perhaps can."""
+def _decode_jpeg(
+    data: bytes, rendering: Rendering, lock: LargePictureLock | None, mode: str | None
+) -> Decoded | None:
+    """Decode a grey or colour JPEG by simplejpeg; None for one that is left to Pillow."""
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data, strict=False)
-    except (ValueError, KeyError):  # the latter for a header that breaks off
+    except (ValueError, KeyError):  # KeyError where the header breaks off
         return None
-    check_pixels(width, height, how.max_pixels)
+    check_pixels(width, height, rendering.max_pixels)
     if colorspace in ("CMYK", "YCCK"):
         return None
     orientation = jpeg.orientation(data)
-    reduction = _reduction(width, height, orientation, how)
-    if turn is not None:
-        turn.wait(width * height // reduction**2)
+    reduction = _reduction(width, height, orientation, rendering)
+    if lock is not None:
+        lock.acquire_if_large(width * height // reduction**2)
     mode = mode or ("GRAY" if colorspace == "Gray" else _COLOUR_MODE)
-    plain = colorspace in (("Gray",) if how.channels == "grey" else ("Gray", "YCbCr")) and jpeg.is_plain(data)
+    plain_colorspaces = ("Gray",) if rendering.channels == "grey" else ("Gray", "YCbCr")
+    plain = colorspace in plain_colorspaces and jpeg.is_plain(data)
     try:
         pixels = jpeg.decode_strictly(data, mode, reduction)
     except ValueError:
-        if not how.allow_truncated:
+        if not rendering.allow_truncated:
             raise
         pixels, plain = jpeg.decode_leniently(data, mode, reduction), False
     if pixels is None:
@@ -392,25 +421,26 @@ def _decode_jpeg(data: bytes, how: Rendering, turn: Turn | None, mode: str | Non
     return Decoded(ImageOps.exif_transpose(turned), width, height, reduction)
 
 
-def _reduction(width: int, height: int, orientation: int, how: Rendering) -> int:
-    """8, 4, 2 or 1: by how much libjpeg may reduce the picture while it decodes it."""
-    if not how.scaled_decode:
+def _reduction(width: int, height: int, orientation: int, rendering: Rendering) -> int:
+    """Factor, 8, 4, 2 or 1, by which libjpeg may reduce the picture while it decodes it."""
+    if not rendering.scaled_decode:
         return 1
-    rows, columns = (SCALED_MARGIN * side for side in sides(how.size))
+    rows, columns = (SCALED_MARGIN * side for side in sides(rendering.size))
     if orientation in _SIDEWAYS:
         rows, columns = columns, rows
-    enough = any if how.fit in ("pad", "keep-longer") else all
     for factor in (8, 4, 2):
-        # The last row and column of a reduced picture may stand for less than the others; turned,
-        # they would be the first ones.
-        whole = orientation == 1 or (width % factor == 0 and height % factor == 0)
-        if whole and enough((width / factor >= columns, height / factor >= rows)):
+        # The last row and column of a reduced picture may stand for fewer pixels than the others; in a
+        # turned picture they would be the first ones.
+        is_exact = orientation == 1 or (width % factor == 0 and height % factor == 0)
+        is_wide, is_high = width / factor >= columns, height / factor >= rows
+        is_large = is_wide or is_high if rendering.fit in ("pad", "keep-longer") else is_wide and is_high
+        if is_exact and is_large:
             return factor
     return 1
 
 
 def _wrap(pixels: Pixels) -> Image.Image:
-    """A Pillow image of decoded pixels; L and RGBX are Pillow's own layout and are not copied."""
+    """Make a Pillow image of decoded pixels; L and RGBX, which are Pillow's own layouts, are not copied."""
     height, width, channels = pixels.shape
     if channels == 3:
         return Image.fromarray(pixels)
@@ -418,22 +448,20 @@ def _wrap(pixels: Pixels) -> Image.Image:
     return Image.frombuffer(mode, (width, height), pixels, "raw", mode, 0, 1)
 
 
-def _decode_any(data: bytes, path: str, how: Rendering, turn: Turn | None) -> Decoded:
-    """Whatever Pillow opens."""
-    upright = pillow.decode(data, path, _backdrop(how), how.max_pixels, turn)
-    return Decoded(upright, *upright.size)
-
-
-def _decode_deep(data: bytes | Image.Image, path: str, max_pixels: int, turn: Turn | None) -> depth.Grey16:
-    """The grey of 16 bits of whatever Pillow opens."""
+def _decode_deep(
+    data: bytes | Image.Image, path: str, max_pixels: int, lock: LargePictureLock | None
+) -> depth.Grey16:
+    """Decode any picture that Pillow opens to upright grey of 16 bits, uint16 [height, width, 1]."""
     if isinstance(data, Image.Image):
         check_pixels(*data.size, max_pixels)
         return _deep_grey(data, path)
-    with pillow.opened(data, path, max_pixels, turn) as image:
+    with pillow.open_picture(data, path, max_pixels, lock) as image:
         return _deep_grey(image, path)
 
 
 def _deep_grey(image: Image.Image, path: str) -> depth.Grey16:
     image.load()
     deep = depth.grey_of_16_bits(image)
-    return depth.grey_from_8_bits(pillow.upright(image, WHITE, path).convert("L")) if deep is None else deep
+    if deep is not None:
+        return deep
+    return depth.grey_from_8_bits(pillow.upright(image, WHITE, path).convert("L"))

@@ -1,4 +1,4 @@
-"""JPEG by libjpeg-turbo, through simplejpeg: decode, encode, and what the markers say."""
+"""JPEG files: decoding and encoding by libjpeg-turbo, through simplejpeg, and reading of their markers."""
 
 import io
 import math
@@ -11,43 +11,46 @@ import simplejpeg
 from PIL import ExifTags, Image
 
 from precache.errors import ImageError
-from precache.pictures.pillow import undisturbed
+from precache.pictures.pillow import quiet_pillow
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
-"""uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
+"""Pixels of a picture, uint8 [height, width, channels], 0-255: grey, RGB, or RGB and alpha."""
 
 START = b"\xff\xd8\xff"
-MOST_EXPANSION = 2048
-"""Bytes of pixels for each byte of a JPEG, at most: a block of 64 values takes a bit or more, and at most 10
-blocks stand for 32 x 16 pixels."""
+MAX_EXPANSION = 2048
+"""Maximal number of bytes of pixels per byte of a JPEG.
+
+A block of 64 values takes at least a bit, and at most 10 blocks stand for 32 x 16 pixels.
+"""
 _BASELINE, _PROGRESSIVE, _SCAN = 0xC0, 0xC2, 0xDA
 _END = b"\xff\xd9"
-# Headers that may hold an orientation.
 XMP = b"http://ns.adobe.com/xap/"
-_ORIENTATION_MARKS = (b"Exif\0\0", XMP)
-# What libjpeg says of scan data that breaks off or is invalid; it fills the rest with grey and goes on.
-# Extra bytes, in contrast, are found in many pictures that look right.
-_DAMAGE = ("premature end", "bad huffman code", "instead of rst")
+_ORIENTATION_MARKS = (b"Exif\0\0", XMP)  # starts of the headers that may hold an orientation
+# Parts of libjpeg's warnings for scan data that breaks off or is invalid, of which the rest becomes grey. Its
+# other warnings, as of extra bytes, are no reason to reject a picture: many that look right have these.
+_DAMAGE_WARNINGS = ("premature end", "bad huffman code", "instead of rst")
 
 
 def encode_jpeg(pixels: Pixels, quality: int) -> bytes:
-    """JPEG bytes of `pixels`, grey or RGB, colour in full resolution from quality 95 on, else 4:2:0."""
-    grey = pixels.shape[2] == 1
-    subsampling = "Gray" if grey else "444" if quality >= 95 else "420"
-    encoded: bytes = simplejpeg.encode_jpeg(
+    """Encode `pixels`, grey or RGB, as JPEG; colour has full resolution from quality 95 on, else 4:2:0."""
+    if pixels.shape[2] == 1:
+        colorspace, subsampling = "GRAY", "Gray"
+    else:
+        colorspace, subsampling = "RGB", "444" if quality >= 95 else "420"
+    content: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels),
         quality=quality,
-        colorspace="GRAY" if grey else "RGB",
+        colorspace=colorspace,
         colorsubsampling=subsampling,
     )
-    return encoded
+    return content
 
 
 def decode_jpeg(data: bytes, path: str, channels: int = 3) -> Pixels:
-    """Pixels, grey or RGB, of a JPEG that `encode_jpeg` wrote; ImageError names `path` if it is damaged."""
+    """Decode a JPEG of `encode_jpeg` to grey or RGB; ImageError names `path` if it is damaged."""
     try:
         height, width, *_ = simplejpeg.decode_jpeg_header(data)
-        if height * width * channels > len(data) * MOST_EXPANSION:
+        if height * width * channels > len(data) * MAX_EXPANSION:
             raise ValueError(f"{width:,} x {height:,} pixels in {len(data):,} bytes")
         pixels: Pixels = simplejpeg.decode_jpeg(data, colorspace="GRAY" if channels == 1 else "RGB")
     except ValueError as error:
@@ -56,25 +59,29 @@ def decode_jpeg(data: bytes, path: str, channels: int = 3) -> Pixels:
 
 
 def decode_strictly(data: bytes, colorspace: str, reduction: int = 1) -> Pixels | None:
-    """The pixels of a JPEG, uint8 [height, width, channels]; None where Pillow decides what it is.
+    """Decode an intact JPEG; None for one that libjpeg warns about but that Pillow may accept.
 
     Args:
-        colorspace: `RGB`, `RGBX` or `GRAY`.
-        reduction: 1, 2, 4 or 8: decode every so many-th row and column, averaged.
+        data: bytes of the JPEG.
+        colorspace: colour space of the result: `RGB`, `RGBX` or `GRAY`.
+        reduction: 1, 2, 4 or 8: average that many rows and columns into one.
 
     Raises:
         ValueError: data is missing or invalid.
     """
     try:
         return decode_leniently(data, colorspace, reduction, strict=True)
-    except ValueError as error:  # strict: it also refuses what libjpeg only warns about
-        if not any(words in str(error).lower() for words in _DAMAGE):
+    except ValueError as error:
+        if not any(words in str(error).lower() for words in _DAMAGE_WARNINGS):
             return None
         raise ValueError(f"truncated or damaged: {error}") from error
 
 
 def decode_leniently(data: bytes, colorspace: str, reduction: int = 1, *, strict: bool = False) -> Pixels:
-    """As `decode_strictly`, with grey where data is missing; if `strict`, ValueError for any complaint."""
+    """Decode a JPEG, with grey where data is missing; arguments as of `decode_strictly`.
+
+    If `strict`, raise ValueError for any warning of libjpeg.
+    """
     options: dict[str, float] = {}
     if reduction > 1:
         height, width, *_ = simplejpeg.decode_jpeg_header(data, strict=False)
@@ -87,57 +94,65 @@ def decode_leniently(data: bytes, colorspace: str, reduction: int = 1, *, strict
     return pixels
 
 
-def psnr(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
+def psnr(picture: npt.NDArray[Any], other: npt.NDArray[Any]) -> float:
     """Peak signal-to-noise ratio in dB of two pictures of one dtype; infinite if they are equal."""
-    error = float(np.square(one.astype(np.float32) - other).mean())
-    return math.inf if error == 0 else 10 * math.log10(np.iinfo(one.dtype).max ** 2 / error)
+    error = float(np.square(picture.astype(np.float32) - other).mean())
+    return math.inf if error == 0 else 10 * math.log10(np.iinfo(picture.dtype).max ** 2 / error)
 
 
 def is_plain(data: bytes) -> bool:
-    """Whether the JPEG `data` is baseline or progressive, and ends with its own end, the first after a scan.
+    """Whether a JPEG is baseline or progressive, and its first end-of-image marker is the end of `data`.
 
-    In YCbCr or grey, all decoders make the same pixels of these; GPU ones differ by 1 of 255 at most. Neither
-    the scan data nor the orientation is looked at.
+    In YCbCr or grey, all decoders make the same pixels of such a JPEG; those of GPUs differ by 1 of 255 at
+    most. Neither the scan data nor the orientation is checked.
     """
-    # scan data has no such bytes; a JPEG with such bytes in tables between two scans is taken for not plain
-    ends_at = data.find(_END, _scan(data))
-    return ends_at == len(data) - len(_END) and _frame_marker(data) in (_BASELINE, _PROGRESSIVE)
+    # The marker's bytes are not in scan data; if they are in a table between two scans, the answer is False.
+    end = data.find(_END, _scan_start(data))
+    return end == len(data) - len(_END) and _frame_marker(data) in (_BASELINE, _PROGRESSIVE)
 
 
 def orientation(data: bytes) -> int:
     """EXIF orientation of a JPEG, 1 to 8; from XMP where EXIF has none; 0 if it is damaged.
 
-    Of a damaged one decoders disagree: what Pillow takes for upright, DALI may turn.
+    Decoders disagree about a damaged orientation: what Pillow takes for upright, DALI may turn.
     """
-    head = data[: _scan(data)]  # no decoder looks behind it, and searching the rest would take long
+    head = data[
+        : _scan_start(data)
+    ]  # decoders look no further, and searching all of the data would take long
     if not any(mark in head for mark in _ORIENTATION_MARKS):
         return 1
-    # Pillow warns of a damaged one, each time that it is served
-    with undisturbed(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
+    # without Pillow's warning about a damaged orientation, which would be repeated whenever it is served
+    with quiet_pillow(0), Image.open(io.BytesIO(data), formats=["JPEG"]) as image:
         exif = image.info.get("exif", b"")
-        damaged = any(ExifTags.Base.Orientation.to_bytes(2, order) in exif for order in ("big", "little"))
-        found: int = image.getexif().get(ExifTags.Base.Orientation, 0 if damaged else 1)
-        return found
+        has_tag = any(ExifTags.Base.Orientation.to_bytes(2, order) in exif for order in ("big", "little"))
+        value: int = image.getexif().get(ExifTags.Base.Orientation, 0 if has_tag else 1)
+        return value
 
 
-def breaks_off(data: bytes) -> bool:
-    """Whether a JPEG has no end after its first scan begins. The scan data is not looked at."""
-    return data.rfind(_END) < _scan(data)
+def is_truncated(data: bytes) -> bool:
+    """Whether a JPEG has no end-of-image marker after its first scan begins; scan data is not checked."""
+    return data.rfind(_END) < _scan_start(data)
 
 
-def _scan(data: bytes) -> int:
-    """Where the first scan begins; the length of `data` if none does."""
-    return next((position for marker, position in _markers(data) if marker == _SCAN), len(data))
+def _scan_start(data: bytes) -> int:
+    """Position of the first scan's marker; the length of `data` if there is none."""
+    for marker, position in _markers(data):
+        if marker == _SCAN:
+            return position
+    return len(data)
 
 
 def _frame_marker(data: bytes) -> int | None:
     """The second byte of a JPEG's start-of-frame marker: 0xC0 baseline, 0xC2 progressive (T.81, B.1.1.3)."""
-    no_frame = (0xC4, 0xC8, 0xCC)  # Huffman tables, reserved, arithmetic
-    return next((m for m, _ in _markers(data) if 0xC0 <= m <= 0xCF and m not in no_frame), None)
+    other_markers = (0xC4, 0xC8, 0xCC)  # Huffman tables, reserved, arithmetic
+    for marker, _ in _markers(data):
+        if 0xC0 <= marker <= 0xCF and marker not in other_markers:
+            return marker
+    return None
 
 
 def _markers(data: bytes) -> Iterator[tuple[int, int]]:
-    """The second byte of each marker up to the first scan, and where it stands."""
+    """Yield the second byte of each marker up to that of the first scan, and the marker's position."""
     position, marker = len(START) - 1, 0
     while marker != _SCAN and data[position : position + 1] == b"\xff" and position + 4 <= len(data):
         marker = data[position + 1]

@@ -1,16 +1,17 @@
-"""Which files are pictures, which of Pillow's decoders may open them, and which libraries decode here.
+"""Kinds of picture files: recognising them by name and content, and choosing decoders of Pillow for them.
 
-Pillow reads some forty kinds of files. Those listed here are pictures of a size that their header states,
-decoded by Pillow itself or by a library made for it. Not listed, so never opened: what makes Pillow run
-another program (EPS: Ghostscript), what needs one that is not there (WMF, FITS, HDF5, GRIB, BUFR, MPEG),
-what is source code (XBM, XPM), and what is a work file or a resource rather than a photograph (PSD, ICNS,
-CUR, PCD, FLI, GBR, BLP, ...). A scan warns of them where there are many.
+Pillow reads some forty kinds of files. The kinds listed here are pictures whose header states their size, and
+which Pillow decodes itself or by a library made for it. Other kinds are never opened: those for which Pillow
+runs another program (EPS: Ghostscript) or needs a missing one (WMF, FITS, HDF5, GRIB, BUFR, MPEG), source
+code (XBM, XPM), and work files or resources that are no photographs (PSD, ICNS, CUR, PCD, FLI, GBR, BLP,
+...). A scan warns if a tree holds many of them.
 
-What is a picture does not depend on what is installed: sample ids are ranks among pictures, and must be the
-same on every machine. Where a decoder is missing, a picture is rejected by name. HEIF, and AVIF where Pillow
-was built without it, is read by a plugin of Pillow's, if it is installed.
+Whether a file is a picture does not depend on the software that is installed: sample ids are ranks among
+pictures, and must be the same on every machine. If a decoder is missing, the picture is rejected, and the
+reason names the decoder. HEIF, and AVIF where Pillow was built without it, is read by a plugin of Pillow if
+that is installed.
 
-SVG and PDF are drawings: how many pixels they have is for the user to say, so they are refused by name.
+SVG and PDF are drawings without a size in pixels, so they are refused by name.
 """
 
 import importlib
@@ -22,17 +23,17 @@ import PIL
 import simplejpeg
 from PIL import Image, features
 
-from precache.packages import version_of
+from precache.packages import installed_version
 
-_PLUGINS = {  # Pillow's modules, by the kinds that they read
+_PLUGINS = {  # kind -> Pillow's module that reads it
     "JPEG": "Jpeg", "PNG": "Png", "GIF": "Gif", "WEBP": "WebP", "BMP": "Bmp", "TIFF": "Tiff",
     "AVIF": "Avif", "JPEG2000": "Jpeg2K", "PPM": "Ppm", "ICO": "Ico", "DDS": "Dds", "QOI": "Qoi",
     "SGI": "Sgi", "SUN": "Sun", "PCX": "Pcx", "DIB": "Bmp", "TGA": "Tga",
 }  # fmt: skip
 DECODER_PACKAGES = {"AVIF": "pillow-avif-plugin", "HEIF": "pillow-heif"}
-"""Kinds that a package beside Pillow reads."""
+"""Kind -> plugin of Pillow that reads it."""
 _OPTIONAL = {"avif": "AVIF", "jpg_2000": "JPEG2000", "libtiff": "compressed TIFF", "webp": "WEBP"}
-"""Kinds that Pillow reads where it was compiled with a library; plain TIFFs are read without libtiff, too."""
+"""Pillow's name of an optional library -> kind that needs it; plain TIFFs are read without libtiff, too."""
 _KIND_OF_EXTENSION = {
     ".webp": "WEBP", ".avif": "AVIF", ".avifs": "AVIF", ".heic": "HEIF", ".heics": "HEIF", ".heif": "HEIF",
     ".heifs": "HEIF", ".hif": "HEIF", ".jp2": "JPEG2000", ".j2k": "JPEG2000", ".jpc": "JPEG2000",
@@ -40,19 +41,19 @@ _KIND_OF_EXTENSION = {
 }  # fmt: skip
 _NO_DECODER = re.compile(r"this Pillow has no decoder for ([\w ]+),")
 loaded_packages: list[str] = []
-"""Those of them that are in use."""
+"""Plugins of DECODER_PACKAGES that are imported."""
 AVIF_START = b"\0\0\0\x20ftypavif"
 KINDS = (*_PLUGINS, "HEIF")
-"""Names of the kinds, as Pillow has them."""
+"""Pillow's names of the kinds that are pictures."""
 
 IMAGE_EXTENSIONS = frozenset((
     ".jpg", ".jpeg", ".jpe", ".jfif", ".mpo", ".png", ".apng", ".gif", ".webp", ".bmp", ".tif", ".tiff",
     ".avif", ".avifs", ".heic", ".heics", ".heif", ".heifs", ".hif", ".jp2", ".j2k", ".jpc", ".jpf",
     ".jpx", ".j2c", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".ico", ".dds", ".qoi",
 ))  # fmt: skip
-"""A file with one of these is a picture, whatever it holds."""
+"""Extensions of files that are pictures, whatever they hold."""
 
-# These stand for other things as well: such a file is a picture if its first bytes say so too.
+# Extensions that other files have, too: such a file is a picture if its first bytes are those of the kind.
 _SHARED_EXTENSIONS = {
     ".sgi": "SGI",
     ".rgb": "SGI",
@@ -62,7 +63,7 @@ _SHARED_EXTENSIONS = {
     ".pcx": "PCX",
     ".dib": "DIB",
 }
-# A name that only pictures have, of kinds that are not read here. PFM holds floats without a range.
+# Extensions of pictures of kinds that are not read. PFM, for one, holds floats without a defined range.
 _OTHER_EXTENSIONS = frozenset((
     ".jxl", ".jxr", ".wdp", ".hdp", ".bpg", ".svg", ".svgz", ".pdf", ".eps", ".psd", ".psb", ".xcf",
     ".exr", ".hdr", ".pfm", ".icns", ".cur", ".pcd", ".wmf", ".emf", ".xbm", ".xpm", ".dng", ".cr2",
@@ -71,12 +72,12 @@ _OTHER_EXTENSIONS = frozenset((
 ))  # fmt: skip
 DRAWING = "a drawing, not a picture; render it first"
 _DRAWINGS = {".svg": "SVG", ".svgz": "SVG", ".pdf": "PDF"}
-_DRAWING_BYTES = 4096  # of a file's start: comments may stand before the first element
+_DRAWING_BYTES = 4096  # of a file's start that are searched: comments may stand before the first element
 
 PREFIX_BYTES = 16
-"""How much of a file's start `content_kind` looks at."""
+"""Number of first bytes of a file that `content_kind` needs."""
 
-# Of kinds that nothing else begins like, so that a file without a known name is a picture by them.
+# First bytes that no other file has, so that a file without a known extension is a picture by these.
 _SIGNATURES = (
     (b"\xff\xd8\xff", "JPEG"),
     (b"\x89PNG\r\n\x1a\n", "PNG"),
@@ -100,7 +101,7 @@ _SHARED_SIGNATURES = {
 
 
 def content_kind(prefix: bytes) -> str | None:
-    """The kind of picture that begins with `prefix`, if nothing else begins so."""
+    """Kind of a picture with these first bytes; None if they are not those of a single kind."""
     for signature, kind in _SIGNATURES:
         if prefix.startswith(signature):
             return kind
@@ -114,34 +115,35 @@ def content_kind(prefix: bytes) -> str | None:
 
 
 def is_picture(name: str, prefix: bytes) -> bool:
-    """Whether the first bytes of a file without an extension of IMAGE_EXTENSIONS are a picture's."""
-    shared = _SHARED_EXTENSIONS.get(extension(name))
-    return content_kind(prefix) is not None or (
-        shared is not None and _SHARED_SIGNATURES[shared].match(prefix) is not None
-    )
+    """Whether a file without an extension of IMAGE_EXTENSIONS is a picture by its first bytes."""
+    if content_kind(prefix) is not None:
+        return True
+    kind = _SHARED_EXTENSIONS.get(extension(name))
+    return kind is not None and _SHARED_SIGNATURES[kind].match(prefix) is not None
 
 
 def may_be_picture(name: str) -> bool:
-    """Whether a file of this name may be a picture that is read here; without an extension any may."""
+    """Whether a file of this name may be a picture of a kind that is read; without an extension it may."""
     return extension(name) in IMAGE_EXTENSIONS or extension(name) in ("", *_SHARED_EXTENSIONS)
 
 
 def looks_like_picture(name: str) -> bool:
-    """Whether the name of a file that is not a sample is that of a picture."""
+    """Whether a file has the extension of a picture, be it of a kind that is not read."""
     return extension(name) in _OTHER_EXTENSIONS | IMAGE_EXTENSIONS
 
 
-def why_not_read(name: str) -> str:
-    """Why a file of this name, whose first bytes are not a picture's, is left out."""
-    if drawn := _DRAWINGS.get(extension(name)):
-        return f"{drawn}: {DRAWING}"
+def skip_reason(name: str) -> str:
+    """Reason for leaving out a file of this name, whose first bytes are not a picture's."""
+    kind = _DRAWINGS.get(extension(name))
+    if kind is not None:
+        return f"{kind}: {DRAWING}"
     if looks_like_picture(name):
         return "an unsupported kind of picture"
     return "neither an image extension nor an image signature"
 
 
-def drawing(data: bytes) -> str | None:
-    """What kind of drawing `data` is, by its first bytes."""
+def drawing_kind(data: bytes) -> str | None:
+    """Kind of drawing, SVG or PDF, by a file's first bytes; None if it is neither."""
     if data.startswith(b"%PDF-"):
         return "PDF"
     start = data[:_DRAWING_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -149,101 +151,110 @@ def drawing(data: bytes) -> str | None:
 
 
 def extension(name: str) -> str:
-    """The extension of a file's name, in lower case, with its dot."""
+    """Extension of a file's name, in lower case, with its dot."""
     return os.path.splitext(name)[1].lower()
 
 
-def openers(data: bytes, name: str) -> list[str]:
-    """The kinds that Pillow may try on `data`.
+def decoder_kinds(data: bytes, name: str) -> list[str]:
+    """Kinds whose decoders Pillow may try on a file.
 
-    What begins like no other kind is that. TGA has no signature: anything might pass for one, so its
-    decoder is asked only where the name says so.
+    If its first bytes are those of a single kind, this is the only one. TGA has no signature, so its decoder
+    would accept nearly anything, and is tried only on files of its extension.
     """
     kind = content_kind(data[:PREFIX_BYTES])
-    if kind == "HEIF":  # by their brand some may be either
-        return [k for k in ("HEIF", "AVIF") if k in Image.OPEN]
-    kinds = [kind] if kind else [k for k in KINDS if k != "TGA" or extension(name) == ".tga"]
-    return [k for k in kinds if k in Image.OPEN]
+    if kind == "HEIF":  # files of some brands may be AVIF as well
+        candidates = ["HEIF", "AVIF"]
+    elif kind is not None:
+        candidates = [kind]
+    else:
+        candidates = list(KINDS)
+        if extension(name) != ".tga":
+            candidates.remove("TGA")
+    return [candidate for candidate in candidates if candidate in Image.OPEN]
 
 
-def missing_decoder(data: bytes) -> str | None:
-    """What kind of picture begins with `data` that this Pillow has no decoder for."""
+def undecodable_kind(data: bytes) -> str | None:
+    """Kind of a picture that this Pillow has no decoder for; None if it has one, or the kind is not known."""
     kind = content_kind(data[:PREFIX_BYTES])
     if kind is None:
         return None
-    accept = Image.OPEN.get(kind, (None, None))[1]
-    answer = accept(data[:PREFIX_BYTES]) if accept else False
+    _, accept = Image.OPEN.get(kind, (None, None))
+    if accept is None:
+        return kind
+    answer = accept(data[:PREFIX_BYTES])  # False, or a text that says why it cannot decode this
     return kind if not answer or isinstance(answer, str) else None
 
 
-def made_by() -> dict[str, str]:
-    """Names and versions, as the manifest and the benchmarks record them."""
+def decoder_versions() -> dict[str, str]:
+    """Name -> version of the software that decodes pictures, as manifests and benchmarks record it."""
     return {
         "pillow_flavour": "pillow-simd" if pillow_is_simd() else "pillow",
         "pillow": PIL.__version__,
         "pillow_jpeg": pillow_jpeg(),
         "simplejpeg": simplejpeg.__version__,
-        **{name: version_of(name) or "unknown" for name in loaded_packages},
+        **{name: installed_version(name) or "unknown" for name in loaded_packages},
     }
 
 
 def pillow_is_simd() -> bool:
-    """Whether the PIL that is imported is Pillow-SIMD; its releases alone are named `X.Y.Z.postN`."""
+    """Whether Pillow-SIMD is installed as PIL; only its releases have versions like `X.Y.Z.postN`."""
     return ".post" in PIL.__version__
 
 
 def pillow_name() -> str:
-    """What it calls itself."""
+    """Name of the Pillow that is installed."""
     return "Pillow-SIMD" if pillow_is_simd() else "Pillow"
 
 
 def pillow_jpeg() -> str:
-    """The JPEG library that Pillow was built with."""
+    """Name and version of the JPEG library that Pillow was built with."""
     turbo = features.version("libjpeg_turbo")
     return f"libjpeg-turbo {turbo}" if turbo else f"libjpeg {features.version('jpg')}"
 
 
-def kinds_lost() -> list[str]:
-    """Kinds that stock Pillow reads, and this one, without plugins, does not."""
+def kinds_not_built_in() -> list[str]:
+    """Kinds that stock Pillow reads, and the installed one was built without."""
     built_with = set(features.get_supported())
     return [kind for feature, kind in _OPTIONAL.items() if feature not in built_with]
 
 
 def kinds_without_decoder() -> list[str]:
-    """Kinds that stock Pillow reads and that cannot be read here, not by a plugin either."""
-    reads_avif = missing_decoder(AVIF_START) is None
-    return [kind for kind in kinds_lost() if not (kind == "AVIF" and reads_avif)]
+    """Kinds that stock Pillow reads, and neither the installed one nor a plugin of it."""
+    reads_avif = undecodable_kind(AVIF_START) is None
+    return [kind for kind in kinds_not_built_in() if not (kind == "AVIF" and reads_avif)]
 
 
 def unreadable_extensions() -> dict[str, str]:
-    """Extensions of pictures that cannot be read here, each with the kind."""
-    lacking = kinds_without_decoder() + ([] if "HEIF" in Image.OPEN else ["HEIF"])
-    return {suffix: kind for suffix, kind in _KIND_OF_EXTENSION.items() if kind in lacking}
+    """Extension -> kind of the pictures that cannot be read with the software that is installed."""
+    unreadable = kinds_without_decoder()
+    if "HEIF" not in Image.OPEN:
+        unreadable.append("HEIF")
+    return {suffix: kind for suffix, kind in _KIND_OF_EXTENSION.items() if kind in unreadable}
 
 
-def no_decoder(kind: str) -> str:
-    """Why a picture of a kind that cannot be read here is rejected, and the remedy."""
+def no_decoder_reason(kind: str) -> str:
+    """Reason for rejecting a picture of a kind that no decoder is installed for, with the remedy."""
     return f"this Pillow has no decoder for {kind}, so the picture may be intact; {decoder_remedy(kind)}"
 
 
 def decoder_remedy(kind: str) -> str:
-    """What to install so that pictures of this kind can be read."""
+    """Remedy for pictures of this kind that cannot be read: the command that installs a decoder."""
     if kind in DECODER_PACKAGES:
         return f"install its plugin: python -m pip install --no-deps {DECODER_PACKAGES[kind]}"
     return "stock Pillow has it: 'precache doctor' prints the command that installs that"
 
 
 def kind_without_decoder(reason: str) -> str | None:
-    """Kind that a reason of `no_decoder` names; None for another reason."""
-    named = _NO_DECODER.search(reason)
-    return named[1] if named else None
+    """Kind that a reason of `no_decoder_reason` names; None for another reason."""
+    match = _NO_DECODER.search(reason)
+    return match[1] if match else None
 
 
-# Now, not with the first picture that needs one: an import that fails is not damage of that picture.
+# Imported now, not with the first picture that needs one: a failing import is no damage of that picture.
 for _plugin in dict.fromkeys(_PLUGINS.values()):
-    with suppress(ImportError):  # AVIF, before Pillow 11.3
+    with suppress(ImportError):  # Pillow before 11.3 has no AVIF
         importlib.import_module(f"PIL.{_plugin}ImagePlugin")
-if missing_decoder(AVIF_START) is not None:
+if undecodable_kind(AVIF_START) is not None:
     with suppress(ImportError):
         importlib.import_module("pillow_avif")
         loaded_packages.append("pillow-avif-plugin")

@@ -1,7 +1,7 @@
-"""Masks: a picture of labels for each picture, of the same size; a number from 0 to 255 for each pixel.
+"""Segmentation masks: for each picture one of the same size, with a label from 0 to 255 for each pixel.
 
-They go the way of their picture, resized by nearest neighbour: a label has no value between two others. What
-padding adds is 0.
+A mask is cropped and resized like its picture, but by nearest neighbour, because there is no label between
+two others. Padding has label 0.
 """
 
 import io
@@ -14,60 +14,65 @@ from precache.errors import ImageError, SourceError
 from precache.pictures import images
 from precache.pictures.images import Decoded, Rendering
 from precache.pictures.jpeg import Pixels
-from precache.pictures.pillow import check_pixels, undisturbed
-from precache.pictures.turns import lacks_memory
+from precache.pictures.large_pictures import lacks_memory
+from precache.pictures.pillow import check_pixels, quiet_pillow
 
 _KINDS = ("BMP", "GIF", "PNG", "TIFF")  # a JPEG blurs the labels of neighbours into others
 _EXPECTED = "expected a PNG, TIFF, BMP or GIF of one channel, a label for each pixel"
 
 
-def render(data: bytes | Image.Image, path: str, name: str, size: tuple[int, int], how: Rendering) -> Pixels:
-    """What is stored of the mask of a picture: uint8 [height, width], as large as what is stored of that.
+def render(
+    data: bytes | Image.Image, path: str, name: str, size: tuple[int, int], rendering: Rendering
+) -> Pixels:
+    """Decode and resize the mask of a picture: uint8 [height, width], as large as the stored picture.
 
     Args:
-        path: the picture's name in messages.
-        name: what they call the mask.
+        data: bytes of the mask, or an image that is decoded already.
+        path: path of the picture, for messages.
+        name: name of the mask, for messages.
         size: width and height of the upright picture.
+        rendering: settings that the picture is stored with.
 
     Raises:
-        ImageError: it cannot be decoded, or does not fit the picture.
+        ImageError: the mask cannot be decoded, or is not as large as the picture.
         SourceError: there is not enough memory.
     """
-    mask = _decode(data, path, name, how.max_pixels)
+    mask = _decode(data, path, name, rendering.max_pixels)
     if mask.size != size:
-        of_mask, of_picture = (f"{width}x{height}" for width, height in (mask.size, size))
+        (mask_width, mask_height), (width, height) = mask.size, size
         raise ImageError(
             path,
-            f"its mask {name} has {of_mask} pixels, its picture {of_picture}; both must have the same size",
+            f"its mask {name} has {mask_width}x{mask_height} pixels, its picture {width}x{height}; both must "
+            f"have the same size",
         )
     fitted = images.fit(
-        Decoded(mask, *size), replace(how, resample="nearest", channels="grey", dtype="uint8")
+        Decoded(mask, *size), replace(rendering, resample="nearest", channels="grey", dtype="uint8")
     )
     return np.ascontiguousarray(fitted[..., 0])
 
 
 def encode(mask: Pixels) -> bytes:
-    """A PNG of uint8 [height, width]."""
+    """Encode a mask, uint8 [height, width], as PNG."""
     file = io.BytesIO()
     Image.fromarray(mask).save(file, "PNG")
     return file.getvalue()
 
 
 def decode(png: bytes, shape: tuple[int, int]) -> Pixels:
-    """What `encode` was given, of this height and width; ValueError for anything else."""
+    """Decode a PNG of `encode` to a mask of this height and width; ValueError for anything else."""
     try:
         with Image.open(io.BytesIO(png), formats=("PNG",)) as image:
             if image.mode != "L" or image.size != shape[::-1]:
                 raise ValueError(f"a mask of mode {image.mode} and {image.size[0]}x{image.size[1]} pixels")
             return np.asarray(image)
-    except (OSError, SyntaxError) as error:  # Pillow's own of a damaged PNG
+    except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for a damaged PNG
         raise ValueError(str(error)) from error
 
 
 def _decode(data: bytes | Image.Image, path: str, name: str, max_pixels: int) -> Image.Image:
-    """The upright mask, of mode L."""
+    """Decode a mask to an upright image of mode L."""
     try:
-        with undisturbed(max_pixels):
+        with quiet_pillow(max_pixels):
             image = data if isinstance(data, Image.Image) else Image.open(io.BytesIO(data), formats=_KINDS)
             check_pixels(*image.size, max_pixels)
             labels = _labels(ImageOps.exif_transpose(image))
@@ -75,7 +80,7 @@ def _decode(data: bytes | Image.Image, path: str, name: str, max_pixels: int) ->
         reason = " ".join(str(error).split()) or type(error).__name__
         if lacks_memory(error, max_pixels):
             raise SourceError(
-                f"{path}: not enough memory for its mask {name}; use fewer --workers"
+                f"not enough memory for its mask {name}", path=path, remedy="use fewer --workers"
             ) from error
         if isinstance(error, UnidentifiedImageError):
             reason = f"not such a picture; {_EXPECTED}"
@@ -84,7 +89,7 @@ def _decode(data: bytes | Image.Image, path: str, name: str, max_pixels: int) ->
 
 
 def _labels(image: Image.Image) -> Pixels:
-    """uint8 [height, width]; of a palette its indices, of bilevel pictures 0 and 1."""
+    """Labels of an image, uint8 [height, width]: the indices of a palette, and 0 and 1 of bilevel images."""
     if image.mode in ("1", "L", "P"):
         return np.asarray(image).astype(np.uint8)
     if image.mode != "I" and not image.mode.startswith("I;16"):

@@ -1,7 +1,7 @@
-"""A picture of any kind but a plain JPEG, by Pillow: upright, 8 bits, grey, RGB or RGBA.
+"""Decoding by Pillow, for all pictures but plain JPEGs: to upright grey, RGB or RGBA of 8 bits.
 
-Only the kinds of `precache.pictures.kinds` are opened, none that makes Pillow run another program, and only
-after the header has said that the picture is not too large.
+Only files of the kinds in `precache.pictures.kinds` are opened, which excludes those for which Pillow runs
+another program, and only if their header says that the picture is not too large.
 """
 
 import io
@@ -15,10 +15,10 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from precache.pictures import depth, kinds
-from precache.pictures.turns import Turn
+from precache.pictures.large_pictures import LargePictureLock
 
 _ANY_SIZE = 1 << 63
-_BAND_PIXELS = 1 << 22  # that are blended at a time
+_BAND_PIXELS = 1 << 22  # pixels that are blended at a time
 _TIFF_SIZE, _TIFF_TILE = (256, 257), (322, 323)  # ImageWidth, ImageLength; TileWidth, TileLength
 _FEW_BITS_OF_GREY = (b"\2\0", b"\4\0")  # bit depth and colour type of a PNG (11.2.1)
 _PNG = b"\x89PNG\r\n\x1a\n"
@@ -30,41 +30,48 @@ def decode(
     path: str,
     background: tuple[int, int, int] | None,
     max_pixels: int,
-    turn: Turn | None,
+    lock: LargePictureLock | None,
 ) -> Image.Image:
-    """The picture in `data`, of mode L or RGB; transparency on `background`, or kept in RGBA if that is None.
+    """Decode a picture to an upright image of mode L or RGB, or RGBA.
 
     Args:
-        path: its name helps where its bytes do not say what it is; and for a warning.
-        turn: to wait for if the picture is large.
+        data: bytes of the picture.
+        path: path of the picture, whose extension says what it is if its bytes do not; and for a warning.
+        background: RGB that transparent pixels are composited on; None keeps transparency, in RGBA.
+        max_pixels: maximal number of pixels.
+        lock: lock to acquire before a large picture is decoded.
 
     Raises:
-        Exception: whatever a decoder raises on damaged bytes.
+        TooLargeError: the picture has more than `max_pixels`.
+        Exception: anything that a decoder raises for damaged bytes.
     """
-    with opened(data, path, max_pixels, turn) as image:
+    with open_picture(data, path, max_pixels, lock) as image:
         return upright(image, background, path, data)
 
 
 @contextmanager
-def opened(data: bytes, path: str, max_pixels: int, turn: Turn | None) -> Iterator[Image.Image]:
-    """The picture that `data` holds, not decoded yet, if it is not too large; arguments as of `decode`."""
+def open_picture(
+    data: bytes, path: str, max_pixels: int, lock: LargePictureLock | None
+) -> Iterator[Image.Image]:
+    """Open a picture without decoding it; arguments and errors as of `decode`."""
     for size in _sizes_before_opening(data):
         check_pixels(*size, max_pixels)
-        if turn is not None:
-            turn.wait(size[0] * size[1])
-    with undisturbed(max_pixels), _open(data, path) as image:
+        if lock is not None:
+            lock.acquire_if_large(size[0] * size[1])
+    with quiet_pillow(max_pixels), _open(data, path) as image:
         for size in _sizes_when_opened(image):
             check_pixels(*size, max_pixels)
-            if turn is not None:
-                turn.wait(size[0] * size[1])
+            if lock is not None:
+                lock.acquire_if_large(size[0] * size[1])
         if image.format == "PNG" and "transparency" in image.info and data[24:26] in _FEW_BITS_OF_GREY:
-            most = (1 << data[24]) - 1  # Pillow scales pixels to 0-255, but not the value that is transparent
-            image.info["transparency"] = (image.info["transparency"] & most) * 255 // most
+            # Pillow scales the pixels to 0-255, but not the transparent value
+            brightest = (1 << data[24]) - 1
+            image.info["transparency"] = (image.info["transparency"] & brightest) * 255 // brightest
         yield image
 
 
 def stored_size(image: Image.Image) -> _Pixels:
-    """Width and height of an opened picture as its file has them; Pillow's `size` of a TIFF is upright."""
+    """Width and height of an open picture as its file states them; Pillow's `size` of a TIFF is upright."""
     if image.format == "TIFF":
         tags = image.tag_v2  # type: ignore[attr-defined]  # a TiffImageFile has them
         return tags[_TIFF_SIZE[0]], tags[_TIFF_SIZE[1]]
@@ -72,16 +79,18 @@ def stored_size(image: Image.Image) -> _Pixels:
 
 
 def _open(data: bytes, path: str) -> Image.Image:
-    formats = kinds.openers(data, path)
+    formats = kinds.decoder_kinds(data, path)
     try:
         return Image.open(io.BytesIO(data), formats=formats)
-    except Image.DecompressionBombError:  # without the size, which the message is to name
-        with undisturbed(_ANY_SIZE):
+    except (
+        Image.DecompressionBombError
+    ):  # it lacks the size, so open it again to let `check_pixels` name that
+        with quiet_pillow(_ANY_SIZE):
             return Image.open(io.BytesIO(data), formats=formats)
     except UnidentifiedImageError:
-        if kind := kinds.missing_decoder(data):
-            raise ValueError(kinds.no_decoder(kind)) from None
-        if kind := kinds.drawing(data):
+        if kind := kinds.undecodable_kind(data):
+            raise ValueError(kinds.no_decoder_reason(kind)) from None
+        if kind := kinds.drawing_kind(data):
             raise ValueError(f"{kind}: {kinds.DRAWING}") from None
         raise ValueError("not a known image format") from None
 
@@ -89,7 +98,14 @@ def _open(data: bytes, path: str) -> Image.Image:
 def upright(
     image: Image.Image, background: tuple[int, int, int] | None, path: str, data: bytes = b""
 ) -> Image.Image:
-    """Pillow's picture turned upright, as of `decode`; `data` is what it was decoded from, if known."""
+    """Decode an open picture and turn it upright, as `decode` does.
+
+    Args:
+        image: the open picture.
+        background: as of `decode`.
+        path: path of the picture, for a warning.
+        data: bytes that it was opened from; empty if unknown.
+    """
     image.load()
     turned = image
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:
@@ -107,7 +123,7 @@ def upright(
 
 
 def _without_transparency(image: Image.Image, background: tuple[int, int, int] | None) -> Image.Image:
-    """In L or RGB, or in RGBA if there is no background; blended a few rows at a time, which saves memory."""
+    """Convert to L or RGB on `background`, a few rows at a time to save memory; to RGBA if that is None."""
     if not ("A" in image.getbands() or "a" in image.getbands() or "transparency" in image.info):
         mode = "L" if image.mode in ("1", "L") else "RGB"
         return image if image.mode == mode else image.convert(mode)
@@ -125,11 +141,11 @@ def _without_transparency(image: Image.Image, background: tuple[int, int, int] |
     return result
 
 
-class _Undisturbed:
-    """Pillow without its warnings, and without its own limit of pixels where ours is higher.
+class _QuietPillow:
+    """Context manager that silences Pillow's warnings, and raises its limit of pixels to ours.
 
-    Both are settings of the whole process: the first of its threads to enter changes them, the last one
-    to leave restores them. Pictures that another thread opens meanwhile are checked by the higher limit.
+    Both are settings of the whole process: the first thread that enters changes them, and the last one that
+    leaves restores them. A picture that another thread opens meanwhile is checked by the higher limit.
     """
 
     def __init__(self) -> None:
@@ -146,7 +162,7 @@ class _Undisturbed:
                 self._limit = Image.MAX_IMAGE_PIXELS
             self._inside += 1
             limit = Image.MAX_IMAGE_PIXELS
-            if limit is not None and max_pixels > 2 * limit:  # what Pillow refuses
+            if limit is not None and max_pixels > 2 * limit:  # Pillow refuses more than twice its limit
                 Image.MAX_IMAGE_PIXELS = max_pixels
         try:
             yield
@@ -158,11 +174,11 @@ class _Undisturbed:
                     Image.MAX_IMAGE_PIXELS = self._limit
 
 
-undisturbed = _Undisturbed()
+quiet_pillow = _QuietPillow()
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:
-    """Raise ValueError if a picture of `width` x `height` is too large."""
+    """Raise TooLargeError if a picture of `width` x `height` pixels is too large."""
     if width * height > max_pixels:
         raise TooLargeError(
             f"is too large ({width:,}x{height:,} is {width * height:,} pixels, --max-pixels allows "
@@ -171,11 +187,11 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
 
 
 class TooLargeError(ValueError):
-    """A picture has more pixels than are allowed; `str(error)` says how many."""
+    """A picture has more pixels than are allowed; the message says how many."""
 
 
 def _sizes_before_opening(data: bytes) -> Iterator[_Pixels]:
-    """Sizes in pixels of what Pillow allocates, or decodes, when it only opens a picture."""
+    """Yield sizes in pixels of all images that Pillow allocates, or decodes, when it opens a picture."""
     if kinds.content_kind(data[: kinds.PREFIX_BYTES]) == "WEBP":
         yield from _webp_sizes(data)
     elif data.startswith(b"\0\0\1\0"):
@@ -183,17 +199,17 @@ def _sizes_before_opening(data: bytes) -> Iterator[_Pixels]:
 
 
 def _sizes_when_opened(image: Image.Image) -> Iterator[_Pixels]:
-    """Sizes in pixels of what Pillow allocates when an opened picture is decoded."""
+    """Yield sizes in pixels of all images that Pillow allocates when an open picture is decoded."""
     yield image.size
     tags = getattr(image, "tag_v2", None)
     if image.format == "TIFF" and tags is not None:
         width, height = (tags.get(tag) for tag in _TIFF_TILE)
         if isinstance(width, int) and isinstance(height, int):
-            yield width, height  # a tile is decoded whole, also where it is larger than its picture
+            yield width, height  # a tile may be larger than its picture, and is decoded whole
 
 
 def _webp_sizes(data: bytes) -> Iterator[_Pixels]:
-    """Sizes of the canvas, or of the first frame where there is none (RFC 9649, 2.5 to 2.7)."""
+    """Yield the size of a WebP's canvas, or of its first frame without a canvas (RFC 9649, 2.5 to 2.7)."""
     kind, body = data[12:16], data[20:30]
     if kind == b"VP8X" and len(body) >= 10:
         yield 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
@@ -206,7 +222,7 @@ def _webp_sizes(data: bytes) -> Iterator[_Pixels]:
 
 
 def _icon_sizes(data: bytes) -> Iterator[_Pixels]:
-    """Of all pictures in an icon: its directory has room for 256 pixels a side, they may have more."""
+    """Yield the sizes of all pictures in an icon, of which its directory states no more than 256 a side."""
     (count,) = struct.unpack_from("<H", data.ljust(6, b"\0"), 4)
     for entry in range(min(count, (len(data) - 6) // 16)):
         (start,) = struct.unpack_from("<I", data, 6 + 16 * entry + 12)
@@ -215,4 +231,4 @@ def _icon_sizes(data: bytes) -> Iterator[_Pixels]:
             yield struct.unpack(">II", head[16:24])
         else:
             width, height = struct.unpack("<ii", head[4:12])
-            yield abs(width), abs(height) // 2  # of the picture and of its mask
+            yield abs(width), abs(height) // 2  # a bitmap's height counts picture and mask

@@ -1,5 +1,5 @@
-"""Converted datasets on their way between machines.
+"""Copying of converted datasets between machines.
 
-publisher   files to a URL, the manifest last and alone; `precache convert` sends by it, too
-push_pull   `precache push` and `precache pull`: what is copied, and what stands in the way
+publisher   sending of a dataset's files to a URL, the manifest last; `precache convert` uses it, too
+push_pull   `precache push` and `precache pull`: choosing the files to copy, and refusing to overwrite others
 """

@@ -1,14 +1,15 @@
-"""`precache push` and `precache pull`: a converted dataset to a storage and back.
+"""Functions behind `precache push` and `precache pull`: copying a converted dataset to a storage and back.
 
-The manifest goes last in both directions: where it is, all that it names is there. Each file is compared with
-the CRC-32C that the manifest has of it, on the side where it can be read; files that are already there stay.
+The manifest is copied last in both directions: where it is, all files that it names are. Each file is
+compared with its CRC-32C in the manifest, on the side where it can be read; files that are already there are
+kept.
 
-    push   files that the place lacks, then dataset.json: see `precache.sharing.publisher`
-    pull   files that the folder lacks, each under a temporary name until its bytes are compared, then
+    push   sends the files that are missing, then dataset.json: see `precache.sharing.publisher`
+    pull   fetches the files that are missing, each under a temporary name until its bytes are compared, then
            dataset.json
 
-If either stops, the same command moves the rest. Nothing is overwritten but what the dataset names that is
-there, and what this project has sent.
+If either stops, the same command copies the rest. Files are overwritten only if they belong to the dataset
+that is there, or were sent by this project.
 """
 
 import os
@@ -18,14 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from precache.dataset.converted import dataset_at, open_dataset, read_manifest
-from precache.dataset.files import FileEntry, check_file, first_problem, in_folder
+from precache.dataset.converted import dataset_from_manifest, open_dataset, read_manifest
+from precache.dataset.files import FileEntry, file_problem, local_file_in_folder
 from precache.dataset.index import REJECTED_NAME
 from precache.dataset.manifest import MANIFEST_NAME, Manifest, parse_manifest
-from precache.engines import is_of_caller, of_caller
+from precache.engines import is_callback_error, mark_callback_errors
 from precache.errors import DatasetError, SettingError, check_open_files, os_reason, shell_command
-from precache.reporting import Progress, some, tells, unseen
-from precache.sharing.publisher import Publisher, difference, files_of
+from precache.reporting import Progress, abridge, explain_interruption, no_progress
+from precache.sharing.publisher import Publisher, dataset_files, difference
 from precache.storage import (
     atomic_write,
     crc32c,
@@ -35,7 +36,7 @@ from precache.storage import (
     remove_leftovers,
     temporary_path,
 )
-from precache.storage.locks import hold_lock, others_in
+from precache.storage.locks import foreign_names, hold_lock
 from precache.storage.objects import ObjectStore
 from precache.storage.retries import Check, ObjectNotFoundError, call_for_each
 from precache.storage.urls import Url, check_writable, local_path, locate
@@ -45,11 +46,11 @@ _FILES_AT_A_TIME = 4
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one call did.
+    """Result of a call of `push` or `pull`.
 
     Attributes:
-        files, bytes: of the dataset, the manifest apart.
-        sent_files, sent_bytes: what this call moved of them.
+        files, bytes: number and bytes of the dataset's files, without the manifest.
+        sent_files, sent_bytes: number and bytes of the files that this call has copied.
     """
 
     files: int
@@ -58,147 +59,171 @@ class Transfer:
     sent_bytes: int
 
 
-@tells(lambda: "while files were sent; what has arrived is kept, and the same command sends the rest")
+@explain_interruption(
+    lambda: "while files were sent; what has arrived is kept, and the same command sends the rest"
+)
 def push(
     folder: str | os.PathLike[str],
     destination: str | Url,
     *,
     overwrite: bool = False,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Transfer:
     """Copy the converted dataset in `folder` to the URL `destination`.
 
     Args:
-        overwrite: although there is another dataset, or what an unfinished conversion has written. The
-            manifest is removed first, and then the dataset's files, so that no new reader gets half of
-            either; one that is already reading may miss a file.
-        on_progress: called with (bytes that are there, bytes in all).
+        folder: folder of the dataset.
+        destination: URL to copy it to.
+        overwrite: replace another dataset at the URL, and files of an unfinished conversion. The manifest of
+            that dataset is removed first, and then its files, so that no new reader gets a mixture; a process
+            that is reading it may miss a file.
+        on_progress: called with (bytes at the URL, bytes of the dataset).
 
     Raises:
-        DatasetError: `folder` holds no dataset, or a file that is not what its manifest says; or another
-            dataset is there, files that are not ours, or a process that writes.
-        SettingError: `destination` is a path, or a URL where nothing can be written.
+        DatasetError: `folder` holds no dataset, or a damaged one; or at the URL there is another dataset, a
+            file of another program under a name that is needed, or another process that writes.
+        SettingError: `destination` is a path, or a URL that is read-only.
         StorageError: the storage refuses or does not answer.
     """
     dataset, url = open_dataset(folder), _locate_url(destination)
     check_writable(url)
     raw = read_regular(dataset.path / MANIFEST_NAME)
-    files = files_of(dataset.manifest, dataset.path)
-    if problem := first_problem(dataset.path, files):
-        raise _not_whole(problem, dataset.path)
+    files = dataset_files(dataset.manifest, dataset.path)
+    for file in files:
+        if problem := file_problem(dataset.path, file, content=False):
+            raise _damaged_error(problem, dataset.path, file)
     publisher = Publisher(url)
-    there = publisher.read_manifest()
-    before = None if there is None else _manifest_at(url, there)
-    goes_on = before is None or there == raw or _is_earlier(before, dataset.manifest)
-    if not goes_on and not overwrite:
+    old_raw = publisher.read_manifest()
+    old = None if old_raw is None else _manifest_at(url, old_raw)
+    continues = old is None or old_raw == raw or _is_earlier(old, dataset.manifest)
+    if not continues and not overwrite:
         raise DatasetError(
-            f"{url}: holds another dataset; choose another URL, or pass --overwrite to replace it"
+            "holds another dataset", path=url, remedy="choose another URL, or pass --overwrite to replace it"
         )
-    found = publisher.find(file.name for file in files)
-    same = {file.name for file in files if difference(found.get(file.name), file) is None}
-    replaceable = frozenset() if before is None else before.own_names
+    infos = publisher.find(file.name for file in files)
+    present = {file.name for file in files if difference(infos.get(file.name), file) is None}
+    replaceable = frozenset() if old is None else old.own_names
     if overwrite:
-        replaceable |= {name for name, info in found.items() if info.crc32c is not None}
-    if others := sorted(found.keys() - same - replaceable):
+        replaceable |= {name for name, info in infos.items() if info.crc32c is not None}
+    if others := sorted(infos.keys() - present - replaceable):
         raise DatasetError(
-            f"{url}: holds files that are not part of a dataset, or of one that is not finished, under names "
-            f"that this one needs ({some(others)}); finish the conversion that wrote them, replace what "
-            f"precache wrote with --overwrite, move them elsewhere, or choose another URL"
+            f"holds files that are not part of a dataset, or of one that is not finished, under names that "
+            f"this one needs ({abridge(others)})",
+            path=url,
+            remedy="finish the conversion that wrote them, replace what precache wrote with --overwrite, "
+            "move them elsewhere, or choose another URL",
         )
-    if there == raw and len(same) == len(files):
-        return _Count(files, same, on_progress).result()
-    if not goes_on and before is not None:
-        publisher.withdraw(sorted(before.own_names - same))
-    report = _Count(files, same, on_progress)
+    if old_raw == raw and len(present) == len(files):
+        return _TransferCounter(files, present, on_progress).result()
+    if not continues and old is not None:
+        publisher.withdraw(sorted(old.own_names - present))
+    counter = _TransferCounter(files, present, on_progress)
 
     def send(file: FileEntry, check: Check) -> None:
-        if problem := check_file(dataset.path, file):
-            raise _not_whole(problem, dataset.path)
+        if problem := file_problem(dataset.path, file):
+            raise _damaged_error(problem, dataset.path, file)
         publisher.send(dataset.path / file.name, file, check)
-        report(file)
+        counter.add(file)
 
-    call_for_each(send, [file for file in files if file.name not in same], _FILES_AT_A_TIME)
+    call_for_each(send, [file for file in files if file.name not in present], _FILES_AT_A_TIME)
     publisher.publish(raw, files)
-    return report.result()
+    return counter.result()
 
 
-@tells(lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest")
+@explain_interruption(
+    lambda: "while files were fetched; what has arrived is kept, and the same command fetches the rest"
+)
 def pull(
     source: str | Url,
     folder: str | os.PathLike[str],
     *,
-    on_progress: Progress = unseen,
+    on_progress: Progress = no_progress,
 ) -> Transfer:
-    """Copy the converted dataset at the URL `source` into `folder`: new, empty, or what a pull left.
-
-    A folder that has an earlier state of the dataset (see `precache.conversion.update`) gets what it lacks.
+    """Copy the converted dataset at the URL `source` into `folder`.
 
     Args:
-        on_progress: called with (bytes that are there, bytes in all).
+        source: URL of the dataset.
+        folder: folder that is missing or empty, or that a pull has left unfinished, or that has an earlier
+            state of the dataset (see `precache.conversion.update`).
+        on_progress: called with (bytes in the folder, bytes of the dataset).
 
     Raises:
-        DatasetError: there is no dataset, or the folder holds something else or cannot be written.
+        DatasetError: there is no dataset at the URL, or the folder holds other files or cannot be written.
         SettingError: `source` is a path.
-        StorageError: the storage refuses or does not answer, or a file came with wrong bytes three times.
+        StorageError: the storage refuses or does not answer, or a file had wrong bytes three times.
     """
     url = _locate_url(source)
     raw, store = read_manifest(url), ObjectStore(url)
-    manifest = dataset_at(url, raw).manifest
+    manifest = dataset_from_manifest(url, raw).manifest
     files = _files_at(store, manifest)
     path = Path(os.path.realpath(local_path(folder)))
     try:
         with hold_lock(path):
-            own = _prepare(path, raw, manifest, {file.name for file in files})
-            remove_leftovers(path, {file.name for file in files})
-            has = {file.name for file in files if check_file(path, file) is None}
-            lacks = [file for file in files if file.name not in has]
-            others = [f.name for f in lacks if f.name not in own and os.path.lexists(path / f.name)]
+            names = {file.name for file in files}
+            replaceable = _prepare_folder(path, raw, manifest, names)
+            remove_leftovers(path, names)
+            present = {file.name for file in files if file_problem(path, file) is None}
+            missing = [file for file in files if file.name not in present]
+            others = []
+            for file in missing:
+                if file.name not in replaceable and os.path.lexists(path / file.name):
+                    others.append(file.name)
             if others:
                 raise DatasetError(
-                    f"{path}: holds files that are not part of the dataset, under names that it needs "
-                    f"({some(sorted(others))}); move them elsewhere, or choose another folder"
+                    f"holds files that are not part of the dataset, under names that it needs "
+                    f"({abridge(sorted(others))})",
+                    path=path,
+                    remedy="move them elsewhere, or choose another folder",
                 )
-            report = _Count(files, has, on_progress)
+            counter = _TransferCounter(files, present, on_progress)
 
             def fetch(file: FileEntry, check: Check) -> None:
                 _fetch(store, file, path, check)
-                report(file)
+                counter.add(file)
 
-            call_for_each(fetch, lacks, _FILES_AT_A_TIME)
+            call_for_each(fetch, missing, _FILES_AT_A_TIME)
             with atomic_write(path / MANIFEST_NAME) as written:
                 written.write(raw)
             fsync_folder(path)
     except OSError as error:
-        if is_of_caller(error):
+        if is_callback_error(error):
             raise
         check_open_files(error, error.filename)
         raise DatasetError(
-            f"{error.filename or path}: cannot be written ({os_reason(error)}); what has arrived is "
-            f"kept: make room or fix permissions, then run the same command again"
+            f"cannot be written ({os_reason(error)})",
+            path=error.filename or path,
+            remedy="what has arrived is kept: make room or fix permissions, then run the same command again",
         ) from error
-    return report.result()
+    return counter.result()
 
 
-class _Count:
-    """Bytes that are there, for `on_progress`; called by several threads."""
+class _TransferCounter:
+    """Counter of the bytes that are at the destination, which calls `on_progress`; several threads use it.
 
-    def __init__(self, files: Sequence[FileEntry], there: set[str], on_progress: Progress) -> None:
+    Args:
+        files: files of the dataset.
+        present: names of those that are at the destination already.
+        on_progress: called with (bytes at the destination, bytes of the dataset).
+    """
+
+    def __init__(self, files: Sequence[FileEntry], present: set[str], on_progress: Progress) -> None:
         self._files = files
         self._lock = Lock()
-        self._on_progress = of_caller(on_progress)
+        self._on_progress = mark_callback_errors(on_progress)
         self._total = sum(file.bytes for file in files)
-        self._done = sum(file.bytes for file in files if file.name in there)
+        self._done = sum(file.bytes for file in files if file.name in present)
         self._sent: list[FileEntry] = []
         self._on_progress(self._done, self._total)
 
-    def __call__(self, file: FileEntry) -> None:
+    def add(self, file: FileEntry) -> None:
+        """Count a file that was copied."""
         with self._lock:
             self._sent.append(file)
             self._done += file.bytes
             self._on_progress(self._done, self._total)
 
     def result(self) -> Transfer:
-        """The `Transfer` that sums up what was done."""
+        """Sum up the files that were counted."""
         sent_bytes = sum(file.bytes for file in self._sent)
         return Transfer(len(self._files), self._total, len(self._sent), sent_bytes)
 
@@ -207,20 +232,27 @@ def _locate_url(place: str | Url) -> Url:
     url = locate(place)
     if not isinstance(url, Url):
         raise SettingError(
-            f"{place}: is a path of this machine, not a URL as s3://BUCKET/PREFIX; between its folders, copy "
-            f"the dataset with 'cp -r'"
+            "is a path of this machine, not a URL as s3://BUCKET/PREFIX",
+            path=place,
+            remedy="between its folders, copy the dataset with 'cp -r'",
         )
     return url
 
 
-def _not_whole(problem: str, folder: Path) -> DatasetError:
-    return DatasetError(f"{problem}; run: {shell_command('precache verify', folder)}")
+def _damaged_error(problem: str, folder: Path, file: FileEntry) -> DatasetError:
+    """Make an error of a problem that `file_problem` has described."""
+    path = folder / file.name
+    return DatasetError(
+        problem.removeprefix(f"{path}: "),
+        path=path,
+        remedy=f"run: {shell_command('precache verify', folder)}",
+    )
 
 
 def _manifest_at(url: Url, raw: bytes) -> Manifest:
-    """The manifest at a URL; DatasetError if precache did not write it."""
+    """Parse the manifest at a URL; DatasetError if precache has not written it."""
     try:
-        return dataset_at(url, raw).manifest
+        return dataset_from_manifest(url, raw).manifest
     except DatasetError as error:
         raise DatasetError(
             f"{error}; so it is unknown which files are that dataset's: remove it yourself, or choose "
@@ -229,7 +261,7 @@ def _manifest_at(url: Url, raw: bytes) -> Manifest:
 
 
 def _files_at(store: ObjectStore, manifest: Manifest) -> list[FileEntry]:
-    """List the files of the dataset at a URL, as `files_of` does of one in a folder."""
+    """List the files of the dataset at a URL, as `dataset_files` does for a folder."""
     files = sorted(manifest.files, key=lambda file: -file.bytes)
     if manifest.rejected:
         with suppress(ObjectNotFoundError):
@@ -239,39 +271,50 @@ def _files_at(store: ObjectStore, manifest: Manifest) -> list[FileEntry]:
 
 
 def _is_earlier(old: Manifest, new: Manifest) -> bool:
-    """Whether `old` is an earlier state of the dataset: what both name is the same."""
-    ours = {file.name: file for file in new.files}
-    grown = old.updates == new.updates[: len(old.updates)] and old.shards == new.shards[: len(old.shards)]
-    return grown and all(ours.get(file.name, file) == file for file in old.files)
+    """Whether `old` is an earlier state of the dataset `new`, so that files of both have the same bytes."""
+    if old.updates != new.updates[: len(old.updates)] or old.shards != new.shards[: len(old.shards)]:
+        return False
+    new_files = {file.name: file for file in new.files}
+    return all(new_files.get(file.name, file) == file for file in old.files)
 
 
-def _prepare(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> frozenset[str]:
-    """Make the folder one that the dataset, files of `names`, may be written to; DatasetError if it is not.
+def _prepare_folder(path: Path, raw: bytes, manifest: Manifest, names: set[str]) -> frozenset[str]:
+    """Make the folder if it is missing, and check that the dataset may be written to it.
+
+    Args:
+        path: the folder.
+        raw: content of the dataset's manifest file.
+        manifest: manifest of the dataset.
+        names: names of the dataset's files.
 
     Returns:
-        Names of files that may be replaced: those of the earlier state that is there.
+        Names of files in the folder that may be replaced, which belong to an earlier state of the dataset.
+
+    Raises:
+        DatasetError: the folder holds another dataset, or other files.
     """
     manifest_path = path / MANIFEST_NAME
     if os.path.lexists(manifest_path):
-        there = read_regular(manifest_path)
-        if there == raw:
+        old_raw = read_regular(manifest_path)
+        if old_raw == raw:
             return manifest.own_names
         with suppress(DatasetError):
-            before = parse_manifest(there, manifest_path, in_folder(path))[0]
-            if _is_earlier(before, manifest):
-                return before.own_names
-        raise DatasetError(f"{path}: holds another dataset; choose another folder, or remove it")
+            old, _ = parse_manifest(old_raw, manifest_path, local_file_in_folder(path))
+            if _is_earlier(old, manifest):
+                return old.own_names
+        raise DatasetError("holds another dataset", path=path, remedy="choose another folder, or remove it")
     path.mkdir(parents=True, exist_ok=True)
-    if others := others_in(path, frozenset({*names, MANIFEST_NAME})):
+    if others := foreign_names(path, frozenset({*names, MANIFEST_NAME})):
         raise DatasetError(
-            f"{path}: is not empty, and holds what no pull of this dataset left ({some(others)}); choose "
-            f"another folder"
+            f"is not empty, and holds what no pull of this dataset left ({abridge(others)})",
+            path=path,
+            remedy="choose another folder",
         )
     return frozenset()
 
 
 def _fetch(store: ObjectStore, file: FileEntry, folder: Path, check: Check) -> None:
-    """Bring one file, compared with its checksum before it has its name."""
+    """Fetch a file under a temporary name, compare it with its checksum, and give it its name."""
     temporary = temporary_path(folder / file.name)
     try:
         os.close(open_new(temporary))

@@ -1,24 +1,24 @@
-"""Where samples come from, by one protocol, see `precache.sources.base`; what opens each of them is here.
+"""Sources of samples: trees, archives, tables, datasets, WebDataset tars; `open_source` opens any of them.
 
-To add a source:
+All sources have the protocol of `precache.sources.base`. To add one, write:
 
-    a kind of table      a `RowReader`, see `precache.sources.rows`; its suffix in `options.TABLE_SUFFIXES`,
-                         and a branch in `_open_table` here
-    a kind of dataset    a `RowReader`, and a branch in `_open_dataset`
-    anything else        a `Source`, see `precache.sources.base`: `root`, `paths`, `scan`, `read`, `where`;
-                         what it is called in `precache.sources.options`, and a branch in `_open_named`, by
-                         its file's name, `_open_folder` or `_open_url`
+    a kind of table      a `RowReader` (see `precache.sources.rows`), its suffix in `options.TABLE_SUFFIXES`
+                         and a branch in `_open_table`
+    a kind of dataset    a `RowReader` and a branch in `_open_dataset`
+    anything else        a `Source` (see `precache.sources.base`), its name in messages in
+                         `precache.sources.options`, and a branch in `_open_by_name`, which looks at the
+                         file's name, in `_open_folder` or in `_open_url`
 
-A source at a URL:
+Sources at a URL are:
 
     s3://BUCKET/photos              a tree of objects
     s3://BUCKET/sets/caltech        a converted dataset
     s3://BUCKET/photos.tar, .zip    an archive, fetched first: pictures are read in shuffled order
     s3://BUCKET/labels.csv          a table, fetched; its pictures are objects, or files below --root
-    s3://BUCKET/tars                WebDataset tars, or Parquet with pictures, fetched
-    https://HOST/photos.tar         the same, but for trees and tars: a web server lists nothing
+    s3://BUCKET/tars                WebDataset tars, or Parquet with pictures, fetched first
+    https://HOST/photos.tar         any of these but trees and folders of tars: a web server lists no folders
 
-What is fetched lies in the staging folder (TMPDIR) until the process ends.
+Fetched files lie in the staging folder (TMPDIR) until the process ends.
 """
 
 import os
@@ -32,12 +32,12 @@ from typing import Any
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import SettingError, SourceError
 from precache.recipe import SPLIT_NAME
-from precache.reporting import counted, warn
+from precache.reporting import quantity, warn
 from precache.sources import huggingface, parquet, webdataset
 from precache.sources.archive import ArchiveSource, is_archive
 from precache.sources.base import Source
 from precache.sources.converted import is_converted, open_converted
-from precache.sources.dataset import FolderReader, reader_of
+from precache.sources.dataset import FolderReader, open_dataset_reader
 from precache.sources.masks import MaskedSource
 from precache.sources.options import (
     ARCHIVE,
@@ -51,7 +51,7 @@ from precache.sources.options import (
 )
 from precache.sources.parquet import ParquetReader
 from precache.sources.rows import RowPart, RowSource
-from precache.sources.shard_files import find_split, shards_among, shards_in, splits_of
+from precache.sources.shard_files import find_split, find_splits, list_shards, select_shards
 from precache.sources.table import DELIMITERS, JSON_LINES, CsvReader, JsonLinesReader
 from precache.sources.tree import ObjectTree, TreeSource
 from precache.sources.webdataset import WebDatasetSource
@@ -62,32 +62,36 @@ from precache.storage.urls import Location, Url, is_url, local_path, locate
 
 __all__ = ["Source", "SourceOptions", "open_source"]
 
-_PACKED = tuple(f"{suffix}{packed}" for suffix in TABLE_SUFFIXES for packed in (".gz", ".xz", ".zst"))
-_OTHER_TABLES = (*_PACKED, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow")
+_COMPRESSED_TABLES = tuple(
+    f"{suffix}{compression}" for suffix in TABLE_SUFFIXES for compression in (".gz", ".xz", ".zst")
+)
+_OTHER_TABLES = (*_COMPRESSED_TABLES, ".xls", ".xlsx", ".ods", ".json", ".ndjson", ".feather", ".arrow")
+"""Suffixes of tables that cannot be read, so that the error says so."""
 _OTHER_ARCHIVES = (".rar", ".7z", ".tar.zst", ".tzst", ".tar.lz4", ".tar.lz", ".tar.z")
-_PROBED = 1000  # objects that say whether a prefix holds tars alone
-_AT_A_TIME = 4  # tars that are fetched
+"""Suffixes of archives that cannot be read."""
+_PROBED_OBJECTS = 1000  # the first objects below a URL that say whether it is a tree
+_FETCH_THREADS = 4
 
 
 def open_source(source: Any, options: SourceOptions | None = None) -> Source:
-    """The source at a path, of the kind that the path says; that of a dataset; or `source` where it is one.
+    """Open the source of the samples at a path or URL, or in a dataset in memory.
 
     Args:
-        source: a path, a URL (see the module), `hf:FOLDER` for a dataset of Hugging Face on
-            disk, anything with `__len__` and `__getitem__`, a mapping of splits to such datasets, or a
-            `Source`.
+        source: a path, a URL (see the module), `hf:FOLDER` for a dataset that Hugging Face's `save_to_disk`
+            wrote, anything with `__len__` and `__getitem__`, a mapping of split names to such datasets, or a
+            `Source`, which is returned as it is.
 
     Raises:
-        SettingError: not a source, or an option that it does not take.
-        SourceError: it cannot be opened.
-        MissingDependencyError: it needs an extra.
+        SettingError: `source` is not a source, or an option does not fit it.
+        SourceError: the source cannot be opened.
+        MissingDependencyError: the source needs an extra that is not installed.
     """
     options = options or SourceOptions()
-    if isinstance(source, bytes):  # no row of samples
+    if isinstance(source, bytes):  # a path, though bytes have __len__ and __getitem__ like a dataset
         source = locate(source)
     if options.mask is not None:
         return _open_masked(source, options, options.mask)
-    options = replace(options, boxes=None)  # a field like others, for a source
+    options = replace(options, boxes=None)  # to a source, boxes are a field like others
     if not isinstance(source, str | os.PathLike | Url):
         is_source = all(hasattr(source, name) for name in ("scan", "read", "where"))
         return source if is_source else _open_dataset(source, options)
@@ -101,44 +105,55 @@ def open_source(source: Any, options: SourceOptions | None = None) -> Source:
 
 
 def _open_masked(source: Any, options: SourceOptions, mask: str) -> Source:
-    """With masks in a folder; or in a column, of a table that has one of this name."""
+    """Open a source whose masks lie in the folder `mask`, or whose table has a column of this name."""
     options = replace(options, mask=None)
     if is_url(mask):
-        raise SettingError(f"--mask {mask}: masks are read from a folder of this machine; copy them first")
-    path = local_path(source) if isinstance(source, str | os.PathLike) and not is_url(source) else Path()
+        raise SettingError(
+            f"--mask {mask}: masks are read from a folder of this machine", remedy="copy them first"
+        )
     pictures = open_source(source, options)
-    if not (isinstance(pictures, RowSource) and is_table(path) and path.is_file()):
+    is_table_file = False
+    if isinstance(source, str | os.PathLike) and not is_url(source):
+        path = local_path(source)
+        is_table_file = is_table(path) and path.is_file()
+    if not (isinstance(pictures, RowSource) and is_table_file):
         return MaskedSource(pictures, local_path(mask))
     (part,) = pictures.parts
     if mask not in [column.name for column in part.reader.columns()]:
         return MaskedSource(pictures, local_path(mask))
-    _, image = part.choose(options)
+    _, image = part.choose_columns(options)
     if image.pictures is not None:
-        raise SettingError(f"--mask {mask}: masks of pictures in Parquet are read from a folder; name that")
+        raise SettingError(
+            f"--mask {mask}: masks of pictures in Parquet are read from a folder", remedy="name that"
+        )
     folder = locate(part.folder or "")
     if isinstance(folder, Url):
         raise SettingError(
-            f"--mask {mask}: masks of pictures at a URL are read from a folder; name that folder"
+            f"--mask {mask}: masks of pictures at a URL are read from a folder", remedy="name that folder"
         )
     fields = tuple(dict.fromkeys((*options.fields, mask)))
     pictures = replace(pictures, options=replace(pictures.options, fields=fields))
-    return MaskedSource(pictures, folder, mask, mask in options.fields)
+    return MaskedSource(pictures, folder, mask, is_field=mask in options.fields)
 
 
-def _open_named(place: Location, options: SourceOptions) -> Source | None:
-    """The table or the archive that `place` names; None where its name says neither."""
+def _open_by_name(place: Location, options: SourceOptions) -> Source | None:
+    """Open the table or archive at `place`; return None if its name is that of neither."""
     name = Path(place.name)
     if is_table(name):
-        options.only(TABLE)
-        return _open_table(place, _on_disk(place), options)
+        options.check_kind(TABLE)
+        return _open_table(place, _local_file(place), options)
     if is_archive(name):
-        options.only(ARCHIVE)
-        return ArchiveSource(place, _on_disk(place), options)
+        options.check_kind(ARCHIVE)
+        return ArchiveSource(place, _local_file(place), options)
     return None
 
 
 def _open_table(place: Location, file: Path, options: SourceOptions) -> RowSource:
-    """The source of a table; where it is Parquet with pictures, its name says their split."""
+    """Open a table; the name of a Parquet file with pictures says their split.
+
+    Args:
+        file: local file of the table: `place`, or what was fetched from there.
+    """
     folder = str(place.parent) if options.root is None else options.root
     suffix, name = file.suffix.lower(), str(place)
     if suffix in DELIMITERS:
@@ -147,23 +162,30 @@ def _open_table(place: Location, file: Path, options: SourceOptions) -> RowSourc
         part = RowPart(JsonLinesReader(name, file), folder)
     else:
         part = RowPart(ParquetReader(name, file, folder), folder)
-        _, image = part.choose(options)
+        _, image = part.choose_columns(options)
         if image.pictures is not None:
             _warn_of_copies(place)
             part = replace(part, split=find_split(place.name))
-    return RowSource(place, _paths_of(place, options), (part,), options)
+    return RowSource(place, _table_paths(place, options), (part,), options)
 
 
-def _open_parquets(place: Location, folder: Path, names: Sequence[str], options: SourceOptions) -> RowSource:
-    """The source of Parquet files with pictures, of which each says its split by its name."""
-    options.only(TABLE)
-    pictures = str(folder) if options.root is None else options.root
-    parts = [
-        RowPart(ParquetReader(str(place / name), folder / name, pictures), split=split, prefix=f"{name}/")
-        for name, split in zip(names, splits_of(place, names), strict=True)
-    ]
+def _open_parquet_folder(
+    place: Location, folder: Path, names: Sequence[str], options: SourceOptions
+) -> RowSource:
+    """Open a folder of Parquet files with pictures; the name of each file says its split.
+
+    Args:
+        folder: local folder of the files: `place`, or what was fetched from there.
+        names: paths of the files in the folder.
+    """
+    options.check_kind(TABLE)
+    pictures_folder = str(folder) if options.root is None else options.root
+    parts = []
+    for name, split in zip(names, find_splits(place, names), strict=True):
+        reader = ParquetReader(str(place / name), folder / name, pictures_folder)
+        parts.append(RowPart(reader, split=split, prefix=f"{name}/"))
     _warn_of_copies(place)
-    return RowSource(place, _paths_of(place, options), tuple(parts), options)
+    return RowSource(place, _table_paths(place, options), tuple(parts), options)
 
 
 def _warn_of_copies(place: Location) -> None:
@@ -173,10 +195,10 @@ def _warn_of_copies(place: Location) -> None:
     )
 
 
-def _paths_of(place: Location, options: SourceOptions) -> tuple[Location, ...]:
-    """What a table at `place` reads: it, and the folder of the pictures where that is named.
+def _table_paths(place: Location, options: SourceOptions) -> tuple[Location, ...]:
+    """Return `Source.paths` of a table: the table, and the folder that --root names.
 
-    Not the folder of the table: a dataset may well be put beside it.
+    The table's own folder is not among them, so that a dataset can be written beside the table.
 
     Raises:
         SettingError: there is no such folder.
@@ -185,48 +207,53 @@ def _paths_of(place: Location, options: SourceOptions) -> tuple[Location, ...]:
         return (place,)
     root = locate(options.root)
     if isinstance(root, Path) and not os.path.isdir(options.root):
-        raise SettingError(f"--root {options.root}: no such folder; name that of the pictures")
+        raise SettingError(f"--root {options.root}: no such folder", remedy="name that of the pictures")
     return (place, root)
 
 
 def _open_dataset(dataset: Any, options: SourceOptions, folder: Path | None = None) -> RowSource:
-    """The source that reads `dataset`, or a mapping of splits to datasets.
+    """Open a dataset in memory, or a mapping of split names to datasets.
 
     Args:
-        folder: where it was loaded from.
+        folder: folder that the dataset was loaded from; None if it was made in memory.
 
     Raises:
-        SettingError: it is not a dataset, or has splits that cannot be.
-        SourceError: it has no samples.
+        SettingError: `dataset` is not a dataset, or a split's name is not valid.
+        SourceError: a dataset has no samples.
     """
-    options.only(DATASET)
-    is_split = isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
-    datasets = dict(dataset) if is_split else {"": dataset}
+    options.check_kind(DATASET)
+    has_splits = isinstance(dataset, Mapping) and all(isinstance(name, str) for name in dataset)
+    datasets = dict(dataset) if has_splits else {"": dataset}
     if not datasets:
         raise SettingError(
             "a mapping without splits is not a source; expected one such as {'train': dataset}"
         )
-    for one in datasets.values():
-        if isinstance(one, type) or not (hasattr(one, "__len__") and hasattr(one, "__getitem__")):
+    for split_dataset in datasets.values():
+        has_rows = hasattr(split_dataset, "__len__") and hasattr(split_dataset, "__getitem__")
+        if isinstance(split_dataset, type) or not has_rows:
             expected = "expected a path, or a dataset with __len__ and __getitem__"
-            raise SettingError(f"{type(one).__name__} is not a source; {expected}")
-    kind = type(next(iter(datasets.values())))
-    root = folder or Path(f"{kind.__module__.partition('.')[0]}.{kind.__name__}")
-    parts, paths = [], [] if folder is None else [folder]
-    for split, one in datasets.items():
+            raise SettingError(f"{type(split_dataset).__name__} is not a source; {expected}")
+    first_class = type(next(iter(datasets.values())))
+    root = folder or Path(f"{first_class.__module__.partition('.')[0]}.{first_class.__name__}")
+    parts: list[RowPart] = []
+    paths = [] if folder is None else [folder]
+    for split, split_dataset in datasets.items():
         if split and not SPLIT_NAME.fullmatch(split):
             raise SettingError(
-                f"{root}: {split!r} is not a valid split name; write letters and digits, as in train"
+                f"{split!r} is not a valid split name",
+                path=root,
+                remedy="write letters and digits, as in train",
             )
         if split and options.split is not None:
-            raise SettingError(f"{root}: has splits already; leave out split={options.split!r}")
+            raise SettingError("has splits already", path=root, remedy=f"leave out split={options.split!r}")
         name = f"{root}, split {split}" if split else str(root)
-        if not len(one):
-            raise SourceError(f"{name}: has no samples; expected one for each picture")
-        if huggingface.is_dataset(one):
-            parts.append(RowPart(huggingface.HuggingFaceReader(one, name), split=split, is_dataset=True))
+        if not len(split_dataset):
+            raise SourceError("has no samples; expected one for each picture", path=name)
+        if huggingface.is_dataset(split_dataset):
+            hf_reader = huggingface.HuggingFaceReader(split_dataset, name)
+            parts.append(RowPart(hf_reader, split=split, is_dataset=True))
             continue
-        reader = reader_of(one, name)
+        reader = open_dataset_reader(split_dataset, name)
         part = RowPart(reader, split=split, is_dataset=True)
         if isinstance(reader, FolderReader):
             paths.append(Path(reader.folder))
@@ -236,94 +263,107 @@ def _open_dataset(dataset: Any, options: SourceOptions, folder: Path | None = No
 
 
 def _open_file(path: Path, options: SourceOptions) -> Source:
-    if source := _open_named(path, options):
+    """Open a table or an archive; the error for any other file says what was expected."""
+    if source := _open_by_name(path, options):
         return source
     if path.is_file():
         name = path.name.lower()
         if name.endswith(_OTHER_TABLES):
-            remedy = "unpack it, or save it so, in UTF-8"
-            raise SourceError(f"{path}: expected a table as CSV, TSV, JSON lines or Parquet; {remedy}")
+            raise SourceError(
+                "expected a table as CSV, TSV, JSON lines or Parquet",
+                path=path,
+                remedy="unpack it, or save it so, in UTF-8",
+            )
         if name.endswith(_OTHER_ARCHIVES):
-            raise SourceError(f"{path}: expected a tar or a zip; unpack it, and convert the folder")
+            raise SourceError(
+                "expected a tar or a zip", path=path, remedy="unpack it, and convert the folder"
+            )
     return _open_tree(path, options)
 
 
 def _open_folder(path: Path, options: SourceOptions) -> Source:
+    """Open a folder as what it holds: a converted dataset, tars, Parquet files, or class folders."""
     if is_converted(path):
         return open_converted(path, options)
-    if shards_in(path, webdataset.is_tar):
-        options.only(TARS)
+    if list_shards(path, webdataset.is_tar):
+        options.check_kind(TARS)
         return WebDatasetSource(path, path, options)
-    if names := shards_in(path, parquet.is_parquet):
-        return _open_parquets(path, path, names, options)
+    if names := list_shards(path, parquet.is_parquet):
+        return _open_parquet_folder(path, path, names, options)
     return _open_tree(path, options)
 
 
 def _open_tree(place: Location, options: SourceOptions) -> Source:
-    options.only(TREE)
+    options.check_kind(TREE)
     depth = 1 if options.class_depth is None else options.class_depth
     return ObjectTree(place, depth) if isinstance(place, Url) else TreeSource(place, depth)
 
 
 def _open_url(url: Url, options: SourceOptions) -> Source:
-    """The source at `url`, of the kind that its name and the storage say."""
-    if url.key and (source := _open_named(url, options)):
+    """Open the source at `url`, whose name and objects say its kind."""
+    if url.key and (source := _open_by_name(url, options)):
         return source
     store = ObjectStore(url)
     if store.find(MANIFEST_NAME) is not None:
         return open_converted(url, options)
     if url.scheme in ("http", "https"):
         raise SourceError(
-            f"{url}: is neither an archive, a table nor a converted dataset, and a web server cannot list a "
-            f"tree; name one of these"
+            "is neither an archive, a table nor a converted dataset, and a web server cannot list a tree",
+            path=url,
+            remedy="name one of these",
         )
-    first = store.first(_PROBED)
-    if not first:
+    first_names = [info.name for info in store.list_first(_PROBED_OBJECTS)]
+    if not first_names:
         raise SourceError(
-            f"{url}: holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg; "
-            f"check the URL"
+            f"holds no objects, so no class folder with pictures; expected {url}/CLASS/picture.jpg",
+            path=url,
+            remedy="check the URL",
         )
     is_shard = webdataset.is_tar
-    if not shards_among((info.name for info in first), is_shard):
+    if not select_shards(first_names, is_shard):
         is_shard = parquet.is_parquet
-    if not shards_among((info.name for info in first), is_shard):
+    if not select_shards(first_names, is_shard):
         return _open_tree(url, options)
     infos = {info.name: info for info in store.list()}
-    names = shards_among(infos, is_shard)
+    names = select_shards(infos, is_shard)
     if not names:
         return _open_tree(url, options)
-    options.only(TARS if is_shard is webdataset.is_tar else TABLE)  # before they are fetched
-    folder = _fetched(url, [infos[name] for name in names])
+    options.check_kind(TARS if is_shard is webdataset.is_tar else TABLE)  # fails before anything is fetched
+    folder = _fetch(url, [infos[name] for name in names])
     if is_shard is webdataset.is_tar:
         return WebDatasetSource(url, folder, options)
-    return _open_parquets(url, folder, names, options)
+    return _open_parquet_folder(url, folder, names, options)
 
 
-def _on_disk(place: Location) -> Path:
-    """The file itself, or what is fetched from the URL."""
+def _local_file(place: Location) -> Path:
+    """Return the file at `place`, fetched first if that is a URL."""
     if isinstance(place, Path):
         return place
     info = ObjectStore(place.parent).find(place.name)
     if info is None:
-        raise SourceError(f"{place}: does not exist; check the URL")
-    return _fetched(place.parent, [info]) / place.name
+        raise SourceError("does not exist", path=place, remedy="check the URL")
+    return _fetch(place.parent, [info]) / place.name
 
 
-def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
-    """A folder with the objects of `infos`, which lie below `url`, as files.
+def _fetch(url: Url, infos: Sequence[ObjectInfo]) -> Path:
+    """Fetch the objects of `infos`, which lie below `url`, and return the folder of their files.
 
     Raises:
-        SourceError: there is no room for them.
-        StorageError: one cannot be fetched.
+        SourceError: the disk has no room for them.
+        StorageError: an object cannot be fetched.
     """
     folder = Path(tempfile.mkdtemp(dir=staging.folder()))
-    needed, free = sum(info.bytes for info in infos), shutil.disk_usage(folder).free
-    if needed > free:
+    files = quantity(len(infos), "file")
+    total_bytes = sum(info.bytes for info in infos)
+    free_bytes = shutil.disk_usage(folder).free
+    if total_bytes > free_bytes:
         raise SourceError(
-            f"{url}: {counted(len(infos), 'file')}, {needed:,} bytes, must be fetched into "
-            f"{tempfile.gettempdir()}, where {free:,} bytes are free; set TMPDIR to a folder on a larger disk"
+            f"{files}, {total_bytes:,} bytes, must be fetched into {tempfile.gettempdir()}, where "
+            f"{free_bytes:,} bytes are free",
+            path=url,
+            remedy="set TMPDIR to a folder on a larger disk",
         )
-    warn(f"{url}: fetching {counted(len(infos), 'file')}, {needed:,} bytes, into {folder} first")
+    warn(f"{url}: fetching {files}, {total_bytes:,} bytes, into {folder} first")
     store = ObjectStore(url)
 
     def fetch(info: ObjectInfo, check: Check) -> None:
@@ -332,5 +372,5 @@ def _fetched(url: Url, infos: Sequence[ObjectInfo]) -> Path:
             store.download(info.name, file.fileno(), info.bytes, check)
         os.utime(folder / info.name, ns=(info.modified_ns, info.modified_ns))
 
-    call_for_each(fetch, infos, _AT_A_TIME)
+    call_for_each(fetch, infos, _FETCH_THREADS)
     return folder

@@ -1,24 +1,24 @@
-"""A tar or a zip of class folders: the samples are those of the tree that it would be unpacked into.
+"""Tar and zip archives of class folders, read without unpacking them to a tree.
 
     photos.tar     read in place: a picture is a range of its bytes
-    photos.zip     the same, stored or deflated
-    photos.tar.gz  (.tgz, .bz2, .xz) unpacked as a whole first, see `precache.storage.staging`
+    photos.zip     read in place, too; members are stored or deflated
+    photos.tar.gz  (.tgz, .bz2, .xz) decompressed to a tar first, see `precache.storage.staging`
 
-Paths, ids, labels, splits and the digest are those of the tree; an outermost folder that holds everything
-else, such as 101_ObjectCategories/, is left out of them. A tar that holds samples of WebDataset instead of
-class folders is read as `precache.sources.webdataset` says.
+Samples, paths, ids, labels, splits and digest are those of the tree that unpacking would make. An outermost
+folder around everything else, such as 101_ObjectCategories/, is not part of the paths. A tar of WebDataset
+samples is read as `precache.sources.webdataset` says.
 
-`tarfile` and `zipfile` list the members and where they lie. Nothing is ever unpacked under a member's name:
+`tarfile` and `zipfile` list the members and their offsets. No file is ever written under a member's name:
 
-    class/1.jpg, ./class/1.jpg, /class/1.jpg    the same file
-    ../class/1.jpg                              left out: it leads out of the archive
-    class/1.jpg twice                           the last one is used, as when it is unpacked
-    a hard link                                 the file that it names
-    a symbolic link                             the file that it leads to; to a folder: not followed
-    a picture that unpacks to another size      rejected
+    class/1.jpg, ./class/1.jpg, /class/1.jpg    are the same file
+    ../class/1.jpg                              is left out: it leads out of the archive
+    class/1.jpg twice                           the last one is used, as when unpacking
+    a hard link                                 is the file that it names
+    a symbolic link                             is the file that it leads to; one to a folder is not followed
+    a picture that unpacks to another size      is rejected
 
-The whole archive is refused, with the name of the member, for a link to a link, an archive in the archive, an
-encrypted member or one that is neither stored nor deflated, a sparse file, and a size that it cannot hold.
+The whole archive is refused, with the member's name, if it has a link to a link, an archive inside, a member
+that is encrypted or packed by another method than deflate, a sparse file, or a size that it cannot hold.
 """
 
 import bz2
@@ -42,52 +42,55 @@ import numpy.typing as npt
 
 from precache.errors import ImageError, SourceError, did_you_mean
 from precache.pictures import kinds
-from precache.pictures.reading import check_bytes, read_part, steadily
-from precache.reporting import some, warn
+from precache.pictures.reading import check_bytes, read_part, read_with_retries
+from precache.reporting import abridge, warn
 from precache.sources.base import IgnoredPath, SampleRef, Scan
 from precache.sources.options import CLASS_FOLDERS, SourceOptions
-from precache.sources.tree import Node, is_left_alone, scan_folders, split_of
+from precache.sources.tree import Node, is_skipped_folder, scan_folders, split_of
 from precache.storage import open_regular, staging, temporary_path
 from precache.storage.urls import Location
 
 _SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tbz", ".tar.xz", ".txz", ".zip")
 
 FILE, FOLDER, LINK, HARD_LINK, OTHER = "file", "folder", "link", "hard link", "other"
-NO_NAME = "has a name that leads out of the archive, or that no file can have"
-_AGAIN = "appears again later in the archive; the last one is used"
+INVALID_NAME = "has a name that leads out of the archive, or that no file can have"
+_REPLACED = "appears again later in the archive; the last one is used"
 _FILE_AND_FOLDER = "is a file and a folder"
-_MOST_FOLDERS = 255  # around a file
-_MOST_LINKED = 4095  # characters that the target of a link can have
+_MAX_FOLDERS = 255  # how many folders may lie around a file
+_MAX_LINK_LENGTH = 4095  # characters of a link's target
 
 _COPY_AGAIN = "download or copy it again"
 _UNPACK = "unpack it, and convert the folder"
 _UNPACK_BOTH = "unpack both, and convert the folder"
 _STORE_FILES = "make it with 'tar -h', or 'zip' without -y"
 _READ_BYTES = 1 << 20
-_LISTING_BYTES = 16 << 10  # read at a time while a tar is listed: a header, and often some that follow
+_LISTING_BYTES = 16 << 10  # read at a time while a tar is listed: a header, and often the next ones
 _CONTINUED = b"M"  # type of a tar's member that began in another archive
-_DUMPED_FOLDER = b"D"  # of one in GNU's incremental archives
-_MOST_MEMBER_BYTES = 1 << 40  # so that the sum of their sizes is a number of 64 bits
+_DUMPED_FOLDER = b"D"  # type of a folder in GNU's incremental archives
+_MAX_MEMBER_BYTES = 1 << 40  # so that the sum of all sizes fits into 64 bits
 _ENTRY = np.dtype([("header", "<i8"), ("packed", "<i8"), ("crc", "<u4"), ("method", "<u2")])
-_LOCAL_BYTES, _LOCAL_MARK = 30, b"PK\3\4"  # of the header before a zip's member
-_FIRST_PACKED_BYTES = 4096  # that the first bytes of a member are unpacked from
-_NAMES_BYTES = 256  # a name and what else is with it mostly have fewer: one read less
-_ENCRYPTED, _UTF8 = 0x1, 0x800
+_LOCAL_HEADER_BYTES = 30  # size of the header before each member of a zip, without its names
+_LOCAL_HEADER_MARK = b"PK\3\4"
+_PREFIX_PACKED_BYTES = 4096  # packed bytes that are enough to unpack the first bytes of a member
+_NAMES_BYTES = 256  # name and extra field are mostly shorter, so that one read gets header and data
+_ENCRYPTED, _UTF8 = 0x1, 0x800  # flags of a zip's member
 _DOS, _UNIX = 0, 3  # systems that a zip was made on
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the file's name is that of an archive which is read here."""
+    """Return whether the file's name is that of a tar or zip which can be read."""
     return path.name.lower().endswith(_SUFFIXES)
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSource:
-    """An archive as a `Source`.
+    """An archive of class folders as a `Source`.
 
     Attributes:
-        file: that is read: `root`, or what was fetched from there.
-        archive: once it is scanned; and `prefix`, the folder that all of its samples lie in, with a slash.
+        root: file or URL of the archive.
+        file: local file of the archive: `root`, or what was fetched from it.
+        archive: the archive with its list of members; None before the scan.
+        prefix: folder around all samples, with a slash, which their paths leave out; "" if there is none.
     """
 
     root: Location
@@ -105,13 +108,13 @@ class ArchiveSource:
 
         archive = open_archive(self.file, str(self.root))
         contents = _Contents(archive)
-        if self.options.class_depth is None and webdataset.holds_samples(contents.top):
+        if self.options.class_depth is None and webdataset.has_samples(contents.top):
             source = webdataset.WebDatasetSource(self.root, self.file, self.options)
             return webdataset.scan_archives(source, (archive,))
-        self.options.only(CLASS_FOLDERS)
+        self.options.check_kind(CLASS_FOLDERS)
         contents.follow_links()
         class_depth = 1 if self.options.class_depth is None else self.options.class_depth
-        top, prefix = contents.without_outer_folders(class_depth)
+        top, prefix = contents.find_top(class_depth)
         scan = scan_folders(top, replace(self, archive=archive, prefix=prefix), class_depth)
         return replace(
             scan,
@@ -125,19 +128,19 @@ class ArchiveSource:
         return self.archive.picture(self.where(ref), ref.place, ref.bytes, max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """The name for messages: the archive's path, and the member's name."""
+        """Return the name for messages: the archive's path, and the member's name."""
         return os.path.join(str(self.root), self.prefix, ref.path)
 
 
 class Member(NamedTuple):
-    """One entry of an archive.
+    """A member of an archive: a file, a folder or a link.
 
     Attributes:
-        name: as a file system has it, with slashes.
+        name: path in the archive, with slashes.
         kind: FILE, FOLDER, LINK, HARD_LINK or OTHER, such as a device.
-        place: where its content is: a byte of a tar, a row of `Archive.entries` for a zip.
-        size: of its content, in bytes.
-        target: of a link.
+        place: position of the content: an offset in a tar, a row of `Archive.entries` for a zip.
+        size: size of the content in bytes.
+        target: path that a link leads to.
     """
 
     name: str
@@ -149,21 +152,21 @@ class Member(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Archive:
-    """An archive that is read from; small, and pickled.
+    """Reader of an archive's members; it is small, and pickled for worker processes.
 
     Attributes:
-        shown: its name in messages.
-        path: of the file that is read: what was unpacked, where the archive is compressed as a whole.
-        as_scanned: size of that in bytes, and when it was last written, in ns.
-        modified_ns: when the archive was last written.
-        is_zip: or a tar.
-        entries: `_ENTRY` [n], the members of a zip, once they are listed.
-        file: open while members are listed: many are small, and lie where it has read already.
+        name: path or URL of the archive in messages.
+        path: path of the file that is read: the archive, or the tar that it was decompressed to.
+        scanned_status: size of that file in bytes, and time of its last write in ns.
+        modified_ns: time of the archive's last write.
+        is_zip: whether it is a zip, not a tar.
+        entries: `_ENTRY` [n], position, sizes and method of a zip's members; None before they are listed.
+        file: open file while members are listed; its buffer often has the next header already.
     """
 
-    shown: str
+    name: str
     path: str
-    as_scanned: tuple[int, int]
+    scanned_status: tuple[int, int]
     modified_ns: int
     is_zip: bool = False
     entries: npt.NDArray[np.void] | None = None
@@ -171,14 +174,14 @@ class Archive:
 
     @property
     def size(self) -> int:
-        """Bytes of the archive."""
-        return self.as_scanned[0]
+        """Size of the archive in bytes."""
+        return self.scanned_status[0]
 
     def members(self) -> Iterator[Member]:
         """List the members, in the archive's order.
 
         Raises:
-            SourceError: it is damaged, breaks off, or holds what cannot be read in place.
+            SourceError: the archive is damaged, breaks off, or has a member that cannot be read in place.
         """
         with io.BufferedReader(_ArchiveFile(self), _LISTING_BYTES) as file:
             self.file = file
@@ -188,228 +191,244 @@ class Archive:
                 self.file = None
 
     def read(self, start: int, count: int) -> bytes:
-        """Read some bytes of the file; SourceError if they cannot be read, or it is not as it was scanned."""
+        """Read some bytes of the file; SourceError if they cannot be read, or the file has changed."""
         if self.file is None:
-            return read_part(self.path, self.shown, self.as_scanned, start, count)
+            return read_part(self.path, self.name, self.scanned_status, start, count)
         self.file.seek(start)
         return self.file.read(count)
 
     def first_bytes(self, place: int, size: int, count: int = kinds.PREFIX_BYTES) -> bytes:
-        """The first bytes of a member; none where it cannot be unpacked."""
+        """Return the first bytes of a member; none if they cannot be unpacked."""
         if self.is_zip:
-            return self._unzip(place, count, _FIRST_PACKED_BYTES)
+            return self._unzip(place, count, _PREFIX_PACKED_BYTES)
         return self.read(place, min(size, count))
 
     def content(self, where: str, place: int, size: int) -> bytes:
-        """The content of a member, whose name in messages is `where`.
+        """Return the content of a member, whose name in messages is `where`.
 
         Raises:
-            ImageError: it cannot be unpacked, or is not what it was packed from.
-            SourceError: as `read`.
+            ImageError: the member cannot be unpacked, or does not match its CRC-32.
+            SourceError: the bytes cannot be read, or the file has changed.
         """
         if not self.is_zip:
             data = self.read(place, size)
             if len(data) != size:
                 raise SourceError(
-                    f"{where}: {len(data):,} of its {size:,} bytes could be read; check the disk or the "
-                    f"network, then run the same command again"
+                    f"{len(data):,} of its {size:,} bytes could be read",
+                    path=where,
+                    remedy="check the disk or the network, then run the same command again",
                 )
             return data
         assert self.entries is not None
-        # no more of either: it may be a bomb, or lie about its packed size
+        # neither reads nor unpacks more than it must: the member may be a bomb, or lie about its packed size
         data = self._unzip(place, size + 1, 2 * size + _READ_BYTES)
         if len(data) != size or zlib.crc32(data) != self.entries["crc"][place]:
             raise ImageError(where, "is damaged in the archive: it does not match its CRC-32")
         return data
 
     def picture(self, where: str, place: int, size: int, max_pixels: int) -> bytes:
-        """The content of a picture; ImageError, too, where none of `max_pixels` can be so large."""
+        """Return the content of a picture; ImageError also if it is too large for one of `max_pixels`."""
         check_bytes(where, size, max_pixels)
         if self.entries is not None:
             check_bytes(where, int(self.entries["packed"][place]), max_pixels)
         return self.content(where, place, size)
 
-    def damaged(self, what: str, remedy: str = _COPY_AGAIN) -> SourceError:
-        """An error to raise: `what` begins with a verb."""
-        return SourceError(f"{self.shown}: {what}; {remedy}")
+    def error(self, message: str, remedy: str = _COPY_AGAIN) -> SourceError:
+        """Return the error that says so of this archive; `message` begins with a verb."""
+        return SourceError(message, path=self.name, remedy=remedy)
 
-    def _unzip(self, place: int, most: int, most_packed: int) -> bytes:
-        """Unpack `most` first bytes of a zip's member from `most_packed`; none where they are damaged."""
+    def _unzip(self, place: int, max_bytes: int, max_packed_bytes: int) -> bytes:
+        """Unpack the first `max_bytes` of a zip's member from `max_packed_bytes`; none if it is damaged."""
         assert self.entries is not None
-        header, packed, _, method = self.entries[place].item()
-        packed = min(packed, most_packed)
-        found = self.read(header, _LOCAL_BYTES + _NAMES_BYTES + packed)
-        if len(found) < _LOCAL_BYTES or not found.startswith(_LOCAL_MARK):
+        header, packed_bytes, _, method = self.entries[place].item()
+        packed_bytes = min(packed_bytes, max_packed_bytes)
+        block = self.read(header, _LOCAL_HEADER_BYTES + _NAMES_BYTES + packed_bytes)
+        if len(block) < _LOCAL_HEADER_BYTES or not block.startswith(_LOCAL_HEADER_MARK):
             return b""
-        names = int.from_bytes(found[26:28], "little") + int.from_bytes(found[28:30], "little")
-        start = _LOCAL_BYTES + names
-        data = found[start : start + packed] if names <= _NAMES_BYTES else self.read(header + start, packed)
+        # lengths of name and extra field, which lie between the header and the data
+        names_bytes = int.from_bytes(block[26:28], "little") + int.from_bytes(block[28:30], "little")
+        start = _LOCAL_HEADER_BYTES + names_bytes
+        if names_bytes <= _NAMES_BYTES:
+            packed = block[start : start + packed_bytes]
+        else:
+            packed = self.read(header + start, packed_bytes)
         if method == zipfile.ZIP_STORED:
-            return data[:most]
+            return packed[:max_bytes]
         try:
-            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, most)
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(packed, max_bytes)
         except zlib.error:
             return b""
 
 
-def open_archive(path: Path, shown: str) -> Archive:
-    """The archive at `path`, called `shown` in messages; one that is compressed as a whole is unpacked.
+def open_archive(path: Path, name: str) -> Archive:
+    """Open the archive at `path`, called `name` in messages; decompress it first if it is a compressed tar.
 
     Raises:
-        SourceError: there is none, it cannot be read, or it cannot be unpacked.
+        SourceError: there is no archive, or it cannot be read or decompressed.
     """
     try:
-        status = steadily(lambda: os.stat(path), shown)
+        status = read_with_retries(lambda: os.stat(path), name)
     except SourceError as error:
         if isinstance(error.__cause__, FileNotFoundError | NotADirectoryError):
-            raise SourceError(f"{shown}: does not exist; name an archive{did_you_mean(path)}") from error
+            remedy = f"name an archive{did_you_mean(path)}"
+            raise SourceError("does not exist", path=name, remedy=remedy) from error
         raise
     if not stat.S_ISREG(status.st_mode):
-        raise SourceError(f"{shown}: is not a file; expected an archive of class folders with pictures")
-    as_scanned = status.st_size, status.st_mtime_ns
-    archive = Archive(shown, str(path), as_scanned, status.st_mtime_ns, path.name.lower().endswith(".zip"))
-    start = b"" if archive.is_zip else archive.read(0, 6)
-    for mark, (decompressed, command) in _COMPRESSIONS.items():
-        if start.startswith(mark):
-            unpacked = _unpack(archive, decompressed, command)
+        raise SourceError("is not a file; expected an archive of class folders with pictures", path=name)
+    scanned_status = status.st_size, status.st_mtime_ns
+    archive = Archive(name, str(path), scanned_status, status.st_mtime_ns, path.name.lower().endswith(".zip"))
+    if archive.is_zip:
+        return archive
+    start = archive.read(0, 6)
+    for compression in _COMPRESSIONS:
+        if start.startswith(compression.mark):
+            unpacked = _decompress(archive, compression)
             status = os.stat(unpacked)
-            return replace(archive, path=str(unpacked), as_scanned=(status.st_size, status.st_mtime_ns))
+            return replace(archive, path=str(unpacked), scanned_status=(status.st_size, status.st_mtime_ns))
     return archive
 
 
 class _ArchiveFile(io.FileIO):
-    """An archive for Python's modules; a disk that fails for a moment is asked again."""
+    """File of an archive for tarfile and zipfile, which tries again when a disk fails for a moment."""
 
     def __init__(self, archive: Archive) -> None:
-        with steadily(lambda: open_regular(archive.path), archive.shown) as file:
+        with read_with_retries(lambda: open_regular(archive.path), archive.name) as file:
             super().__init__(os.dup(file.fileno()))
-        self._shown = archive.shown
+        self._archive_name = archive.name
 
     def readinto(self, buffer: Any) -> int:
-        return steadily(lambda: super(_ArchiveFile, self).readinto(buffer), self._shown) or 0
+        return read_with_retries(lambda: super(_ArchiveFile, self).readinto(buffer), self._archive_name) or 0
 
 
 def _tar_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
-    position = 0  # of a member's header
+    """List the members of a tar; see `Archive.members`."""
+    position = 0  # offset of the next member's header
     try:
         tar = tarfile.TarFile(fileobj=file)
         while True:
             file.seek(position)
-            # not tar.next(), which keeps all members: there may be 10,000,000
+            # not tar.next(), which keeps all members in memory: there may be 10,000,000
             member = tarfile.TarInfo.fromtarfile(tar)
-            _check_in_tar(archive, member, position, tar.offset)
-            kind = _kind_in_tar(member)
+            _check_tar_member(archive, member, position, tar.offset)
+            kind = _tar_member_kind(member)
             yield Member(member.name, kind, member.offset_data, member.size, member.linkname)
             position = tar.offset
-    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # an empty block
+    except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # an empty block ends the archive
         pass
     except SourceError:
         raise
-    except Exception as error:  # nearly anything; RecursionError for headers about headers about headers
-        what = f"is damaged, or breaks off, at byte {position:,}" if position else "is not a tar"
-        raise archive.damaged(f"{what} ({_reason(error)})") from error
+    except Exception as error:  # tarfile raises nearly anything, even RecursionError for nested headers
+        message = f"is damaged, or breaks off, at byte {position:,}" if position else "is not a tar"
+        raise archive.error(f"{message} ({_reason(error)})") from error
     while part := file.read(_READ_BYTES):
         if part.strip(b"\0"):
-            raise archive.damaged(
+            raise archive.error(
                 f"has more data after its end at byte {position:,}",
                 f"if tars were joined with cat, join them with 'tar -A'; else {_COPY_AGAIN}",
             )
 
 
-def _check_in_tar(archive: Archive, member: tarfile.TarInfo, position: int, next_position: int) -> None:
+def _check_tar_member(archive: Archive, member: tarfile.TarInfo, position: int, next_position: int) -> None:
     """Raise SourceError if the member, whose header is at `position`, cannot be read in place."""
+    name = _short_name(member.name)
     end = member.offset_data + member.size if member.isreg() else next_position
     if member.size < 0 or next_position <= position:
-        what = f"is damaged: {_shown(member.name)} at byte {position:,} has an impossible size"
-        raise archive.damaged(what)
+        raise archive.error(f"is damaged: {name} at byte {position:,} has an impossible size")
     if member.issparse():
-        raise archive.damaged(f"its member {_shown(member.name)} is stored as a sparse file", _UNPACK)
+        raise archive.error(f"its member {name} is stored as a sparse file", _UNPACK)
     if member.type == _CONTINUED:
-        raise archive.damaged(f"its member {_shown(member.name)} continues in another archive", _UNPACK)
+        raise archive.error(f"its member {name} continues in another archive", _UNPACK)
     if end > archive.size:
-        raise archive.damaged(
-            f"breaks off: {_shown(member.name)} should end at byte {end:,}, and the archive has "
-            f"{archive.size:,} bytes"
+        raise archive.error(
+            f"breaks off: {name} should end at byte {end:,}, and the archive has {archive.size:,} bytes"
         )
 
 
-def _shown(name: str) -> str:
+def _short_name(name: str) -> str:
+    """Return the end of a member's name for a message, in quotes."""
     return repr(name[-100:])
 
 
 def _reason(error: Exception) -> str:
+    """Return the text of an exception of tarfile or zipfile on one short line."""
     return " ".join(str(error).split())[:100] or type(error).__name__
 
 
-def _kind_in_tar(member: tarfile.TarInfo) -> str:
+def _tar_member_kind(member: tarfile.TarInfo) -> str:
     if member.isreg():
         return FILE
     if member.isdir() or member.type == _DUMPED_FOLDER:
         return FOLDER
-    return LINK if member.issym() else HARD_LINK if member.islnk() else OTHER
+    if member.issym():
+        return LINK
+    return HARD_LINK if member.islnk() else OTHER
 
 
 def _zip_members(archive: Archive, file: BinaryIO) -> Iterator[Member]:
+    """List the members of a zip, and fill in `archive.entries`; see `Archive.members`."""
     try:
         infos = zipfile.ZipFile(file).infolist()
     except SourceError:
         raise
-    except Exception as error:  # nearly anything, too
-        raise archive.damaged(
+    except Exception as error:  # zipfile raises nearly anything
+        raise archive.error(
             f"is not a zip, breaks off or is damaged ({_reason(error)})",
             f"{_COPY_AGAIN}, or join the parts of a zip of several files with 'zip -s 0'",
         ) from error
     archive.entries = np.zeros(len(infos), _ENTRY)
     infos.reverse()
     for row in range(len(infos)):
-        info = infos.pop()  # and forget it: a million take 600 MB
-        end = info.header_offset + _LOCAL_BYTES + info.compress_size
-        if info.header_offset < 0 or end > archive.size or info.file_size > _MOST_MEMBER_BYTES:
-            raise archive.damaged(
-                f"is damaged: its member {_shown(info.filename)} cannot be as large as it says"
-            )
+        info = infos.pop()  # frees it after its turn: a million take 600 MB
+        name = _short_name(info.filename)
+        end = info.header_offset + _LOCAL_HEADER_BYTES + info.compress_size
+        if info.header_offset < 0 or end > archive.size or info.file_size > _MAX_MEMBER_BYTES:
+            raise archive.error(f"is damaged: its member {name} cannot be as large as it says")
         if info.flag_bits & _ENCRYPTED:
-            raise archive.damaged(f"its member {_shown(info.filename)} is encrypted", _UNPACK)
+            raise archive.error(f"its member {name} is encrypted", _UNPACK)
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            packed_by = f"is packed by method {info.compress_type}, not by deflate"
-            raise archive.damaged(f"its member {_shown(info.filename)} {packed_by}", _UNPACK)
+            raise archive.error(
+                f"its member {name} is packed by method {info.compress_type}, not by deflate", _UNPACK
+            )
         archive.entries[row] = (info.header_offset, info.compress_size, info.CRC, info.compress_type)
-        name, kind = _name_in_zip(info), stat.S_IFMT(info.external_attr >> 16)
-        if name.endswith("/"):
-            yield Member(name, FOLDER)
-        elif info.create_system != _UNIX or kind in (0, stat.S_IFREG):
-            yield Member(name, FILE, row, info.file_size)
-        elif kind == stat.S_IFLNK:
-            target = archive.first_bytes(row, info.file_size, _MOST_LINKED + 1)
-            yield Member(name, LINK, target=os.fsdecode(target))
+        path, file_type = _zip_member_path(info), stat.S_IFMT(info.external_attr >> 16)
+        if path.endswith("/"):
+            yield Member(path, FOLDER)
+        elif info.create_system != _UNIX or file_type in (0, stat.S_IFREG):
+            yield Member(path, FILE, row, info.file_size)
+        elif file_type == stat.S_IFLNK:
+            target = archive.first_bytes(row, info.file_size, _MAX_LINK_LENGTH + 1)
+            yield Member(path, LINK, target=os.fsdecode(target))
         else:
-            yield Member(name, OTHER)
+            yield Member(path, OTHER)
 
 
-def _name_in_zip(info: zipfile.ZipInfo) -> str:
-    """The name as a file system has it, in UTF-8 where the zip says nothing else."""
+def _zip_member_path(info: zipfile.ZipInfo) -> str:
+    """Return the path of a zip's member with slashes; names without an encoding are read as UTF-8."""
     name = info.filename
     if not info.flag_bits & _UTF8:
-        stored = name.encode("cp437")  # which zipfile takes it for, and which has a letter for each byte
+        stored = name.encode("cp437")  # as zipfile has decoded it; cp437 has a character for each byte
         try:
             name = stored.decode()
         except UnicodeDecodeError:
-            name = name if info.create_system == _DOS else os.fsdecode(stored)
+            if info.create_system != _DOS:
+                name = os.fsdecode(stored)
     return name.replace("\\", "/") if info.create_system == _DOS else name
 
 
-def parts_of(name: str) -> list[str] | None:
-    """The names of folders and file in a member's name; None if such a name is refused."""
+def path_parts(name: str) -> list[str] | None:
+    """Return the names of folders and file in a member's name; None if such a name is not allowed."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
-    return None if ".." in parts or "\0" in name or len(parts) > _MOST_FOLDERS else parts
+    if ".." in parts or "\0" in name or len(parts) > _MAX_FOLDERS:
+        return None
+    return parts
 
 
 class _Contents:
-    """The members of an archive, in the folders that it would be unpacked into.
+    """Members of an archive, in the folders that unpacking it would make.
 
     Attributes:
-        top: the folder that they are all in.
-        ignored: members that stand for no file or folder in it.
+        top: folder that the archive would be unpacked into.
+        ignored: members that are no file or folder in it, and why.
     """
 
     def __init__(self, archive: Archive) -> None:
@@ -417,100 +436,105 @@ class _Contents:
         self.top = Node(lambda node: archive.first_bytes(node.place, node.bytes))
         self.top.children = {}
         self.ignored: list[IgnoredPath] = []
-        self._archives: list[str] = []  # members that are archives themselves
-        self._links: dict[str, str] = {}  # paths of symbolic links, and where they lead
+        self._inner_archives: list[str] = []  # paths of members that are archives themselves
+        self._links: dict[str, str] = {}  # path of each symbolic link -> its target
         self._broken_links: list[str] = []
         for member in archive.members():
             self._add(member)
 
     def follow_links(self) -> None:
-        """Let each symbolic link be the file that it leads to.
+        """LargePictureLock each symbolic link into the file that it leads to.
 
         Raises:
-            SourceError: it leads to another link, or a member is an archive itself.
+            SourceError: a link leads to another link, or a member is an archive itself.
         """
-        if self._archives:
-            name = _shown(self._archives[0])
-            raise self._archive.damaged(f"its member {name} is an archive itself", _UNPACK_BOTH)
+        if self._inner_archives:
+            name = _short_name(self._inner_archives[0])
+            raise self._archive.error(f"its member {name} is an archive itself", _UNPACK_BOTH)
         for path, target in self._links.items():
             target_path = os.path.normpath(os.path.join(os.path.dirname(path), target))
             if target_path in self._links:
-                names = f"{_shown(path)} is a link to {_shown(target_path)}"
-                raise self._archive.damaged(
+                names = f"{_short_name(path)} is a link to {_short_name(target_path)}"
+                raise self._archive.error(
                     f"its member {names}, which is a link", f"{_STORE_FILES}, or leave this link out"
                 )
             node = self.top.find(path.split("/"))
             assert node is not None
-            leads_out = target.startswith("/") or len(target) > _MOST_LINKED
-            self._link(node, None if leads_out else self.top.find(target_path.split("/")))
+            target_node = self.top.find(target_path.split("/"))
+            if target.startswith("/") or len(target) > _MAX_LINK_LENGTH:  # leads out of the archive
+                target_node = None
+            self._copy_target(node, target_node)
 
     def warnings(self, archive: Location) -> tuple[str, ...]:
-        """Warnings, one line each."""
+        """Return a warning of broken links, if there are any."""
         if not self._broken_links:
             return ()
-        named = some([repr(path) for path in self._broken_links])
+        names = abridge([repr(path) for path in self._broken_links])
         return (
-            f"{archive}: links to files that are not in the archive are left out: {named}; to include "
+            f"{archive}: links to files that are not in the archive are left out: {names}; to include "
             f"these files, {_STORE_FILES}",
         )
 
-    def without_outer_folders(self, class_depth: int) -> tuple[Node, str]:
-        """The folder that the class folders are in, and its path with a slash: 101_ObjectCategories/.
+    def find_top(self, class_depth: int) -> tuple[Node, str]:
+        """Return the folder with the class folders, and its path with a slash, as 101_ObjectCategories/.
 
-        A folder on top that has none beside it is not one of the classes where class folders, `class_depth`
-        deep, lie in it. What lies beside it becomes `ignored`.
+        A single outermost folder is not a class if class folders, `class_depth` deep, lie in it. Files beside
+        it are added to `ignored`.
         """
         top, prefix = self.top, ""
         while (inner := _outer_folder(top, class_depth)) is not None:
-            beside = f"lies beside the folder {prefix}{inner.name}"
+            reason = f"lies beside the folder {prefix}{inner.name}"
             self.ignored += (
-                IgnoredPath(prefix + node.name, beside) for node in top.entries() if node is not inner
+                IgnoredPath(prefix + node.name, reason) for node in top.entries() if node is not inner
             )
             top, prefix = inner, f"{prefix}{inner.name}/"
         return top, prefix
 
     def _add(self, member: Member) -> None:
-        parts = parts_of(member.name)
+        """Add a member to the folders, or to `ignored`."""
+        parts = path_parts(member.name)
         if parts is None:
-            self.ignored.append(IgnoredPath(member.name, NO_NAME))
+            self.ignored.append(IgnoredPath(member.name, INVALID_NAME))
             return
-        folder = self._folder(parts if member.kind == FOLDER else parts[:-1])
+        folder = self._make_folder(parts if member.kind == FOLDER else parts[:-1])
         if folder is None:
             self.ignored.append(IgnoredPath(member.name, _FILE_AND_FOLDER))
         elif parts and member.kind != FOLDER:
-            self._put(folder, parts, member)
+            self._add_file(folder, parts, member)
 
-    def _put(self, folder: Node, parts: list[str], member: Member) -> None:
+    def _add_file(self, folder: Node, parts: list[str], member: Member) -> None:
+        """Add a file or a link to its folder; it replaces an earlier member of the same name."""
         assert folder.children is not None
-        old = folder.children.get(parts[-1])
-        if old is not None and old.is_dir():
+        earlier = folder.children.get(parts[-1])
+        if earlier is not None and earlier.is_dir():
             self.ignored.append(IgnoredPath("/".join(parts), _FILE_AND_FOLDER))
             return
-        linked = self.top.find(part for part in member.target.split("/") if part not in ("", "."))
-        if old is not None:
-            self.ignored.append(IgnoredPath(old.path, _AGAIN))
-            self._links.pop(old.path, None)
+        target = self.top.find(part for part in member.target.split("/") if part not in ("", "."))
+        if earlier is not None:
+            self.ignored.append(IgnoredPath(earlier.path, _REPLACED))
+            self._links.pop(earlier.path, None)
             del folder.children[parts[-1]]
         node = folder.child(parts[-1])
         node.modified_ns = self._archive.modified_ns
         if member.kind == FILE:
             node.place, node.bytes = member.place, member.size
-            if node.name.lower().endswith(_SUFFIXES) and not any(map(is_left_alone, parts)):
-                self._archives.append(node.path)
+            is_skipped = any(is_skipped_folder(part) for part in parts)
+            if node.name.lower().endswith(_SUFFIXES) and not is_skipped:
+                self._inner_archives.append(node.path)
         elif member.kind == LINK:
             self._links[node.path] = member.target
-        elif member.kind == HARD_LINK:  # to a member before it
-            self._link(node, linked)
+        elif member.kind == HARD_LINK:  # its target is always an earlier member
+            self._copy_target(node, target)
 
-    def _link(self, node: Node, target: Node | None) -> None:
-        """Let `node` be the file that its link leads to."""
+    def _copy_target(self, node: Node, target: Node | None) -> None:
+        """Give a link the content of its target; a link without a target is noted as broken."""
         if target is not None and target.is_file():
             node.place, node.bytes = target.place, target.bytes
         else:
             self._broken_links.append(node.path)
 
-    def _folder(self, parts: list[str]) -> Node | None:
-        """The folder, made where it is missing; None where a file has its name."""
+    def _make_folder(self, parts: list[str]) -> Node | None:
+        """Return the folder at this path, made if it is missing; None if a file has its name."""
         node = self.top
         for part in parts:
             assert node.children is not None
@@ -524,72 +548,94 @@ class _Contents:
 
 
 def _outer_folder(top: Node, class_depth: int) -> Node | None:
-    """The one folder in `top`, where it is neither a class nor a split, as `precache.sources.tree` says."""
-    shown = list(_shown_folders(top))
-    if len(shown) != 1 or split_of(shown[0].name) or not _is_as_deep(shown[0], class_depth):
+    """Return the only folder in `top` if it holds the class folders, and is no class or split; else None."""
+    folders = list(_visible_folders(top))
+    if len(folders) != 1 or split_of(folders[0].name) or not _has_depth(folders[0], class_depth):
         return None
-    if class_depth == 0:  # pictures beside it have no labels, too
-        return None if _loose_pictures(top) else shown[0]
-    # a class may have folders; most of what is in a folder of classes lies in these
-    left, waiting = _loose_pictures(shown[0]), list(_shown_folders(shown[0]))
-    while left > 0 and waiting:
-        folder = waiting.pop()
-        left -= _loose_pictures(folder)
-        waiting += _shown_folders(folder)
-    return None if left > 0 else shown[0]
+    outer = folders[0]
+    if class_depth == 0:
+        # pictures beside the folder are samples, too, so it is not around all samples
+        return None if _count_pictures(top) else outer
+    # A class may hold folders, too. But then it holds most pictures itself; a folder of classes does not.
+    surplus, pending = _count_pictures(outer), list(_visible_folders(outer))
+    while surplus > 0 and pending:
+        folder = pending.pop()
+        surplus -= _count_pictures(folder)
+        pending += _visible_folders(folder)
+    return None if surplus > 0 else outer
 
 
-def _loose_pictures(node: Node) -> int:
-    return sum(kinds.extension(child.name) in kinds.IMAGE_EXTENSIONS for child in node.entries())
+def _count_pictures(folder: Node) -> int:
+    """Count the pictures that lie directly in a folder, by their extensions."""
+    return sum(kinds.extension(child.name) in kinds.IMAGE_EXTENSIONS for child in folder.entries())
 
 
-def _shown_folders(node: Node) -> Iterable[Node]:
-    """Folders that may be classes or splits."""
-    for child in node.entries():
-        if child.is_dir() and not is_left_alone(child.name):
+def _visible_folders(folder: Node) -> Iterable[Node]:
+    """Yield the folders in a folder that may be classes or splits."""
+    for child in folder.entries():
+        if child.is_dir() and not is_skipped_folder(child.name):
             yield child
 
 
-def _is_as_deep(node: Node, depth: int) -> bool:
-    return depth == 0 or any(_is_as_deep(child, depth - 1) for child in _shown_folders(node))
+def _has_depth(folder: Node, depth: int) -> bool:
+    """Return whether folders lie at least `depth` deep in a folder."""
+    return depth == 0 or any(_has_depth(child, depth - 1) for child in _visible_folders(folder))
 
 
-_COMPRESSIONS: dict[bytes, tuple[Callable[..., Any], str]] = {
-    b"\x1f\x8b": (gzip.open, "gunzip -k"),
-    b"BZh": (bz2.open, "bunzip2 -k"),
-    b"\xfd7zXZ": (lzma.open, "unxz -k"),
-}
-"""First bytes of a compressed file -> what decompresses it, and the command that unpacks it."""
+class _Compression(NamedTuple):
+    """A compression of whole tars.
+
+    Attributes:
+        mark: first bytes of a compressed file.
+        open: function that opens a compressed file for reading.
+        command: command that a user can decompress the file with.
+    """
+
+    mark: bytes
+    open: Callable[..., Any]
+    command: str
 
 
-def _unpack(archive: Archive, decompressed: Callable[..., Any], command: str) -> Path:
-    """Unpack a compressed tar into the staging folder, since pictures are read in shuffled order.
+_COMPRESSIONS = (
+    _Compression(b"\x1f\x8b", gzip.open, "gunzip -k"),
+    _Compression(b"BZh", bz2.open, "bunzip2 -k"),
+    _Compression(b"\xfd7zXZ", lzma.open, "unxz -k"),
+)
+
+
+def _decompress(archive: Archive, compression: _Compression) -> Path:
+    """Decompress a tar into the staging folder, since pictures are read in shuffled order.
 
     Raises:
-        SourceError: it is damaged, cannot be read, or there is no room for what it holds.
+        SourceError: the archive is damaged or cannot be read, or the disk has no room for the tar.
     """
     folder = staging.folder()
-    identity = f"{os.path.abspath(archive.path)} {archive.as_scanned}".encode(errors="surrogateescape")
+    identity = f"{os.path.abspath(archive.path)} {archive.scanned_status}".encode(errors="surrogateescape")
     path = folder / f"{hashlib.sha256(identity).hexdigest()[:16]}.tar"
-    if path.exists():  # of an earlier scan
+    if path.exists():  # an earlier scan has made it
         return path
     warn(
-        f"{archive.shown}: is compressed as a whole, so it is unpacked into {folder.parent} first; after "
-        f"'{command}' it is read in place"
+        f"{archive.name}: is compressed as a whole, so it is unpacked into {folder.parent} first; after "
+        f"'{compression.command}' it is read in place"
     )
     temporary = temporary_path(path)
     try:
-        with _ArchiveFile(archive) as packed, decompressed(packed) as unpacked, open(temporary, "xb") as file:
+        with (
+            _ArchiveFile(archive) as packed,
+            compression.open(packed) as unpacked,
+            open(temporary, "xb") as file,
+        ):
             shutil.copyfileobj(unpacked, file, _READ_BYTES)
         os.replace(temporary, path)
     except (EOFError, zlib.error, lzma.LZMAError, OSError, MemoryError) as error:
         if getattr(error, "errno", None) is None:
             reason = "it breaks off" if isinstance(error, EOFError) else str(error) or "out of memory"
-            raise archive.damaged(f"cannot be unpacked ({reason})") from error
-        free = shutil.disk_usage(folder).free
+            raise archive.error(f"cannot be unpacked ({reason})") from error
+        free_bytes = shutil.disk_usage(folder).free
         raise SourceError(
-            f"{archive.shown}: does not fit into {folder.parent} when it is unpacked ({error}; {free:,} "
-            f"bytes are free); set TMPDIR to a folder on a larger disk, or unpack it with {command}"
+            f"does not fit into {folder.parent} when it is unpacked ({error}; {free_bytes:,} bytes are free)",
+            path=archive.name,
+            remedy=f"set TMPDIR to a folder on a larger disk, or unpack it with {compression.command}",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)

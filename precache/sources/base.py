@@ -1,7 +1,7 @@
-"""What a source of samples is, and what a scan of one finds.
+"""Protocol of a source of samples, and the scan that lists what a source holds.
 
-A source lists its samples once, in the process that converts (`scan`), and gives the picture of one of them
-wherever that is asked for (`read`): it is sent to worker processes. `precache.sources` lists those there are.
+A source lists its samples once, in the process that converts (`scan`). It is then pickled and sent to worker
+processes, which read the pictures (`read`). `precache.sources` has the list of all kinds of sources.
 """
 
 import hashlib
@@ -26,33 +26,36 @@ from precache.dataset.index import Checksums, Sizes, checksum_of
 from precache.errors import ImageError, SettingError
 from precache.pictures.kinds import decoder_remedy, unreadable_extensions
 from precache.recipe import Recipe
-from precache.reporting import counted, warn
+from precache.reporting import quantity, warn
 from precache.sources.options import SourceOptions
 from precache.storage.urls import Location, Url
 
 ANY_SIZE = 1 << 60
-"""Of a picture that was as large when it was converted."""
-_FILE_SYSTEM = (sys.getfilesystemencoding(), sys.getfilesystemencodeerrors())
-_PATHS = 4096  # that are text at a time
+"""Value of `max_pixels` for a picture that has been converted before: its size was checked then."""
+_FILE_SYSTEM_ENCODING = sys.getfilesystemencoding()
+_FILE_SYSTEM_ERRORS = sys.getfilesystemencodeerrors()
+_DECODED_PATHS = 4096  # how many paths are decoded to text at a time
 
 
 @dataclass(frozen=True, slots=True)
 class SampleRef:
-    """One picture of a source, as scanned: all that is known of it before it is read.
+    """A sample of a source as the scan lists it, before its picture is read.
 
     Attributes:
-        id: rank in the sorted scan of files; row of a table or a dataset. In an update that of the dataset:
-            a source knows its samples by `path` and `place`.
-        path: what the source calls it: relative to the root of a tree, with forward slashes.
-        label: index of its class; -1 where it has not just one.
-        bytes: size of the file; -1 for a missing file, which is rejected when it is read, and where sizes
-            were not asked for.
-        split: that the source puts it in, or "" where it has none.
-        modified_ns: when the file was last written, as the file system counts; no part of what it is.
-        place: where the source has it, a number that its `read` understands.
-        original_size: width and height of the picture that this one was made of, in pixels; None: of none.
-        target: what it is labelled with where that is not one class: a list of class indices, or numbers.
-        fields: what else is known of it, by name, as JSON has it.
+        id: rank in the sorted scan of files, or row of a table or a dataset. During an update it is the
+            converted dataset's id, so a source finds its samples by `path` and `place` alone.
+        path: name of the sample in its source; in a tree the path from its root, with forward slashes.
+        label: index of the sample's class; -1 if it has no class or several.
+        bytes: size of the file; -1 for a missing file, which is rejected when it is read, and after a scan
+            that did not ask for sizes.
+        split: name of the split that the source puts the sample in; "" if it has no splits.
+        modified_ns: time of the file's last write, as the file system counts; two samples that differ in it
+            alone are equal.
+        place: number by which the source's `read` finds the picture, such as a row or an offset in bytes.
+        original_size: width and height in pixels of the picture that this one was converted from; None if
+            this is the original.
+        target: label of a sample that has not exactly one class: a list of class indices, or numbers.
+        fields: values of the other columns by name, as JSON types.
     """
 
     id: int
@@ -69,26 +72,28 @@ class SampleRef:
 
 @dataclass(frozen=True, slots=True)
 class IgnoredPath:
-    """Something in the source that is not a sample; `path` is that of `SampleRef`."""
+    """A file, folder or member that is no sample, and the reason; `path` is as in `SampleRef`."""
 
     path: str
     reason: str
 
 
 class Paths(Sequence[str]):
-    """Paths that are text only while they are looked at: 1,000,000 of them take 40 MB rather than 110.
+    """Sequence of paths that are decoded on access: 1,000,000 of them take 40 MB rather than 110.
 
     Args:
-        content: the paths as the file system has them, one behind the other.
-        ends: int64 [n], where each of them ends.
-        above: what each is given to begin with.
-        rows: which of them these are, in this order; None: all.
+        content: encoded paths, one behind the other.
+        ends: int64 [n], offset in `content` of the end of each path.
+        prefix: text in front of each path.
+        rows: rows of the paths that are in the sequence, in its order; None for all of them.
     """
 
-    def __init__(self, content: bytes, ends: Ints, above: str = "", rows: Ints | None = None) -> None:
-        self._content, self._above = content, above
+    def __init__(self, content: bytes, ends: Ints, prefix: str = "", rows: Ints | None = None) -> None:
+        self._content, self._prefix = content, prefix
         starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
-        self._starts, self._ends = (starts, ends) if rows is None else (starts[rows], ends[rows])
+        if rows is not None:
+            starts, ends = starts[rows], ends[rows]
+        self._starts, self._ends = starts, ends
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -102,37 +107,40 @@ class Paths(Sequence[str]):
     def __getitem__(self, index: int | slice) -> str | list[str]:
         if isinstance(index, slice):
             return self._decode(self._starts[index], self._ends[index])
-        return self._above + os.fsdecode(self._content[self._starts[index] : self._ends[index]])
+        return self._prefix + os.fsdecode(self._content[self._starts[index] : self._ends[index]])
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _PATHS):
-            yield from self[start : start + _PATHS]
+        for start in range(0, len(self), _DECODED_PATHS):
+            yield from self[start : start + _DECODED_PATHS]
 
     def _decode(self, starts: Ints, ends: Ints) -> list[str]:
-        """Decode as `os.fsdecode` does, in half the time."""
-        content, above, how = self._content, self._above, _FILE_SYSTEM
+        """Decode paths as `os.fsdecode` does, in half the time."""
+        content, prefix = self._content, self._prefix
+        encoding, errors = _FILE_SYSTEM_ENCODING, _FILE_SYSTEM_ERRORS
         places = zip(starts.tolist(), ends.tolist(), strict=True)
-        return [above + content[start:end].decode(*how) for start, end in places]
+        return [prefix + content[start:end].decode(encoding, errors) for start, end in places]
 
 
 @dataclass(slots=True, eq=False)
 class Samples(Sequence[SampleRef]):
-    """The samples of a source, in columns: 1,000,000 of them take some 80 MB, as objects ten times that.
+    """Samples of a source as columns: 1,000,000 samples take some 80 MB, as objects ten times that.
+
+    `samples[row]` is a `SampleRef`, whose attributes the columns hold.
 
     Attributes:
         ids: int64 [n], ascending.
-        labels: int64 [n]; see `SampleRef` for this and what follows.
-        file_bytes: int64 [n]; -1, where sizes were not asked for.
-        modified_ns: int64 [n]; 0 likewise.
-        splits: int64 [n], indices of `split_names`.
-        split_names: "" alone where the source has no splits.
-        paths: as the file system has them, one behind the other.
-        path_ends: int64 [n], where each of them ends.
+        labels: int64 [n].
+        file_bytes: int64 [n]; -1 after a scan that did not ask for sizes.
+        modified_ns: int64 [n]; 0 after such a scan.
+        splits: int64 [n], indices into `split_names`.
+        split_names: names of the splits; "" alone for a source without splits.
+        paths: encoded paths, one behind the other.
+        path_ends: int64 [n], offset in `paths` of the end of each path.
         places: int64 [n]; default zeros.
-        targets: what the samples are labelled with, where that is not one class each: `ragged` indices of
-            classes, or numbers; else None.
-        fields: what else is known of them, by name.
-        original_sizes: int32 [n, 2], or None.
+        targets: labels of samples that have not exactly one class: `ragged` class indices, or numbers;
+            None if each sample has one class, or no label.
+        fields: columns of the fields by name.
+        original_sizes: int32 [n, 2], width and height; None if the pictures are originals.
     """
 
     ids: Ints
@@ -154,13 +162,13 @@ class Samples(Sequence[SampleRef]):
             self.places = np.zeros(len(self.ids), np.int64)
 
     @classmethod
-    def of(
+    def from_refs(
         cls,
         refs: Sequence[SampleRef],
         targets: Column | None = None,
         fields: Mapping[str, Column] | None = None,
     ) -> "Samples":
-        """The columns of `refs`, with these targets and fields in the place of theirs."""
+        """Make the columns from `refs`, whose own targets and fields are not used."""
         listed = SampleList()
         for ref in refs:
             listed.add(ref.path, ref.bytes, ref.modified_ns, ref.place, ref.split)
@@ -185,17 +193,17 @@ class Samples(Sequence[SampleRef]):
             int(self.places[index]),
             None if self.original_sizes is None else tuple(self.original_sizes[index].tolist()),
             None if self.targets is None else self.targets.value(index),
-            columns.values_of(self.fields, index) if self.fields else {},
+            columns.row_values(self.fields, index) if self.fields else {},
         )
 
-    def list_paths(self, above: str = "", rows: Ints | None = None) -> Paths:
-        """Paths of the samples, or of those at `rows`, each below `above`."""
-        return Paths(self.paths, self.path_ends, above, rows)
+    def list_paths(self, prefix: str = "", rows: Ints | None = None) -> Paths:
+        """Return the paths of the samples, or of those at `rows`, with `prefix` in front of each."""
+        return Paths(self.paths, self.path_ends, prefix, rows)
 
     def select(
         self, rows: Ints, splits: Ints | None = None, split_names: Sequence[str] | None = None
     ) -> "Samples":
-        """The samples at `rows`, with other splits if they are given."""
+        """Return the samples at `rows`, with new splits if these are given."""
         paths = Column(np.frombuffer(self.paths, np.uint8), self.path_ends).select(rows)
         assert paths.ends is not None
         return Samples(
@@ -209,17 +217,17 @@ class Samples(Sequence[SampleRef]):
             path_ends=paths.ends,
             places=self.places[rows],
             targets=None if self.targets is None else self.targets.select(rows),
-            fields=columns.select(self.fields, rows),
+            fields=columns.select_rows(self.fields, rows),
             original_sizes=None if self.original_sizes is None else self.original_sizes[rows],
         )
 
 
 class SampleList:
-    """Samples while a source lists them, one after the other: some 50 bytes each, and their paths.
+    """List of samples that a source appends to while it is scanned; each takes some 50 bytes and its path.
 
     Attributes:
-        file_bytes, modified_ns, places: as of `Samples`, so far.
-        split_of: number of each split, by its name.
+        file_bytes, modified_ns, places: columns as in `Samples`, with a value for each sample so far.
+        split_of: number of each split by its name, in the order of their first samples.
     """
 
     def __init__(self) -> None:
@@ -231,13 +239,14 @@ class SampleList:
         return len(self.places)
 
     def path(self, row: int) -> str:
-        """The path of a sample."""
-        return os.fsdecode(bytes(self._paths[self._path_ends[row - 1] if row else 0 : self._path_ends[row]]))
+        """Return the path of a sample."""
+        start = self._path_ends[row - 1] if row else 0
+        return os.fsdecode(bytes(self._paths[start : self._path_ends[row]]))
 
     def add(
         self, path: str, file_bytes: int = 0, modified_ns: int = 0, place: int = 0, split: str = ""
     ) -> None:
-        """Add a sample; see `SampleRef`."""
+        """Append a sample; see `SampleRef` for the arguments."""
         self._paths += os.fsencode(path)
         self._path_ends.append(len(self._paths))
         self.file_bytes.append(file_bytes)
@@ -245,8 +254,12 @@ class SampleList:
         self.places.append(place)
         self._splits.append(self.split_of.setdefault(split, len(self.split_of)))
 
-    def add_listed(self, paths: Sequence[str], statuses: Iterable[tuple[int, int, int]], split: str) -> None:
-        """Add samples: their paths, and size, time of the last write and place of each, see `SampleRef`."""
+    def add_files(self, paths: Sequence[str], statuses: Iterable[tuple[int, int, int]], split: str) -> None:
+        """Append a sample for each of `paths`.
+
+        Args:
+            statuses: size in bytes, time of the last write in ns and place of each, see `SampleRef`.
+        """
         if not paths:
             return
         encoded = os.fsencode("\0".join(paths)).split(b"\0")  # no name of a file has a NUL
@@ -261,7 +274,10 @@ class SampleList:
     def samples(
         self, labels: Ints, targets: Column | None = None, fields: Mapping[str, Column] | None = None
     ) -> Samples:
-        """All of them; ids are their ranks, splits are sorted, and nothing can be added any more."""
+        """Return the samples as columns; no sample can be added after that.
+
+        Ids are the ranks in the list, and splits are numbered in the order of their names.
+        """
         names = sorted(self.split_of)
         rank = np.empty(len(names), np.int64)
         rank[[self.split_of[name] for name in names]] = np.arange(len(names))
@@ -281,59 +297,59 @@ class SampleList:
 
 
 class Source(Protocol):
-    """Where samples come from. It must be picklable, since worker processes read from it.
+    """A place that samples are read from; it must be picklable, since worker processes read from it.
 
-    Optional attributes and methods, which most sources lack:
+    A source may have these attributes and methods, too:
 
     - `reads_at_a_time`, an integer: how many pictures to request at a time from a slow storage;
-    - `read_mask(ref, max_pixels)`, see `precache.sources.masks.ReadMask`, where its pictures have masks;
-    - `prepare(scan, recipe, options)`: the scan and the options, adapted to the recipe, see `prepared`.
-
-    Attributes:
-        root: its name in messages: the folder, the file or the URL.
-        paths: folders, files and URLs that it reads; no conversion may write into them.
+    - `read_mask(ref, max_pixels)`, see `precache.sources.masks.ReadMask`, if its pictures have masks;
+    - `prepare(scan, recipe, options)`, which adapts the scan and the options to the recipe, see
+      `prepare_scan`.
     """
 
     @property
     def root(self) -> Location:
-        """See `root` of the class."""
+        """Folder, file or URL of the source, by which messages name it."""
 
     @property
     def paths(self) -> tuple[Location, ...]:
-        """See `paths` of the class."""
+        """Folders, files and URLs that the source reads; no conversion may write into them."""
 
     def scan(self) -> "Scan":
         """List the samples.
 
         Raises:
-            SourceError: there are none, or something cannot be read; then its `__cause__` is an OSError.
-            SettingError: an option does not fit it.
+            SourceError: there are no samples, or something cannot be read (then `__cause__` is an OSError).
+            SettingError: an option does not fit the source.
         """
 
     def read(self, ref: SampleRef, max_pixels: int) -> "bytes | Image.Image":
-        """The picture as the scan found it: encoded, or decoded if the source stores it decoded.
+        """Return the picture as it was scanned: encoded, or decoded if the source stores it decoded.
 
         Raises:
-            ImageError: it is not there, or no picture of `max_pixels` can be so large.
-            SourceError: it cannot be read now, or has changed since it was scanned.
+            ImageError: the picture is missing, or larger than a picture of `max_pixels` can be.
+            SourceError: the picture cannot be read now, or has changed since the scan.
         """
 
     def where(self, ref: SampleRef) -> str:
-        """The name of the picture for messages: its path, or its row or member and the path of its file."""
+        """Return the picture's name for messages: its path, or its row or member and the path of its file."""
 
 
 def warn_of_undecodable(scan: "Scan") -> None:
-    """Warn of pictures that will be left out, by their names, because a decoder is missing."""
+    """Warn of pictures whose extension names a format that this Pillow cannot decode."""
     samples = scan.samples
-    paths, counts = np.frombuffer(samples.paths, np.uint8), Counter[str]()
+    paths = np.frombuffer(samples.paths, np.uint8)
+    counts = Counter[str]()
     for suffix, kind in unreadable_extensions().items():
         ends = samples.path_ends[samples.path_ends >= len(suffix)]
-        named = np.ones(len(ends), bool)
-        for place, letter in enumerate(reversed(suffix.encode()), 1):
-            named &= (paths[ends - place] | 0x20) == letter  # in lower case
-        counts[kind] += int(named.sum())
-    for kind, count in (+counts).items():
-        pictures = counted(count, "picture is", "pictures are")
+        has_suffix = np.ones(len(ends), bool)
+        for offset, letter in enumerate(reversed(suffix.encode()), 1):
+            has_suffix &= (paths[ends - offset] | 0x20) == letter  # the bit makes a letter lower case
+        counts[kind] += int(has_suffix.sum())
+    for kind, count in counts.items():
+        if not count:
+            continue
+        pictures = quantity(count, "picture is", "pictures are")
         warn(
             f"{scan.root}: {pictures} named as {kind}, for which this Pillow has no decoder, and will be "
             f"left out; {decoder_remedy(kind)}"
@@ -342,21 +358,21 @@ def warn_of_undecodable(scan: "Scan") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What a source holds.
+    """List of a source's samples, with their classes and all else that the scan learns.
 
     Attributes:
-        source: the source that was scanned.
-        classes: their names, sorted unless the source has an order of its own; labels index them.
-        samples: a tree's are sorted by split, class, folder and file name.
-        ignored: what is not a sample, and why.
-        scanned: files, members or rows that were looked at; each is a sample or ignored.
-        digest: SHA-256 (hex) over the samples' paths and sizes, targets and fields: tells two sources
-            apart without reading pictures. Of a tree whose sizes were not asked for, over the paths alone.
-        warnings: one line each: classes without pictures, files left out that look like pictures, one
-            folder under two names, folders that may be splits, or classes.
-        target: one of `precache.dataset.columns.TARGETS`.
-        own_ids: whether the ids come from the source and are kept, rather than being ranks in the scan.
-        deeper: pictures of a tree that lie in a folder of their class folder.
+        source: the source that was scanned, ready to be read.
+        classes: names of the classes, which labels index; sorted unless the source has its own order.
+        samples: samples of the source; those of a tree are sorted by split, class, folder and file name.
+        ignored: files, folders or members that are not samples, with the reasons.
+        scanned: number of files, members or rows that were looked at; each is a sample or ignored.
+        digest: SHA-256 (hex) over paths, sizes, targets and fields of the samples, which tells two sources
+            apart without reading pictures; over paths alone for a tree that was listed without sizes.
+        warnings: lines about classes without pictures, files left out that look like pictures, one folder
+            under two names, and folders that may be splits or classes.
+        target: kind of the labels, one of `precache.dataset.columns.TARGETS`.
+        own_ids: whether the ids come from the source, rather than being ranks in the scan.
+        deeper: number of a tree's pictures that lie in a folder inside their class folder.
     """
 
     source: Source
@@ -372,55 +388,62 @@ class Scan:
 
     @property
     def root(self) -> Location:
-        """The name of the source for messages."""
+        """Name of the source in messages."""
         return self.source.root
 
     @property
     def folder(self) -> Path:
-        """The root of a source on disk; SettingError for one at a URL."""
+        """Folder of a source on disk; SettingError if the source is at a URL."""
         if isinstance(self.root, Url):
-            raise SettingError(f"{self.root}: is a URL, and this reads folders alone; copy it first")
+            raise SettingError(
+                "is a URL, and this reads folders alone", path=self.root, remedy="copy it first"
+            )
         return self.root
 
 
-def prepared(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
-    """The scan, and the options, as `recipe` takes them; the same ones where the source has no `prepare`.
+def prepare_scan(scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
+    """Adapt scan and options to the recipe, if the source has `prepare`; else return them unchanged.
 
     Raises:
-        SettingError: it cannot be converted so.
+        SettingError: the source cannot be converted by this recipe.
     """
     prepare = getattr(scan.source, "prepare", None)
     return (scan, options) if prepare is None else prepare(scan, recipe, options)
 
 
-Read: TypeAlias = Callable[[], "bytes | Image.Image"]
-"""As `Source.read` of one picture."""
+ReadPicture: TypeAlias = Callable[[], "bytes | Image.Image"]
+"""Function without arguments that reads one picture, with the result and the errors of `Source.read`."""
 
 
-def reads_of(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[Read]:
-    """A `Read` of each picture in turn; a source with `reads_at_a_time` reads so many ahead."""
+def picture_readers(source: Source, refs: Sequence[SampleRef], max_pixels: int) -> Iterator[ReadPicture]:
+    """Yield a function that reads the picture of each of `refs`, in order.
+
+    A source with `reads_at_a_time` has so many pictures read ahead by threads.
+    """
     at_a_time = getattr(source, "reads_at_a_time", 0)
     if not at_a_time:
-        yield from (partial(source.read, ref, max_pixels) for ref in refs)
+        for ref in refs:
+            yield partial(source.read, ref, max_pixels)
         return
     with ThreadPoolExecutor(at_a_time) as pool:
-        waiting = iter(refs)
-        under_way = deque(pool.submit(source.read, ref, max_pixels) for ref in islice(waiting, at_a_time))
+        remaining = iter(refs)
+        pending = deque(pool.submit(source.read, ref, max_pixels) for ref in islice(remaining, at_a_time))
         try:
-            while under_way:
-                yield under_way.popleft().result
-                under_way.extend(pool.submit(source.read, ref, max_pixels) for ref in islice(waiting, 1))
+            while pending:
+                yield pending.popleft().result
+                for ref in islice(remaining, 1):
+                    pending.append(pool.submit(source.read, ref, max_pixels))
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def picture_checksum(picture: bytes | Image.Image) -> int:
-    """XXH3-64 of what `Source.read` gave: of the file's bytes, or of the decoded picture's."""
+    """Return the XXH3-64 of a file's bytes, or of the pixels if `Source.read` gave a decoded picture."""
     return checksum_of(picture if isinstance(picture, bytes) else picture.tobytes())
 
 
-def digest_of(samples: Samples, classes: Sequence[str]) -> str:
-    """`Scan.digest` of any source but a tree, which makes the same of paths and sizes as it goes."""
+def scan_digest(samples: Samples, classes: Sequence[str]) -> str:
+    """Return `Scan.digest` for any source but a tree, which hashes paths and sizes alone."""
     digest = hashlib.sha256(samples.paths)
     for numbers in (samples.ids, samples.path_ends, samples.file_bytes, samples.labels, samples.splits):
         digest.update(numbers.tobytes())
@@ -432,52 +455,54 @@ def digest_of(samples: Samples, classes: Sequence[str]) -> str:
 
 
 def changed_pictures(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[str]:
-    """As `changed_rows`: the pictures, as messages call them."""
+    """Yield the names, as messages show them, of the pictures that `changed_rows` yields."""
     for row in changed_rows(scan, rows, modified_ns, checksums):
         yield scan.source.where(scan.samples[row])
 
 
 def changed_rows(scan: Scan, rows: Ints, modified_ns: Ints, checksums: Checksums) -> Iterator[int]:
-    """Those of `rows` of the scan's samples whose pictures are not what they were, although their sizes are.
+    """Yield those of `rows` whose pictures have other bytes than before, at the same size.
 
-    A picture that was last written at the time on record is taken for the same. One with another time, as in
-    a copy of the tree, is read and its bytes are compared.
+    A picture whose time of the last write is still the same is taken for unchanged. One with another time, as
+    in a copy of the tree, is read, and its checksum is compared.
 
     Args:
-        modified_ns: int64 [len(rows)], when they had last been written.
-        checksums: uint64 [len(rows)], XXH3-64 of the files then; 0 of those that could not be read.
+        rows: int64 [n], rows of the scan's samples.
+        modified_ns: int64 [n], earlier times of their last write.
+        checksums: uint64 [n], earlier XXH3-64 of the files; 0 for those that could not be read.
 
     Raises:
-        SourceError: one cannot be read.
+        SourceError: a picture cannot be read.
     """
-    for place in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
-        ref = scan.samples[int(rows[place])]
-        if checksums[place] and _checksum_now(scan, ref) != checksums[place]:
-            yield int(rows[place])
+    for position in np.flatnonzero(scan.samples.modified_ns[rows] != modified_ns).tolist():
+        row = int(rows[position])
+        if checksums[position] and _current_checksum(scan, scan.samples[row]) != checksums[position]:
+            yield row
 
 
-def _checksum_now(scan: Scan, ref: SampleRef) -> int | None:
-    """Checksum of the picture, whatever its size is now; None where it cannot be read any more."""
+def _current_checksum(scan: Scan, ref: SampleRef) -> int | None:
+    """Return the checksum of the picture as it is now, of any size; None if it cannot be read any more."""
     try:
         return picture_checksum(scan.source.read(ref, ANY_SIZE))
     except ImageError:
         return None
 
 
-def check_apart(source: Source, destination: Location) -> None:
+def check_no_overlap(source: Source, destination: Location) -> None:
     """Raise SettingError if source and destination overlap: the source is never written to."""
     for path in source.paths:
-        if lie_apart(path, destination):
-            continue
-        raise SettingError(f"{destination} and the source {path} overlap; choose a DST beside it")
+        if paths_overlap(path, destination):
+            raise SettingError(
+                f"{destination} and the source {path} overlap", remedy="choose a DST beside it"
+            )
 
 
-def lie_apart(one: str | os.PathLike[str] | Url, other: str | os.PathLike[str] | Url) -> bool:
-    """Whether the two are different, and neither is inside the other."""
-    if isinstance(one, Url) and isinstance(other, Url):
-        outer, inner = sorted((f"{one.key}/".lstrip("/"), f"{other.key}/".lstrip("/")))
-        return one.root != other.root or not inner.startswith(outer)
-    if isinstance(one, Url) or isinstance(other, Url):
-        return True
-    paths = {Path(os.path.realpath(path)) for path in (one, other)}
-    return len(paths) == 2 and not any(paths & {*path.parents} for path in paths)
+def paths_overlap(first: str | os.PathLike[str] | Url, second: str | os.PathLike[str] | Url) -> bool:
+    """Return whether the two are the same place, or one lies inside the other."""
+    if isinstance(first, Url) and isinstance(second, Url):
+        outer, inner = sorted((f"{first.key}/".lstrip("/"), f"{second.key}/".lstrip("/")))
+        return first.root == second.root and inner.startswith(outer)
+    if isinstance(first, Url) or isinstance(second, Url):
+        return False
+    first_path, second_path = Path(os.path.realpath(first)), Path(os.path.realpath(second))
+    return first_path == second_path or first_path in second_path.parents or second_path in first_path.parents

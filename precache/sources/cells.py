@@ -1,6 +1,6 @@
-"""What text in a table stands for: whole numbers, other numbers, lists, or the text itself.
+"""Values of text cells, as in a CSV: whole numbers, other numbers, lists, or the text itself.
 
-Lists are read as JSON, Python and numpy write them, see `parse_list`.
+Lists are read as JSON, Python and NumPy write them, see `parse_list`.
 """
 
 import ast
@@ -11,44 +11,45 @@ from typing import Any
 
 from precache.dataset.columns import ValueOfRowError
 
-# As a program writes numbers: 007, +49 and numbers of 19 digits are names. 18 digits fit into 64 bits.
+# Only what a program writes is a number: 007 and +49 are names, and so are 19 digits, which may not fit into
+# 64 bits.
 _WHOLE = re.compile(r"0|-?[1-9][0-9]{0,17}")
 NUMBER = re.compile(r"-?((0|[1-9][0-9]{0,17})(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]{1,3})?|nan|NaN|-?inf")
-"""A number as a program writes it."""
-_SHOWN = 60
+"""Pattern of a number as a program writes it."""
+_MAX_LENGTH = 60  # characters of a value in a message
 
-_CALLED = re.compile(
+_CONSTRUCTOR = re.compile(
     r"(?:(?:np|numpy|torch)\.)?(?:array|tensor|list|tuple|set|frozenset|bool_?|u?int[0-9]+|float[0-9]+|str_)"
 )
-_LIST = re.compile(rf"\s*(\[.*\]|\(.*\)|\{{.*\}}|{_CALLED.pattern}\(.*\))\s*", re.DOTALL)
+_LIST = re.compile(rf"\s*(\[.*\]|\(.*\)|\{{.*\}}|{_CONSTRUCTOR.pattern}\(.*\))\s*", re.DOTALL)
 _ESCAPE = r"\\(?:[\\'\"abfnrtv]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8})"
 _TOKEN = re.compile(
     rf"""\s*('(?:[^'\\\n]|{_ESCAPE})*'|"(?:[^"\\\n]|{_ESCAPE})*"|[\[\](){{}},]|[^\s,\[\](){{}}'"]+)\s*"""
 )
-NO_LIST = 'is not a list as JSON has it, ["a", "b"] or [1, 2]'
-"""The phrase for what looks like a list and cannot be read."""
+NOT_A_LIST = 'is not a list as JSON has it, ["a", "b"] or [1, 2]'
+"""Phrase for a text that looks like a list and cannot be read as one."""
 
 
 def looks_like_list(text: str) -> bool:
-    """Whether the text has the brackets of a list."""
+    """Return whether the text has the brackets of a list."""
     return _LIST.fullmatch(text) is not None
 
 
-def typed(cells: Sequence[str]) -> Sequence[Any]:
-    """What the cells of a CSV column hold: integers, numbers or lists, all of them; else text as it is.
+def parse_cells(cells: Sequence[str]) -> Sequence[Any]:
+    """Parse the cells of a CSV column, if all are integers, numbers or lists; else return them as they are.
 
-    Whole numbers that float64 cannot hold, among others that are not whole, are text: ids would become equal.
+    Whole numbers beside fractions stay text if float64 cannot hold them: two ids would become equal.
 
     Raises:
-        ValueOfRowError: one is empty where the others are numbers, or no list where the others are.
+        ValueOfRowError: a cell is empty where the others are numbers, or no list where the others are.
     """
     filled = [cell for cell in cells if cell]
     parse: Any = None
-    if filled and all(map(_WHOLE.fullmatch, filled)):
+    if filled and all(_WHOLE.fullmatch(cell) for cell in filled):
         parse = int
-    elif filled and all(map(NUMBER.fullmatch, filled)) and all(map(_fits_float, filled)):
+    elif filled and all(NUMBER.fullmatch(cell) and _fits_float(cell) for cell in filled):
         parse = float
-    elif filled and all(map(_LIST.fullmatch, filled)) and any(map(is_list, filled)):
+    elif filled and all(map(looks_like_list, filled)) and any(map(is_list, filled)):
         parse = parse_list
     if parse is None:
         return cells
@@ -57,18 +58,19 @@ def typed(cells: Sequence[str]) -> Sequence[Any]:
         try:
             values.append(parse(cell))
         except ValueError as error:
-            what = f"{shown(cell)} {error}" if cell else "is empty (a list of nothing is [])"
-            like = next(other for other in filled if parse is not parse_list or is_list(other))
-            raise ValueOfRowError(row, f"{what}; other rows look like {shown(like)}") from None
+            reason = f"{short_repr(cell)} {error}" if cell else "is empty (a list of nothing is [])"
+            example = next(other for other in filled if parse is not parse_list or is_list(other))
+            raise ValueOfRowError(row, f"{reason}; other rows look like {short_repr(example)}") from None
     return values
 
 
 def _fits_float(cell: str) -> bool:
+    """Return whether float64 holds the number in a cell exactly, if it is a whole number."""
     return _WHOLE.fullmatch(cell) is None or int(float(cell)) == int(cell)
 
 
 def is_list(cell: str) -> bool:
-    """Whether it is one that can be read, or one that numpy has cut short, which must not pass for text."""
+    """Return whether the cell is a list, or one that NumPy cut short, which must not pass for text."""
     try:
         parse_list(cell)
     except _CutShortError:
@@ -79,52 +81,52 @@ def is_list(cell: str) -> bool:
 
 
 class _CutShortError(ValueError):
-    """numpy prints three dots for most of a long array."""
+    """NumPy printed three dots for the middle of a long array."""
 
 
 def parse_list(cell: str) -> list[Any]:
-    """The list that a text holds, as JSON, Python or numpy writes it; tuples and sets are lists, too.
+    """Return the list in a text, as JSON, Python or NumPy writes it; tuples and sets become lists, too.
 
         ["cat", "dog"]  ['cat', 'dog']  ['cat' 'dog']  ('cat', 'dog')  {'cat'}  [np.str_('cat')]
         [1, 0, 0]       [1. 0. 0.]      [ True False]  array([1, 0])   tensor([1, 0])
 
     Raises:
-        ValueError: it holds none; a phrase.
+        ValueError: the text is no list; the message is a phrase.
     """
     try:
         value = json.loads(cell)
     except (ValueError, RecursionError):
-        value = _printed(cell)
+        value = _parse_printed(cell)
     if not isinstance(value, list):
-        raise ValueError(NO_LIST)
+        raise ValueError(NOT_A_LIST)
     return value
 
 
-def _printed(cell: str) -> Any:
-    """The value that Python or numpy prints so."""
+def _parse_printed(cell: str) -> Any:
+    """Return the value that Python or NumPy has printed as this text."""
     tokens: list[str] = []
-    at = 0
-    while at < len(cell):
-        token = _TOKEN.match(cell, at)
+    position = 0
+    while position < len(cell):
+        token = _TOKEN.match(cell, position)
         if token is None:
-            raise ValueError(NO_LIST)
-        ends_value = bool(tokens) and tokens[-1][-1] not in "[({,="
-        is_call = token[1] == "(" and bool(tokens) and _CALLED.fullmatch(tokens[-1]) is not None
-        if ends_value and token[1] not in "])}," and not is_call:
-            tokens.append(",")  # numpy writes none: [1. 0.], ['a' 'b']
+            raise ValueError(NOT_A_LIST)
+        follows_value = bool(tokens) and tokens[-1][-1] not in "[({,="
+        is_call = token[1] == "(" and bool(tokens) and _CONSTRUCTOR.fullmatch(tokens[-1]) is not None
+        if follows_value and token[1] not in "])}," and not is_call:
+            tokens.append(",")  # NumPy writes none between values: [1. 0.], ['a' 'b']
         tokens.append(token[1])
-        at = token.end()
+        position = token.end()
     try:
         return _evaluate(ast.parse("".join(tokens), mode="eval").body)
     except (SyntaxError, TypeError, RecursionError, MemoryError):
-        raise ValueError(NO_LIST) from None
+        raise ValueError(NOT_A_LIST) from None
 
 
 def _evaluate(node: ast.expr) -> Any:
-    """The value of a literal; that of a call, as in array([1, 0], dtype=int8), is its first argument."""
+    """Return the value of a literal, or the first argument of a call such as array([1, 0], dtype=int8)."""
     if isinstance(node, ast.List | ast.Tuple | ast.Set):
         return [_evaluate(part) for part in node.elts]
-    if isinstance(node, ast.Call) and _CALLED.fullmatch(ast.unparse(node.func)):
+    if isinstance(node, ast.Call) and _CONSTRUCTOR.fullmatch(ast.unparse(node.func)):
         return _evaluate(node.args[0]) if node.args else []
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         return -_evaluate(node.operand)
@@ -134,10 +136,10 @@ def _evaluate(node: ast.expr) -> Any:
         raise _CutShortError("was cut short by numpy ('...'); write the whole list, as JSON")
     if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
-    raise ValueError(NO_LIST)
+    raise ValueError(NOT_A_LIST)
 
 
-def shown(value: Any) -> str:
-    """The value for a message, cut where it is long."""
+def short_repr(value: Any) -> str:
+    """Return the `repr` of a value for a message, cut if it is long."""
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+    return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..."

@@ -1,8 +1,8 @@
-"""A converted dataset as a source: another format, a smaller size, other splits, some of its samples.
+"""Converted datasets as sources, to convert them to another format, a smaller size or other splits.
 
-Its pictures are as they are stored, pixels or JPEGs, each compared with its checksum. Ids, labels, paths,
-targets, fields and masks are kept, and its splits, unless others are asked for. Of its samples those of some
-classes, or those that a file lists, may be taken; the others count as ignored.
+Pictures are read as they are stored, as pixels or JPEGs, and compared with their checksums. Ids, labels,
+paths, targets, fields and masks are kept, and also the splits, unless the recipe has others. The options
+`classes` and `ids` select some of the samples; the others count as ignored.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from precache.dataset.boxes import moved
+from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Ints
 from precache.dataset.converted import ConvertedDataset, is_converted, open_dataset
 from precache.dataset.index import REMEDY, Checksums, SampleIndex, Sizes, checksum_of
@@ -26,8 +26,8 @@ from precache.errors import DatasetError, SampleError, SettingError, os_reason, 
 from precache.formats import FORMATS
 from precache.formats.base import Places
 from precache.pictures import images
-from precache.pictures.reading import steadily
-from precache.pictures.sizes import sides, written
+from precache.pictures.reading import read_with_retries
+from precache.pictures.sizes import sides, size_text
 from precache.recipe import DEFAULT_SPLITS, Recipe
 from precache.sources.base import IgnoredPath, SampleRef, Samples, Scan
 from precache.sources.options import CONVERTED, SourceOptions
@@ -35,9 +35,9 @@ from precache.storage import read_regular, read_regular_part
 from precache.storage.urls import Location
 
 _ID = re.compile("[0-9]{1,18}")
-_KEPT_SHARDS = 4096
-_NOT_TAKEN = "not taken (--classes or --ids)"
-_NAMED = 10  # classes that a message names
+_CACHED_SHARDS = 4096  # shards whose samples' positions are kept in memory
+_NOT_SELECTED = "not taken (--classes or --ids)"
+_MAX_NAMES = 10  # classes that a message names
 
 __all__ = ["ConvertedSource", "is_converted", "open_converted"]
 
@@ -46,14 +46,16 @@ __all__ = ["ConvertedSource", "is_converted", "open_converted"]
 class ConvertedSource:
     """A converted dataset as a `Source`.
 
+    `SampleRef.place` is the sample's position in stored order, shard by shard; the arrays have this order.
+
     Attributes:
-        dataset: that is read.
-        options: which of its samples are taken.
-        ids: int64 [n], of the samples in stored order.
-        ends: int64 [shards], how many samples its shards have up to the end of each.
-        checksums: uint64 [n], likewise.
-        shapes: int32 [n, 2], height and width of what is stored, where these vary.
-        mask_checksums: uint64 [n], of the pixels of the masks, where there are any.
+        dataset: dataset that is read.
+        options: options that select samples.
+        ids: int64 [n], id of each sample.
+        ends: int64 [shards], number of samples up to the end of each shard.
+        checksums: uint64 [n], checksum of each stored picture.
+        shapes: int32 [n, 2], height and width of each stored picture; None if all have the recipe's size.
+        mask_checksums: uint64 [n], checksum of each mask's pixels; None without masks.
     """
 
     dataset: ConvertedDataset
@@ -74,43 +76,50 @@ class ConvertedSource:
 
     def scan(self) -> Scan:
         manifest = self.dataset.manifest
-        index = self.dataset.read_index(removed=True)  # a row for each that the shards hold
+        index = self.dataset.read_index(removed=True)  # also samples that an update has removed
         shard_splits = [shard.split for shard in manifest.shards]
-        splits = list(dict.fromkeys(shard_splits))
-        split_of = np.repeat([splits.index(split) for split in shard_splits], np.diff(self.ends, prepend=0))
+        split_names = list(dict.fromkeys(shard_splits))
+        shard_sizes = np.diff(self.ends, prepend=0)
+        splits = np.repeat([split_names.index(split) for split in shard_splits], shard_sizes)
         served = np.flatnonzero(index.served)
-        rows = served[_is_taken(index.select(index.served), manifest.classes, self.options)]
+        rows = served[_selection(index.select(index.served), manifest.classes, self.options)]
         if not len(rows):
-            raise SettingError(f"{self.root}: no sample has these classes and ids; name others")
+            raise SettingError("no sample has these classes and ids", path=self.root, remedy="name others")
         rows = rows[np.argsort(index.ids[rows])]
-        samples = self._samples(index, rows, split_of, splits)
-        left_out = np.setdiff1d(served, rows)
-        ignored = (
-            *(IgnoredPath(path, reason) for path, reason in manifest.ignored),
-            *(IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected),
-            *(IgnoredPath(index.path(row), _NOT_TAKEN) for row in left_out.tolist()),
-        )
-        digest = hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest()
-        target = manifest.target
+        samples = self._samples(index, rows, splits, split_names)
+        ignored = [IgnoredPath(path, reason) for path, reason in manifest.ignored]
+        ignored += [IgnoredPath(rejected.path, rejected.reason) for rejected in manifest.rejected]
+        ignored += [
+            IgnoredPath(index.path(row), _NOT_SELECTED) for row in np.setdiff1d(served, rows).tolist()
+        ]
         return Scan(
-            self, manifest.classes, samples, ignored, manifest.scanned, digest, (), target, own_ids=True
+            source=self,
+            classes=manifest.classes,
+            samples=samples,
+            ignored=tuple(ignored),
+            scanned=manifest.scanned,
+            digest=hashlib.sha256(self.dataset.digest.encode() + samples.ids.tobytes()).hexdigest(),
+            target=manifest.target,
+            own_ids=True,
         )
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
-        """The JPEG, or the pixels, that are stored."""
+        """Return the stored JPEG or pixels of a sample."""
         shard, row = self._locate(ref.place)
         recipe = self.dataset.manifest.recipe
         try:
-            with self.dataset.held(*self.dataset.manifest.shards[shard].files):
-                path, places = self._shard(shard)
+            with self.dataset.local_files(*self.dataset.manifest.shards[shard].files):
+                path, places = self._shard_places(shard)
                 start, size = places[row].tolist()
-                stored = steadily(lambda: read_regular_part(path, start, size), path)
+                stored = read_with_retries(lambda: read_regular_part(path, start, size), path)
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
             raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
-        changed = checksum_of(sample.data) != self.checksums[ref.place]
-        if sample.damage or changed or sample.id not in (-1, self.ids[ref.place]):
-            reason = sample.damage or f"its bytes changed since they were written (checksum); {REMEDY}"
+        has_changed = checksum_of(sample.data) != self.checksums[ref.place]
+        if sample.damage:
+            raise SampleError(self.where(ref), sample.damage)
+        if has_changed or sample.id not in (-1, self.ids[ref.place]):
+            reason = f"its bytes changed since they were written (checksum); {REMEDY}"
             raise SampleError(self.where(ref), reason)
         if isinstance(sample.data, bytes):
             return sample.data
@@ -122,67 +131,78 @@ class ConvertedSource:
         return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """The name for messages: shard, id and path."""
-        shard = self.dataset.manifest.shards[self._locate(ref.place)[0]]
-        return f"{self.root / shard.file_name}: sample {self.ids[ref.place]} ({ref.path})"
+        """Return the name for messages: shard, id and path."""
+        shard, _ = self._locate(ref.place)
+        file_name = self.dataset.manifest.shards[shard].file_name
+        return f"{self.root / file_name}: sample {self.ids[ref.place]} ({ref.path})"
 
     def prepare(self, scan: Scan, recipe: Recipe, options: SourceOptions) -> tuple[Scan, SourceOptions]:
-        """The scan as `recipe` takes it, with a warning of what is lost, and the options with its boxes.
+        """Adapt the scan to `recipe`, and return it with the options, which name the dataset's boxes.
 
-        Boxes stay boxes. Pictures that stay as they are keep the sizes of their originals, too; the others
-        are originals of their own, and boxes are moved to where things are on them.
+        Pictures that keep their size also keep the size of their originals. Resized ones become originals
+        themselves, and their boxes are moved from the original pictures to the stored ones. The scan gets a
+        warning if JPEGs lose quality.
 
         Raises:
-            SettingError: the pictures would be enlarged, or are of more than 8 bits.
+            SettingError: the pictures would be enlarged, or have more than 8 bits.
         """
         manifest = self.dataset.manifest
         stored = manifest.recipe
         if stored.rendering.is_deep:
             raise SettingError(
-                f"{self.root}: holds {stored.dtype} of channels {stored.channels}, which can only be "
-                f"converted from the original pictures; expected uint8 in grey, rgb or rgba"
+                f"holds {stored.dtype} of channels {stored.channels}, which can only be converted from the "
+                f"original pictures; expected uint8 in grey, rgb or rgba",
+                path=self.root,
             )
         _check_not_enlarged(self, stored, recipe)
         samples, boxes = scan.samples, manifest.source_options.get("boxes")
-        if recipe.splits != DEFAULT_SPLITS and not recipe.listed:
-            every, none = np.arange(len(samples)), np.zeros(len(samples), np.int64)
-            samples = samples.select(every, none, ("",))
-        sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
-        if _is_fitted(stored, recipe) and self.mask_checksums is None:
-            samples.original_sizes = sizes
+        if recipe.splits != DEFAULT_SPLITS and not recipe.has_split_list:  # leave the splits to the recipe
+            all_rows, no_splits = np.arange(len(samples)), np.zeros(len(samples), np.int64)
+            samples = samples.select(all_rows, no_splits, ("",))
+        original_sizes = self.dataset.read_index(removed=True).source_sizes[samples.places]
+        if _keeps_size(stored, recipe) and self.mask_checksums is None:
+            samples.original_sizes = original_sizes
         elif boxes is not None:
-            samples.fields[boxes] = moved(samples.fields[boxes], sizes, stored.rendering)
-        holds_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
-        if holds_jpegs and not _is_fitted(stored, recipe):
-            again = f"what is resized is written as JPEG a second time, at quality {recipe.quality}"
-            loss = f"{self.root}: holds JPEGs, and {again}, which costs some of its quality"
-            scan = replace(scan, warnings=(*scan.warnings, loss))
+            samples.fields[boxes] = fit_boxes(samples.fields[boxes], original_sizes, stored.rendering)
+        has_jpegs = not (FORMATS[stored.format].holds_pixels or FORMATS[recipe.format].holds_pixels)
+        if has_jpegs and not _keeps_size(stored, recipe):
+            warning = (
+                f"{self.root}: holds JPEGs, and what is resized is written as JPEG a second time, at quality "
+                f"{recipe.quality}, which costs some of its quality"
+            )
+            scan = replace(scan, warnings=(*scan.warnings, warning))
         scan = replace(scan, samples=samples)
         return scan, replace(options, boxes=boxes or options.boxes)
 
     def _locate(self, place: int) -> tuple[int, int]:
-        """The shard of the sample at `place` of the stored order, and its row there."""
+        """Return the shard of the sample at `place` in stored order, and its row in the shard."""
         shard = int(np.searchsorted(self.ends, place, side="right"))
-        return shard, place - (int(self.ends[shard - 1]) if shard else 0)
+        start = int(self.ends[shard - 1]) if shard else 0
+        return shard, place - start
 
-    def _shard(self, number: int) -> tuple[Path, Places]:
-        """The file of a shard, and where its samples lie."""
-        entry, form = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
-        with self.dataset.held(*entry.files):
+    def _shard_places(self, number: int) -> tuple[Path, Places]:
+        """Return the file of a shard, and offset and size of its samples."""
+        entry, format_name = self.dataset.manifest.shards[number], self.dataset.manifest.recipe.format
+        with self.dataset.local_files(*entry.files):
             path = self.dataset.shard_path(entry)
-            return path, _find_samples(form, path, entry.files[0].crc32c, entry.samples)
+            return path, _find_samples(format_name, path, entry.files[0].crc32c, entry.samples)
 
-    def _samples(self, index: SampleIndex, rows: Ints, split_of: Ints, splits: Sequence[str]) -> Samples:
-        sizes = np.concatenate([self._shard(number)[1][:, 1] for number in range(len(self.ends))])
+    def _samples(self, index: SampleIndex, rows: Ints, splits: Ints, split_names: Sequence[str]) -> Samples:
+        """Return the samples at `rows` of the index.
+
+        Args:
+            splits: int64 [n], index into `split_names` of each sample of the index.
+        """
+        sizes = np.concatenate([self._shard_places(number)[1][:, 1] for number in range(len(self.ends))])
         paths = [os.fsencode(index.path(row)) for row in rows.tolist()]
-        present, found = np.unique(split_of[rows], return_inverse=True)
+        used_splits, row_splits = np.unique(splits[rows], return_inverse=True)
         return Samples(
             ids=index.ids[rows],
             labels=index.labels[rows],
             file_bytes=sizes[rows],
             modified_ns=np.zeros(len(rows), np.int64),
-            splits=found.astype(np.int64),
-            split_names=tuple(splits[split] for split in present.tolist()),
+            splits=row_splits.astype(np.int64),
+            split_names=tuple(split_names[split] for split in used_splits.tolist()),
             paths=b"".join(paths),
             path_ends=np.cumsum([len(path) for path in paths], dtype=np.int64),
             places=rows,
@@ -191,14 +211,14 @@ class ConvertedSource:
         )
 
 
-class _MaskedSource(ConvertedSource):
-    """A converted dataset whose pictures have masks."""
+class _MaskedConvertedSource(ConvertedSource):
+    """A converted dataset with masks as a `Source`."""
 
     def read_mask(self, ref: SampleRef, max_pixels: int) -> tuple[bytes | Image.Image, str]:
-        """The mask that is stored, and its place; its size is compared with the picture's later."""
+        """Return the stored mask, whose size the caller compares with the picture's, and its name."""
         number, row = self._locate(ref.place)
         entry = self.dataset.manifest.shards[number]
-        with self.dataset.held(*entry.files):
+        with self.dataset.local_files(*entry.files):
             path = self.dataset.shard_path(entry)
             with closing(FORMATS[self.dataset.manifest.recipe.format].open_masks(path)) as file:
                 mask = file.read_mask(row)
@@ -210,103 +230,123 @@ class _MaskedSource(ConvertedSource):
 
 
 def open_converted(path: Location, options: SourceOptions) -> ConvertedSource:
-    """The source that reads the dataset in folder `path`, or at a URL.
+    """Open the converted dataset in a folder or at a URL.
 
     Raises:
-        SettingError: an option is not for it.
-        DatasetError: there is none, or it is damaged.
+        SettingError: an option does not fit a converted dataset.
+        DatasetError: there is no dataset, or it is damaged.
     """
-    options.only(CONVERTED)
+    options.check_kind(CONVERTED)
     dataset = open_dataset(path)
     index = dataset.read_index(removed=True)
     ends = np.cumsum([shard.samples for shard in dataset.manifest.shards], dtype=np.int64)
-    kind = ConvertedSource if index.mask_checksums is None else _MaskedSource
-    return kind(dataset, options, index.ids, ends, index.checksums, index.shapes, index.mask_checksums)
+    source_class = ConvertedSource if index.mask_checksums is None else _MaskedConvertedSource
+    return source_class(
+        dataset, options, index.ids, ends, index.checksums, index.shapes, index.mask_checksums
+    )
 
 
-def _is_taken(index: SampleIndex, classes: Sequence[str], options: SourceOptions) -> npt.NDArray[np.bool_]:
-    """bool [n]: whether `options` take the samples of `index`; SettingError for a name that there is not."""
-    taken = np.ones(len(index), np.bool_)
+def _selection(index: SampleIndex, classes: Sequence[str], options: SourceOptions) -> npt.NDArray[np.bool_]:
+    """Return bool [n], whether `options` select each sample of `index`.
+
+    Raises:
+        SettingError: a class, an id or a path does not exist.
+    """
+    is_selected = np.ones(len(index), np.bool_)
     if options.classes:
-        taken &= _is_labelled(index, _class_numbers(options.classes, classes))
+        is_selected &= _has_class(index, _class_indices(options.classes, classes))
     if options.ids is not None:
-        taken &= _is_listed(index, options.ids)
-    return taken
+        is_selected &= _is_listed(index, options.ids)
+    return is_selected
 
 
-def _class_numbers(names: Sequence[str], classes: Sequence[str]) -> list[int]:
+def _class_indices(names: Sequence[str], classes: Sequence[str]) -> list[int]:
+    """Return the index of each name in `classes`; SettingError if there is no such class."""
     if not classes:
-        raise SettingError("--classes: the samples have no classes; choose them with --ids")
+        raise SettingError("--classes: the samples have no classes", remedy="choose them with --ids")
     for name in names:
         if name not in classes:
-            more = f" and {len(classes) - _NAMED:,} more" if len(classes) > _NAMED else ""
+            more = f" and {len(classes) - _MAX_NAMES:,} more" if len(classes) > _MAX_NAMES else ""
             raise SettingError(
                 f"--classes: there is no class {name!r}; choose from: "
-                f"{', '.join(classes[:_NAMED])}{more}{similar_name(name, classes)}"
+                f"{', '.join(classes[:_MAX_NAMES])}{more}{similar_name(name, classes)}"
             )
     return [classes.index(name) for name in names]
 
 
-def _is_labelled(index: SampleIndex, numbers: Sequence[int]) -> npt.NDArray[np.bool_]:
+def _has_class(index: SampleIndex, class_indices: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Return bool [n], whether each sample has any of these classes."""
     if index.targets is None or index.targets.ends is None:
-        return np.isin(index.labels, numbers)
-    taken = np.zeros(len(index), np.bool_)
-    sample_of = np.repeat(np.arange(len(index)), np.diff(index.targets.ends, prepend=0))
-    taken[sample_of[np.isin(index.targets.values, numbers)]] = True
-    return taken
+        return np.isin(index.labels, class_indices)
+    has_class = np.zeros(len(index), np.bool_)
+    row_of_target = np.repeat(np.arange(len(index)), np.diff(index.targets.ends, prepend=0))
+    has_class[row_of_target[np.isin(index.targets.values, class_indices)]] = True
+    return has_class
 
 
 def _is_listed(index: SampleIndex, file: str) -> npt.NDArray[np.bool_]:
-    """Whether the file lists a sample: a line of digits alone is an id, any other one a path."""
+    """Return bool [n], whether the file lists each sample; a line is an id if it is digits, else a path."""
     try:
         lines = [line.strip() for line in os.fsdecode(read_regular(file)).splitlines() if line.strip()]
     except (OSError, ValueError) as error:
         raise SettingError(
-            f"--ids {file!r}: cannot be read ({os_reason(error)}); name a file with one id or path per line"
+            f"--ids {file!r}: cannot be read ({os_reason(error)})",
+            remedy="name a file with one id or path per line",
         ) from error
     if not lines:
-        raise SettingError(f"--ids {file}: lists nothing; write one id or path per line")
+        raise SettingError(f"--ids {file}: lists nothing", remedy="write one id or path per line")
     ids = {line: int(line) for line in lines if _ID.fullmatch(line)}
-    taken = np.isin(index.ids, list(ids.values()))
-    there = set(index.ids[taken].tolist())
+    is_listed = np.isin(index.ids, list(ids.values()))
+    known_ids = set(index.ids[is_listed].tolist())
     paths = set(lines) - set(ids)
-    every = [index.path(row) for row in range(len(index))] if paths else []
-    taken |= np.fromiter((path in paths for path in every), np.bool_, len(every)) if paths else False
-    known = paths & set(every)
-    absent = [line for line in lines if line not in known and ids.get(line) not in there]
-    if absent:
+    known_paths: set[str] = set()
+    if paths:  # reading all paths of a large index takes seconds
+        for row in range(len(index)):
+            path = index.path(row)
+            if path in paths:
+                known_paths.add(path)
+                is_listed[row] = True
+    unknown = [line for line in lines if line not in known_paths and ids.get(line) not in known_ids]
+    if unknown:
         raise SettingError(
-            f"--ids {file}: {len(absent):,} of these {len(lines):,} samples are not in the dataset (first: "
-            f"{absent[0]!r:.200}); leave them out"
+            f"--ids {file}: {len(unknown):,} of these {len(lines):,} samples are not in the dataset (first: "
+            f"{unknown[0]!r:.200})",
+            remedy="leave them out",
         )
-    return taken
+    return is_listed
 
 
-def _is_fitted(stored: Recipe, recipe: Recipe) -> bool:
-    """Whether pictures that are stored by `stored` have the sizes that `recipe` gives them."""
+def _keeps_size(stored: Recipe, recipe: Recipe) -> bool:
+    """Return whether `recipe` gives the pictures the size that they are stored at."""
     return (recipe.size, recipe.fit, recipe.enlarge) == (stored.size, stored.fit, stored.enlarge)
 
 
 def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe) -> None:
-    """Raise SettingError if pictures would be enlarged that were shrunk to what is stored."""
-    if recipe.fit in images.KEPT and not recipe.enlarge:
+    """Raise SettingError if `recipe` would enlarge pictures that the conversion has shrunk."""
+    if recipe.fit in images.KEEPING_FITS and not recipe.enlarge:
         return
-    there = sides(stored.size)
+    stored_sides = sides(stored.size)
     if stored.fit == "keep-longer" and recipe.fit not in ("keep-longer", "pad") and source.shapes is not None:
         shrunk = source.shapes[source.shapes.max(axis=1) >= stored.size]
-        there = tuple(shrunk.min(axis=0).tolist()) if len(shrunk) else there
-    if any(asked > has for asked, has in zip(sides(recipe.size), there, strict=True)):
-        shown = "x".join(map(str, reversed(there)))
+        if len(shrunk):
+            stored_sides = tuple(shrunk.min(axis=0).tolist())
+    if any(new > old for new, old in zip(sides(recipe.size), stored_sides, strict=True)):
+        width_and_height = "x".join(map(str, reversed(stored_sides)))
         raise SettingError(
-            f"size {written(recipe.size)} is more than the {shown} that {source.root} stores, and enlarging "
-            f"adds nothing; choose that or less, or convert the original pictures"
+            f"size {size_text(recipe.size)} is more than the {width_and_height} that {source.root} stores, and "
+            f"enlarging adds nothing",
+            remedy="choose that or less, or convert the original pictures",
         )
 
 
-@lru_cache(_KEPT_SHARDS)
+@lru_cache(_CACHED_SHARDS)
 def _find_samples(format_name: str, path: Path, crc32c: str, samples: int) -> Places:
-    """Where the samples of a shard lie; `crc32c` tells its versions apart."""
+    """Return offset and size of the samples in a shard.
+
+    Args:
+        crc32c: checksum of the shard, so that the cache does not serve an earlier version of the file.
+    """
     places = FORMATS[format_name].find_samples(path)
     if len(places) != samples:
-        raise DatasetError(f"{path}: expected {samples:,} samples, got {len(places):,}; {REMEDY}")
+        raise DatasetError(f"expected {samples:,} samples, got {len(places):,}", path=path, remedy=REMEDY)
     return places

@@ -1,15 +1,15 @@
-"""A user's dataset, anything with `__len__` and `__getitem__`, as rows; torchvision's folders are files.
+"""Datasets with `__len__` and `__getitem__` as rows; those of torchvision's folders are read as files.
 
-A sample is a tuple (picture, label), a mapping, or a picture alone; see `precache.sources.picture_values` for
-what a picture may be. Samples are listed without decoding pictures where that is possible; `targets` are not
-believed: a sample may say something else.
+A sample is a tuple (picture, label), a mapping, or a picture alone; `precache.sources.picture_values` lists
+what a picture may be. Labels are found without decoding pictures if possible. The attribute `targets` is not
+used, since `__getitem__` may return other labels.
 
-    torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; without a transform, the
-                                                 files are read in place of the samples
-    a torch Subset of one of these               labels are in its `samples`
+    torchvision's ImageFolder, DatasetFolder     paths and labels are in `samples`; if the dataset has no
+                                                 transform, its files are converted
+    a torch Subset of one of these               labels are in the `samples` of the dataset
     all others                                   every sample is read once, for its label and its fields
 
-A sample's path is that of its file, if it has one, else its row in 8 digits.
+The path of a sample is that of its file, or else its row in 8 digits.
 """
 
 import os
@@ -22,24 +22,24 @@ from typing import Any
 import numpy as np
 
 from precache.errors import ImageError, SourceError
-from precache.pictures.reading import steadily
+from precache.pictures.reading import read_with_retries
 from precache.reporting import warn
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import is_tensor, reason_of
 from precache.sources.rows import Row, StoredPictures, TableColumn
 
-_TRIED = 16  # samples, until one can be read
-_PROBED = 8  # samples that are looked at for the names of their parts
+_MAX_UNREADABLE = 16  # how many of the first samples may fail until the dataset counts as broken
+_PROBED_SAMPLES = 8  # samples that are read for the names of their parts
 _PAIR = ("image", "label")
-"""What the parts of a sample that have no names are called."""
+"""Names of the columns of a dataset whose samples are tuples."""
 
 
 @dataclass(frozen=True, slots=True)
 class FolderReader:
-    """The files of a torchvision dataset of folders that gives them as they are.
+    """Reader of the files of a torchvision folder dataset without transforms, see `RowReader`.
 
     Attributes:
-        samples: path and label of each.
+        samples: path and label of each sample.
     """
 
     dataset: Any
@@ -54,22 +54,22 @@ class FolderReader:
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         for number, (path, label) in enumerate(self.samples):
-            values = {"image": _within(self.folder, path), "label": label}
+            values = {"image": _path_in(self.folder, path), "label": label}
             yield Row(number, [values[name] for name in names])
 
     @property
     def folder(self) -> str:
-        """The folder that it reads."""
+        """Root folder of the dataset."""
         folder: str = os.fspath(self.dataset.root)
         return folder
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReader:
-    """The samples of any dataset.
+    """Reader of the samples of any dataset, see `RowReader`.
 
     Attributes:
-        labels: the label of each sample, where that is known; else every sample is read for it.
+        labels: label of each sample; None if every sample must be read for it.
     """
 
     dataset: Any
@@ -80,16 +80,16 @@ class DatasetReader:
     is_text = False
 
     def columns(self) -> list[TableColumn]:
-        """The parts of its usual sample; any of them may hold pictures."""
-        usual = _usual_sample(self.dataset, self.name, len(self.dataset))
-        names = list(usual) if _has_names(usual) else list(_PAIR[: len(_parts_of(usual))])
+        """Return a column for each part of the samples; any of them may hold the pictures."""
+        sample = _typical_sample(self.dataset, self.name, len(self.dataset))
+        names = list(sample) if _has_names(sample) else list(_PAIR[: len(_tuple_parts(sample))])
         if not names:
-            raise SourceError(f"{self.name}: its samples are empty; expected (picture, label)")
+            raise SourceError("its samples are empty; expected (picture, label)", path=self.name)
         classes = _class_names(self.dataset)
-        return [TableColumn(name, classes, partial(self._pictures, name)) for name in names]
+        return [TableColumn(name, classes, partial(self._open_pictures, name)) for name in names]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        """The rows; one that cannot be read gets the values of another one."""
+        """Yield the rows; one that cannot be read has the values of another one, and is marked so."""
         if not names:
             for number in range(len(self.dataset)):
                 yield Row(number, ())
@@ -101,108 +101,118 @@ class DatasetReader:
                 f"{self.name}: every sample is read for its label; ImageFolder and Hugging Face datasets "
                 f"need not be"
             )
-            values = [self._values(row, names) for row in range(len(self.dataset))]
-            readable = [found for found in values if found is not None]
+            values_of_rows = [self._read_values(row, names) for row in range(len(self.dataset))]
+            readable = [values for values in values_of_rows if values is not None]
             if not readable:
-                raise SourceError(f"{self.name}: none of its {len(values):,} samples can be read; repair it")
-            for number, found in enumerate(values):
-                if found is None:
+                raise SourceError(
+                    f"none of its {len(values_of_rows):,} samples can be read",
+                    path=self.name,
+                    remedy="repair it",
+                )
+            for number, values in enumerate(values_of_rows):
+                if values is None:
                     yield Row(number, readable[0], unread=True)
                 else:
-                    yield Row(number, found)
+                    yield Row(number, values)
 
-    def _pictures(self, column: str) -> StoredPictures:
-        return StoredPictures(partial(read_picture_of, self.dataset, self.name, column))
+    def _open_pictures(self, column: str) -> StoredPictures:
+        return StoredPictures(partial(read_picture_value, self.dataset, self.name, column))
 
-    def _values(self, row: int, names: Sequence[str]) -> list[Any] | None:
-        """The values of one sample; None where it cannot be read."""
+    def _read_values(self, row: int, names: Sequence[str]) -> list[Any] | None:
+        """Return the values of one sample; None if it cannot be read."""
         try:
             sample = _read_sample(self.dataset, self.name, row)
-            return [_python_value(_value_of(sample, name)) for name in names]
+            return [_python_value(_part(sample, name)) for name in names]
         except ImageError:
             return None
         except ValueError as error:
-            raise SourceError(f"{self.name}: row {row}: {error}, as other samples have") from error
+            raise SourceError(f"{error}, as other samples have", path=f"{self.name}: row {row}") from error
 
 
-def reader_of(dataset: Any, name: str) -> FolderReader | DatasetReader:
-    """The reader of a dataset that messages call `name`."""
+def open_dataset_reader(dataset: Any, name: str) -> FolderReader | DatasetReader:
+    """Return the reader of a dataset; `name` is its name in messages."""
     samples = _folder_samples(dataset)
     if samples is None:
         return DatasetReader(dataset, name)
-    if _gives_files(dataset):
+    if _returns_files(dataset):
         return FolderReader(dataset, name, samples)
     return DatasetReader(dataset, name, [label for _, label in samples])
 
 
-def _value_of(sample: Any, name: str) -> Any:
-    """The part of a sample that is called so; ValueError, a phrase, where it has none."""
-    sample = _plain(sample)
+def _part(sample: Any, name: str) -> Any:
+    """Return the part of a sample with this name; ValueError with a phrase if there is none."""
+    sample = _plain_sample(sample)
     if _has_names(sample):
         with suppress(KeyError, IndexError, TypeError):
             return sample[name]
     elif name in _PAIR:
-        parts, place = _parts_of(sample), _PAIR.index(name)
-        if place < len(parts):
-            return parts[place]
+        parts, position = _tuple_parts(sample), _PAIR.index(name)
+        if position < len(parts):
+            return parts[position]
     raise ValueError(f"has no {name!r}")
 
 
-def _plain(sample: Any) -> Any:
-    """A named tuple as a mapping, a list of picture and label as a tuple."""
+def _plain_sample(sample: Any) -> Any:
+    """Return a named tuple as a mapping, a list as a tuple, and any other sample as it is."""
     if hasattr(sample, "_asdict"):
         return sample._asdict()
     return tuple(sample) if isinstance(sample, list) else sample
 
 
 def _has_names(sample: Any) -> bool:
-    """Whether it is a mapping of names to parts, and not a picture that Hugging Face has undecoded."""
+    """Return whether a sample is a mapping of names to parts, not an encoded picture of Hugging Face."""
     return isinstance(sample, Mapping) and not {"bytes", "path"} >= set(sample)
 
 
-def _parts_of(sample: Any) -> tuple[Any, ...]:
-    """The parts of a sample without names: those of a tuple; anything else is the picture alone."""
+def _tuple_parts(sample: Any) -> tuple[Any, ...]:
+    """Return the parts of a sample without names; a sample that is no tuple is a picture alone."""
     return sample if isinstance(sample, tuple) else (sample,)
 
 
-def _usual_sample(dataset: Any, name: str, count: int) -> Any:
-    """The first readable sample, with what some others have and it lacks: a key, or the label of a pair."""
-    usual = _plain(_first_sample(dataset, name, count))
-    for row in sorted({round(at) for at in np.linspace(0, count - 1, _PROBED)}):
+def _typical_sample(dataset: Any, name: str, count: int) -> Any:
+    """Return the first readable sample, completed by keys, or a label, that only other samples have."""
+    typical = _plain_sample(_first_sample(dataset, name, count))
+    for row in sorted({round(position) for position in np.linspace(0, count - 1, _PROBED_SAMPLES)}):
         with suppress(ImageError):
-            other = _plain(_read_sample(dataset, name, row))
-            if isinstance(usual, Mapping) and isinstance(other, Mapping):
-                usual = {**other, **usual}
-            elif isinstance(usual, tuple) and isinstance(other, tuple) and len(other) > len(usual):
-                usual = other
-    return usual
+            sample = _plain_sample(_read_sample(dataset, name, row))
+            if isinstance(typical, Mapping) and isinstance(sample, Mapping):
+                typical = {**sample, **typical}
+            elif isinstance(typical, tuple) and isinstance(sample, tuple) and len(sample) > len(typical):
+                typical = sample
+    return typical
 
 
 def _first_sample(dataset: Any, name: str, count: int) -> Any:
-    """The first readable sample among the first few."""
+    """Return the first readable sample; SourceError if it is not among the first few."""
     errors = []
-    for row in range(min(count, _TRIED)):
+    for row in range(min(count, _MAX_UNREADABLE)):
         try:
             return _read_sample(dataset, name, row)
         except ImageError as error:
             errors.append(error)
-    raise SourceError(f"{errors[0]}, nor can the {len(errors) - 1} after it; repair the dataset")
+    raise SourceError(
+        f"{errors[0].reason}, nor can the {len(errors) - 1} after it",
+        path=errors[0].path,
+        remedy="repair the dataset",
+    )
 
 
 def _read_sample(dataset: Any, name: str, row: int) -> Any:
-    """`dataset[row]`.
+    """Return `dataset[row]`.
 
     Raises:
-        ImageError: it raises; names its row.
+        ImageError: the dataset raises an error; this one names the row.
         SourceError: memory, a disk or a network fails.
     """
     where = f"{name}: row {row}"
 
-    def act() -> Any:
+    def get_row() -> Any:
         try:
             return dataset[row]
         except MemoryError as error:
-            raise SourceError(f"{where}: not enough memory to read it; use fewer --workers") from error
+            raise SourceError(
+                "not enough memory to read it", path=where, remedy="use fewer --workers"
+            ) from error
         except OSError as error:
             if error.errno is not None and not isinstance(error, FileNotFoundError | IsADirectoryError):
                 raise
@@ -210,64 +220,68 @@ def _read_sample(dataset: Any, name: str, row: int) -> Any:
         except Exception as error:  # other people's code may raise anything
             raise ImageError(where, f"cannot be read ({reason_of(error)})") from error
 
-    return steadily(act, where)
+    return read_with_retries(get_row, where)
 
 
-def read_picture_of(dataset: Any, name: str, column: str, row: int) -> Any:
-    """What a sample has for its picture; raises as `StoredPictures.read`."""
+def read_picture_value(dataset: Any, name: str, column: str, row: int) -> Any:
+    """Return the value of a sample in the column of pictures; raises as `StoredPictures.read` does."""
     try:
-        return _value_of(_read_sample(dataset, name, row), column)
+        return _part(_read_sample(dataset, name, row), column)
     except ValueError as error:
         raise ImageError(f"{name}: row {row}", str(error)) from error
 
 
 def _python_value(value: Any) -> Any:
-    """Arrays and tensors as Python's numbers and lists."""
+    """Return arrays and tensors as Python's numbers and lists, other values as they are."""
     if is_tensor(value):
         value = value.detach().cpu()
     return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _class_names(dataset: Any) -> tuple[str, ...] | None:
-    """Its `classes`; synonyms are joined, and a name that several classes have is followed by their index."""
+    """Return the dataset's `classes`, with synonyms joined and an index behind each repeated name."""
     while not hasattr(dataset, "classes") and hasattr(dataset, "indices") and hasattr(dataset, "dataset"):
-        dataset = dataset.dataset  # that a Subset takes some samples of
-    found = getattr(dataset, "classes", None)
-    if not isinstance(found, list | tuple) or not found:
+        dataset = dataset.dataset  # the whole dataset of a Subset
+    classes = getattr(dataset, "classes", None)
+    if not isinstance(classes, list | tuple) or not classes:
         return None
-    names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in found]
+    names = [", ".join(map(str, name)) if isinstance(name, tuple | list) else str(name) for name in classes]
     return unique_names(names)
 
 
 def _folder_samples(dataset: Any) -> list[tuple[str, Any]] | None:
-    """(path, label) of each sample, where the `__getitem__` of torchvision's DatasetFolder gives that label.
+    """Return path and label of each sample of a torchvision DatasetFolder, or of a torch Subset of one.
 
-    Of the folder, or of a torch Subset of it; None for anything else.
+    None for any other dataset, also for a subclass whose own `__getitem__` may return other labels.
     """
-    getter, found = getattr(type(dataset), "__getitem__", None), None
-    if _is_from(getter, "torch.utils.data.dataset") and hasattr(dataset, "indices"):
-        whole = _folder_samples(dataset.dataset)
-        with suppress(IndexError, TypeError):  # a sample that is not there is rejected when it is read
-            found = whole and [whole[index] for index in dataset.indices]
-    elif _is_from(getter, "torchvision.datasets.folder") and dataset.target_transform is None:
-        found = dataset.samples
-    return found if isinstance(found, list) and len(found) == len(dataset) else None
+    getter = getattr(type(dataset), "__getitem__", None)
+    samples = None
+    if _is_defined_in(getter, "torch.utils.data.dataset") and hasattr(dataset, "indices"):
+        all_samples = _folder_samples(dataset.dataset)
+        if all_samples is not None:
+            with suppress(IndexError, TypeError):  # an index that does not exist is rejected when it is read
+                samples = [all_samples[index] for index in dataset.indices]
+    elif _is_defined_in(getter, "torchvision.datasets.folder") and dataset.target_transform is None:
+        samples = dataset.samples
+    return samples if isinstance(samples, list) and len(samples) == len(dataset) else None
 
 
-def _is_from(function: Any, module: str) -> bool:
-    """Whether its code is in that module; `functools.wraps` may have set its `__module__` to another one."""
+def _is_defined_in(function: Any, module: str) -> bool:
+    """Return whether the code of `function` is in this module; `functools.wraps` copies `__module__`."""
     return getattr(function, "__globals__", {}).get("__name__") == module
 
 
-def _gives_files(dataset: Any) -> bool:
-    """Whether the pictures of a folder dataset are its files as they are."""
+def _returns_files(dataset: Any) -> bool:
+    """Return whether a folder dataset returns its files' pictures without a transform."""
     return (
-        _is_from(getattr(dataset, "loader", None), "torchvision.datasets.folder")
-        and getattr(dataset, "transform", None) is getattr(dataset, "transforms", None) is None
+        _is_defined_in(getattr(dataset, "loader", None), "torchvision.datasets.folder")
+        and getattr(dataset, "transform", None) is None
+        and getattr(dataset, "transforms", None) is None
         and isinstance(getattr(dataset, "root", None), str | os.PathLike)
     )
 
 
-def _within(root: str, path: str) -> str:
+def _path_in(root: str, path: str) -> str:
+    """Return `path` relative to `root`, with slashes; an absolute path if it lies outside."""
     relative = os.path.relpath(path, root)
     return os.path.abspath(path) if relative.startswith("..") else relative.replace(os.sep, "/")

@@ -1,7 +1,7 @@
-"""Datasets of Hugging Face's library as rows: columns say all but the pictures, which stay undecoded.
+"""Datasets of Hugging Face's library as rows, with pictures that stay encoded.
 
-The library (extra `hf`) is imported for `hf:FOLDER` alone, where `save_to_disk` has put a dataset; one that
-is passed brings what is needed. Its files are mapped, and any row of them is read by itself.
+The library (extra `hf`) is imported only to open `hf:FOLDER`, a dataset that `save_to_disk` wrote; a dataset
+object that is passed needs no import. The library maps its files, so that single rows are read in any order.
 """
 
 import os
@@ -11,9 +11,9 @@ from functools import partial
 from typing import Any
 
 from precache.errors import MissingDependencyError, SourceError
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.reporting import warn
-from precache.sources.dataset import read_picture_of
+from precache.sources.dataset import read_picture_value
 from precache.sources.labels import unique_names
 from precache.sources.picture_values import reason_of
 from precache.sources.rows import Row, StoredPictures, TableColumn
@@ -23,13 +23,13 @@ _BATCH_ROWS = 65_536
 
 
 def is_dataset(dataset: Any) -> bool:
-    """Whether it is a dataset of that library, with columns; a streamed one is none."""
+    """Return whether `dataset` is a dataset of Hugging Face's library with columns, not a streamed one."""
     return all(hasattr(dataset, name) for name in ("features", "select_columns", "with_format", "__len__"))
 
 
 @dataclass(frozen=True, slots=True)
 class HuggingFaceReader:
-    """The rows of a dataset of Hugging Face's library."""
+    """Reader of the rows of a dataset of Hugging Face's library, see `RowReader`."""
 
     dataset: Any
     name: str
@@ -38,17 +38,16 @@ class HuggingFaceReader:
     is_text = False
 
     def columns(self) -> list[TableColumn]:
-        """The columns; those of pictures hold them, or where there are none, any may."""
+        """Return the columns; pictures are in columns of `Image`, or may be in any if there is none."""
         features = dict(self.dataset.features or {})
         images = [name for name, feature in features.items() if _is_image(feature)]
-        return [
-            TableColumn(
-                name,
-                _class_names(feature),
-                partial(self._pictures, name) if name in (images or features) else None,
-            )
-            for name, feature in features.items()
-        ]
+        columns = []
+        for name, feature in features.items():
+            open_pictures = None
+            if name in images or not images:
+                open_pictures = partial(self._open_pictures, name)
+            columns.append(TableColumn(name, _class_names(feature), open_pictures))
+        return columns
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         if not names:
@@ -59,44 +58,48 @@ class HuggingFaceReader:
         for start in range(0, len(plain), _BATCH_ROWS):
             try:
                 columns = plain[start : start + _BATCH_ROWS]
-            except Exception as error:  # of many libraries
+            except Exception as error:  # the library and those it uses raise nearly anything
                 raise SourceError(
-                    f"{self.name}: columns {list(names)} cannot be read ({reason_of(error)})"
+                    f"columns {list(names)} cannot be read ({reason_of(error)})", path=self.name
                 ) from error
-            for place, values in enumerate(zip(*(columns[name] for name in names), strict=True)):
-                yield Row(start + place, values)
+            for offset, values in enumerate(zip(*(columns[name] for name in names), strict=True)):
+                yield Row(start + offset, values)
 
-    def _pictures(self, name: str) -> StoredPictures:
+    def _open_pictures(self, name: str) -> StoredPictures:
         if (self.dataset.format or {}).get("type") == "custom":
             warn(f"{self.name}: its transform is left out: pictures are converted as they are stored")
         pictures, feature = self.dataset.with_format(None).select_columns([name]), self.dataset.features[name]
         if _is_image(feature):
             pictures = pictures.cast_column(name, type(feature)(decode=False))
-        return StoredPictures(partial(read_picture_of, pictures, self.name, name))
+        return StoredPictures(partial(read_picture_value, pictures, self.name, name))
 
 
 def load_saved(folder: str) -> Any:
-    """What `save_to_disk` wrote to `folder`: a dataset, or a mapping of splits to datasets.
+    """Load what `save_to_disk` wrote to `folder`: a dataset, or a mapping of split names to datasets.
 
     Raises:
         MissingDependencyError: the library is not installed.
         SourceError: there is no such dataset, or it is damaged.
     """
     if not os.path.isdir(folder):
-        raise SourceError(f"{folder}: no such folder; expected one that datasets' save_to_disk wrote")
+        raise SourceError("no such folder; expected one that datasets' save_to_disk wrote", path=folder)
     try:
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            f"{PREFIX}{folder}: needs the extra 'hf'; install it with: {install_extra('hf')}"
+            "needs the extra 'hf'",
+            path=f"{PREFIX}{folder}",
+            remedy=f"install it with: {install_command('hf')}",
         ) from error
     try:
         loaded = datasets.load_from_disk(folder)
-        for one in loaded.values() if isinstance(loaded, Mapping) else [loaded]:
-            one.data.validate(full=True)  # offsets that point elsewhere would end the process
-    except Exception as error:  # of many libraries
+        for dataset in loaded.values() if isinstance(loaded, Mapping) else [loaded]:
+            dataset.data.validate(full=True)  # damaged offsets would crash the process when they are used
+    except Exception as error:  # the library and those it uses raise nearly anything
         raise SourceError(
-            f"{folder}: not what save_to_disk wrote, or damaged ({reason_of(error)}); save it again"
+            f"not what save_to_disk wrote, or damaged ({reason_of(error)})",
+            path=folder,
+            remedy="save it again",
         ) from error
     return loaded
 
@@ -106,6 +109,6 @@ def _is_image(feature: Any) -> bool:
 
 
 def _class_names(feature: Any) -> tuple[str, ...] | None:
-    """The names of a ClassLabel, or of a list of them."""
+    """Return the names of a ClassLabel, or of a list of them; None for any other feature."""
     names = getattr(getattr(feature, "feature", feature), "names", None)
     return unique_names(list(map(str, names))) if names else None

@@ -1,6 +1,6 @@
-"""What a user says about a source: which column is what, how deep classes lie, what is taken, and the like.
+"""Options of sources: which column holds what, how deep class folders lie, which samples are selected.
 
-The fields of `SourceOptions` say which sources take which option, and what the command line says of it.
+Each field of `SourceOptions` also lists the kinds of sources that take it, and its help on the command line.
 """
 
 from dataclasses import Field, dataclass, field, fields
@@ -9,7 +9,7 @@ from typing import Any
 
 from precache.dataset.columns import TARGETS
 from precache.errors import SettingError, check_choice, check_range
-from precache.recipe import flag_of
+from precache.recipe import flag_name
 from precache.storage.urls import locate
 
 TABLE_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -17,12 +17,12 @@ TREE, CLASS_FOLDERS = "a tree of class folders", "class folders in an archive"
 ARCHIVE, TARS = "an archive", "WebDataset tars"
 TABLE, CONVERTED = "a table", "a converted dataset"
 DATASET = "a dataset"
-_COLUMNS = (TABLE, DATASET)
-_PARTS = (TABLE, DATASET, TARS, ARCHIVE)
+_WITH_COLUMNS = (TABLE, DATASET)
+_WITH_COLUMNS_OR_PARTS = (TABLE, DATASET, TARS, ARCHIVE)
 
 
 def is_table(path: Path) -> bool:
-    """Whether the file's name is that of a table which is read here."""
+    """Return whether the file's name is that of a table which can be read."""
     return path.suffix.lower() in TABLE_SUFFIXES
 
 
@@ -30,29 +30,30 @@ class OptionNotTakenError(SettingError):
     """An option was given that a source of this kind does not take.
 
     Attributes:
-        option: its name in `SourceOptions`.
-        kind: what messages call such a source.
-        kinds: those that take it, called the same way.
+        option: name of the option in `SourceOptions`.
+        kind: name of such a source in messages.
+        kinds: names of the sources that take the option.
     """
 
     def __init__(self, option: str, kind: str, kinds: tuple[str, ...]) -> None:
-        listed = ", ".join(kinds)
-        super().__init__(f"{flag_of(option)} is not for {kind}, only for {listed}", remedy="leave it out")
-        self.args = (option, kind, kinds)  # what pickle makes the error from
+        takers = ", ".join(kinds)
+        super().__init__(f"{flag_name(option)} is not for {kind}, only for {takers}", remedy="leave it out")
+        self.args = (option, kind, kinds)  # the arguments that pickle makes the error from
         self.option, self.kind, self.kinds = option, kind, kinds
 
 
 def _option(help_text: str, *kinds: str, default: Any = None) -> Any:
-    """A field of SourceOptions, with its help; `kinds` of sources take it, or all."""
+    """Make a field of `SourceOptions` with its help, and the kinds of sources that take it (none: all)."""
     return field(default=default, metadata={"help": help_text, "kinds": kinds})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceOptions:
-    """Options of a source; each kind of source takes some of them and refuses the others. See `help_of`.
+    """Options of a source; each kind of source takes some of them and refuses the others.
 
-    A `separator` is between the classes of one text, so `target` is `classes`. A sample of several classes is
-    taken for any of `classes`; with `ids`, both must hold. Boxes are `[k, 4]`, in pixels of the picture.
+    The help of each option is in its field, see `option_help`. A `separator` splits a text into the names of
+    several classes, so `target` is `classes` then. `classes` selects samples that have any of these classes,
+    and `ids` restricts them further. Boxes are `[k, 4]`, in pixels of the picture.
 
     Raises:
         SettingError: a value is out of range or unknown.
@@ -61,18 +62,22 @@ class SourceOptions:
     root: str | None = _option("Folder of the pictures of a table.  [default: that of the table]", TABLE)
     image: str | None = _option(
         "Column of the pictures, in a table or dataset; in tars their part of a sample, as input.jpg.",
-        *_PARTS,
+        *_WITH_COLUMNS_OR_PARTS,
     )
     label: str | None = _option(
         "Column of the labels, in a table or dataset; in tars their part of a sample, or a key of its .json.",
-        *_PARTS,
+        *_WITH_COLUMNS_OR_PARTS,
     )
-    target: str | None = _option(f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_PARTS)
+    target: str | None = _option(
+        f"Kind of label: {', '.join(TARGETS)}.  [default: as it looks]", *_WITH_COLUMNS_OR_PARTS
+    )
     separator: str | None = _option(
-        "Separator between the classes of a label that names several, as ';'.", *_PARTS
+        "Separator between the classes of a label that names several, as ';'.", *_WITH_COLUMNS_OR_PARTS
     )
-    split: str | None = _option("Column of the names of splits, in a table or dataset.", *_COLUMNS)
-    fields: tuple[str, ...] = _option("Other columns to keep, as width,caption.", *_PARTS, default=())
+    split: str | None = _option("Column of the names of splits, in a table or dataset.", *_WITH_COLUMNS)
+    fields: tuple[str, ...] = _option(
+        "Other columns to keep, as width,caption.", *_WITH_COLUMNS_OR_PARTS, default=()
+    )
     class_depth: int | None = _option(
         "How deep class folders lie in a tree; 0 if there are no classes.  [default: 1]",
         TREE,
@@ -96,12 +101,13 @@ class SourceOptions:
         for name in ("fields", "classes"):
             if isinstance(value := getattr(self, name), str):
                 raise SettingError(f"{name} must be a list of names, got {value!r}")
-        for name, value in self.given().items():
+        for name, value in self.to_json().items():
             texts = value if isinstance(value, list) else [value]
             if name != "class_depth" and not all(isinstance(text, str) for text in texts):
                 raise SettingError(f"{name} must be text, got {value!r:.99}")
-        for path in filter(None, (self.root, self.mask)):
-            locate(path)  # raises
+        for path in (self.root, self.mask):
+            if path:
+                locate(path)  # raises SettingError for a URL that cannot be read
         if self.target is not None:
             check_choice("target", self.target, TARGETS)
         if self.class_depth is not None:
@@ -109,25 +115,30 @@ class SourceOptions:
         if self.separator == "":
             raise SettingError("separator must be one character or more, got ''")
 
-    def given(self) -> dict[str, Any]:
-        """Those that are not the default, as plain JSON values; `SourceOptions.from_json` takes them."""
-        values = {name: getattr(self, name) for name in _fields()}
-        plain = {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-        return {name: value for name, value in plain.items() if value not in (None, [])}
+    def to_json(self) -> dict[str, Any]:
+        """Return the options that differ from the default as JSON values, which `from_json` takes."""
+        values = {}
+        for name in _fields():
+            value = getattr(self, name)
+            if isinstance(value, tuple):
+                value = list(value)
+            if value not in (None, []):
+                values[name] = value
+        return values
 
     @classmethod
-    def from_json(cls, given: dict[str, Any]) -> "SourceOptions":
-        """What `given` gave; SettingError for anything else."""
-        lists = {name: tuple(given.get(name, ())) for name in ("fields", "classes")}
-        if unknown := sorted(set(given) - set(_fields())):
+    def from_json(cls, values: dict[str, Any]) -> "SourceOptions":
+        """Make the options from what `to_json` returned; SettingError for an unknown name."""
+        lists = {name: tuple(values.get(name, ())) for name in ("fields", "classes")}
+        if unknown := sorted(set(values) - set(_fields())):
             raise SettingError(
                 f"unknown option of a source {unknown[0]!r}; choose from: {', '.join(_fields())}"
             )
-        return cls(**{**given, **lists})
+        return cls(**{**values, **lists})
 
-    def only(self, kind: str) -> None:
-        """Raise OptionNotTakenError where one is given that a source of this kind does not take."""
-        for name in self.given():
+    def check_kind(self, kind: str) -> None:
+        """Raise OptionNotTakenError if an option is given that a source of this kind does not take."""
+        for name in self.to_json():
             kinds = _fields()[name].metadata["kinds"]
             if kinds and kind not in kinds:
                 raise OptionNotTakenError(name, kind, kinds)
@@ -137,6 +148,6 @@ def _fields() -> "dict[str, Field[Any]]":
     return {setting.name: setting for setting in fields(SourceOptions)}
 
 
-def help_of() -> dict[str, str]:
-    """What the command line says of each option, by its name."""
+def option_help() -> dict[str, str]:
+    """Return the help on the command line for each option, by its name."""
     return {name: setting.metadata["help"] for name, setting in _fields().items()}

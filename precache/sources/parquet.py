@@ -1,16 +1,16 @@
-"""Parquet: tables with paths of pictures, and files with pictures in them, as Hugging Face publishes them.
+"""Parquet files as rows, with paths of pictures or with the pictures, as Hugging Face publishes datasets.
 
     data/train-00000-of-00002.parquet    image: struct<bytes, path>, label: int64
     data/train-00001-of-00002.parquet
 
-A column of pictures is of bytes, or of structs with `bytes`, and with `path` of a file where these are empty.
-Where the schema has the names of classes, in the metadata called `huggingface`, labels are indices of these.
-A source is one file, or all of a folder and of the folders in it, by name, and their names say the splits.
-A sample's path is its row in 8 digits, behind the path of its file in a folder:
+A column of pictures has bytes, or structs with `bytes` or, if these are empty, the `path` of a file. If the
+schema's metadata `huggingface` has names of classes, labels are indices of these. A source is one file, or
+all files in a folder and in its folders, sorted by name; their names say the splits. The path of a sample is
+its row in 8 digits, in a folder of files behind the path of its file:
 data/train-00000-of-00002.parquet/00000042.
 
-Pictures are read in shuffled order, and of Parquet only a row group of hundreds can be read at once. So they
-are copied out first, one behind the other, see `precache.storage.staging`.
+Pictures are read in shuffled order, but Parquet can only be read in row groups of hundreds. So the pictures
+are copied first to a file, one behind the other, see `precache.storage.staging`.
 """
 
 import json
@@ -27,7 +27,7 @@ import numpy as np
 
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, MissingDependencyError, SourceError, os_errors_as
-from precache.packages import install_extra
+from precache.packages import install_command
 from precache.pictures.reading import read_part, read_picture, status_of
 from precache.sources.base import ANY_SIZE
 from precache.sources.labels import unique_names
@@ -36,23 +36,24 @@ from precache.sources.table import open_table
 from precache.storage import staging
 
 SUFFIX = ".parquet"
-_PAGES_BYTES = 1 << 20  # read at a time, in the place of a row group
+_BUFFER_BYTES = 1 << 20  # read at a time, rather than a whole row group
 _BATCH_ROWS = 65_536
 _BATCH_PICTURES = 32
 
 
 def is_parquet(name: str) -> bool:
-    """Whether a file of this name is Parquet."""
+    """Return whether a file of this name is Parquet."""
     return name.lower().endswith(SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class ParquetReader:
-    """The rows of a Parquet file.
+    """Reader of the rows of a Parquet file, see `RowReader`.
 
     Attributes:
-        file: what is read: the file of this name, or what was fetched from there.
-        folder: the folder that paths are relative to, of files that are named in the place of bytes.
+        name: path or URL of the file in messages.
+        file: local file: the one at `name`, or what was fetched from there.
+        folder: folder that the `path` of a picture without bytes is relative to.
     """
 
     name: str
@@ -65,14 +66,11 @@ class ParquetReader:
     def columns(self) -> list[TableColumn]:
         with self._open() as parquet:
             schema = parquet.schema_arrow
-        return [
-            TableColumn(
-                field.name,
-                _class_names(schema, field.name),
-                partial(self._pictures, field.name) if _holds_bytes(field.type) else None,
-            )
-            for field in schema
-        ]
+        columns = []
+        for field in schema:
+            open_pictures = partial(self._open_pictures, field.name) if _has_bytes(field.type) else None
+            columns.append(TableColumn(field.name, _class_names(schema, field.name), open_pictures))
+        return columns
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
         if not names:
@@ -88,68 +86,72 @@ class ParquetReader:
                 number += 1
 
     def content(self, picture: Any) -> bytes | None:
-        """The bytes of a picture, or of the file that is named for them; None where there is neither."""
+        """Return the bytes of a picture, or of the file at its path; None if it has neither."""
         data: bytes | None = picture.get("bytes") if isinstance(picture, dict) else picture
         if data is not None or not isinstance(picture, dict) or not picture.get("path"):
             return data
         path = os.path.join(self.folder, picture["path"])
         return None if status_of(path) is None else read_picture(path, ANY_SIZE)
 
-    def column(self, name: str) -> Iterator[Any]:
-        """The pictures of a column, few at a time."""
-        for (pictures,) in self._batches([name], _BATCH_PICTURES):
+    def pictures(self, column: str) -> Iterator[Any]:
+        """Yield the pictures in a column; a few of them are in memory at a time."""
+        for (pictures,) in self._batches([column], _BATCH_PICTURES):
             yield from pictures
 
-    def _pictures(self, column: str) -> StoredPictures:
+    def _open_pictures(self, column: str) -> StoredPictures:
         status = os.stat(self.file)
-        copy = _copied(self, column, status.st_size, status.st_mtime_ns)
-        if not os.path.exists(copy.path):  # somebody has cleaned up
-            _copied.cache_clear()
-            copy = _copied(self, column, status.st_size, status.st_mtime_ns)
+        copy = _copy_pictures(self, column, status.st_size, status.st_mtime_ns)
+        if not os.path.exists(copy.path):  # the staging folder was cleaned up meanwhile
+            _copy_pictures.cache_clear()
+            copy = _copy_pictures(self, column, status.st_size, status.st_mtime_ns)
         return StoredPictures(copy.read, copy.sizes)
 
     def _batches(self, names: Sequence[str], count: int) -> Iterator[list[list[Any]]]:
-        """The values of the columns, so many rows at a time; SourceError where the file is damaged."""
+        """Yield the values of the columns, `count` rows at a time; SourceError if the file is damaged."""
         with self._open() as parquet:
-            left = parquet.metadata.num_rows
+            remaining = parquet.metadata.num_rows
             for batch in parquet.iter_batches(count, columns=list(names), use_threads=False):
-                found = list(batch.schema.names)
-                left -= batch.num_rows
-                if left < 0:
+                batch_names = list(batch.schema.names)
+                remaining -= batch.num_rows
+                if remaining < 0:
                     break
-                yield [batch.column(found.index(name)).to_pylist() for name in names]
-        if left:
-            raise SourceError(f"{self.name}: has more or fewer rows than its end says; write it again")
+                yield [batch.column(batch_names.index(name)).to_pylist() for name in names]
+        if remaining:
+            raise SourceError(
+                "has more or fewer rows than its end says", path=self.name, remedy="write it again"
+            )
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
-        """The `pyarrow.parquet.ParquetFile`; what it raises in the block is told.
+        """Open the `pyarrow.parquet.ParquetFile`; its errors in the block become SourceErrors.
 
         Raises:
             MissingDependencyError: pyarrow is not installed.
-            SourceError: it is no Parquet, or damaged.
+            SourceError: the file is not Parquet, or damaged.
         """
         try:
             import pyarrow
             from pyarrow import parquet
         except ImportError as error:
             raise MissingDependencyError(
-                f"{self.name}: Parquet needs the extra 'table' ({error}); run: {install_extra('table')}"
+                f"Parquet needs the extra 'table' ({error})",
+                path=self.name,
+                remedy=f"run: {install_command('table')}",
             ) from error
         with open_table(self.name, self.file) as file:
             try:
                 yield parquet.ParquetFile(
-                    file, pre_buffer=False, page_checksum_verification=True, buffer_size=_PAGES_BYTES
+                    file, pre_buffer=False, page_checksum_verification=True, buffer_size=_BUFFER_BYTES
                 )
             except (pyarrow.ArrowException, OSError, ValueError, MemoryError, OverflowError) as error:
                 reason = " ".join(str(error).split())[:200]
                 raise SourceError(
-                    f"{self.name}: not Parquet that can be read ({reason}); write it again"
+                    f"not Parquet that can be read ({reason})", path=self.name, remedy="write it again"
                 ) from error
 
 
 def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
-    """The names of classes as Hugging Face's library stores them."""
+    """Return the names of a column's classes, as Hugging Face's library stores them; None without these."""
     try:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         feature = features[column]
@@ -159,48 +161,50 @@ def _class_names(schema: Any, column: str) -> tuple[str, ...] | None:
     return unique_names(list(map(str, names))) if isinstance(names, list) and names else None
 
 
-def _holds_bytes(kind: Any) -> bool:
+def _has_bytes(column_type: Any) -> bool:
+    """Return whether values of this type are bytes, or structs with bytes."""
     from pyarrow import types
 
-    if types.is_struct(kind):
-        return any(field.name == "bytes" and _holds_bytes(field.type) for field in kind)
-    return bool(types.is_binary(kind) or types.is_large_binary(kind))
+    if types.is_struct(column_type):
+        return any(field.name == "bytes" and _has_bytes(field.type) for field in column_type)
+    return bool(types.is_binary(column_type) or types.is_large_binary(column_type))
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """The pictures of a column, one behind the other in a file.
+class _PictureCopy:
+    """File with a copy of the pictures in a column, one behind the other.
 
     Attributes:
-        table: the name of the Parquet file in messages.
-        path: the file; `as_scanned`, its size and time.
-        sizes: int64 [n], bytes of each picture; -1 where a row has none.
-        ends: int64 [n], where each of them ends.
+        table: name of the Parquet file in messages.
+        path: path of the copy.
+        scanned_status: size of the copy in bytes, and time of its last write in ns.
+        sizes: int64 [n], size of each picture in bytes; -1 if the row has none.
+        ends: int64 [n], offset of the end of each picture.
     """
 
     table: str
     path: str
-    as_scanned: tuple[int, int]
+    scanned_status: tuple[int, int]
     sizes: Ints
     ends: Ints
 
     def read(self, row: int) -> bytes:
-        """The picture of a row; raises as `StoredPictures.read`."""
+        """Read the picture of a row; raises as `StoredPictures.read` does."""
         size, where = int(self.sizes[row]), f"{self.table}: row {row}"
         if size < 0:
             raise ImageError(where, "has no picture, neither bytes nor a file")
-        data = read_part(self.path, where, self.as_scanned, int(self.ends[row]) - size, size)
+        data = read_part(self.path, where, self.scanned_status, int(self.ends[row]) - size, size)
         if len(data) != size:
-            raise SourceError(f"{where}: could not be read as a whole; run the same command again")
+            raise SourceError("could not be read as a whole", path=where, remedy="run the same command again")
         return data
 
 
 @cache
-def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: int) -> _Copy:
-    """The copy of a column's pictures, made once for each state of the file.
+def _copy_pictures(reader: ParquetReader, column: str, file_bytes: int, modified_ns: int) -> _PictureCopy:
+    """Copy the pictures in a column to a file, once for each size and time of the Parquet file.
 
     Raises:
-        SourceError: there is no room for it.
+        SourceError: the disk has no room for the copy.
     """
     folder = staging.folder()
     sizes = []
@@ -213,14 +217,18 @@ def _copied(reader: ParquetReader, column: str, file_bytes: int, modified_ns: in
         tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
     ):
         try:
-            for picture in reader.column(column):
+            for picture in reader.pictures(column):
                 data = reader.content(picture)
                 sizes.append(-1 if data is None else copy.write(data))
         except BaseException:
             os.unlink(copy.name)
             raise
     status = os.stat(copy.name)
-    found = np.array(sizes, np.int64)
-    return _Copy(
-        reader.name, copy.name, (status.st_size, status.st_mtime_ns), found, np.cumsum(np.maximum(found, 0))
+    picture_sizes = np.array(sizes, np.int64)
+    return _PictureCopy(
+        table=reader.name,
+        path=copy.name,
+        scanned_status=(status.st_size, status.st_mtime_ns),
+        sizes=picture_sizes,
+        ends=np.cumsum(np.maximum(picture_sizes, 0)),
     )

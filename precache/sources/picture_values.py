@@ -1,13 +1,13 @@
-"""What a row may have in the place of its picture.
+"""Pictures from the values that a row may hold: paths, bytes, Pillow images, arrays and tensors.
 
     str, path                     the file of that name
     bytes                         an encoded picture
-    {"bytes": ..., "path": ...}   either, as Hugging Face has it undecoded
-    Pillow image                  itself
+    {"bytes": ..., "path": ...}   either of these, as Hugging Face's library stores pictures
+    Pillow image                  used as it is
     array                         uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4]
     tensor                        the same, or [1, h, w], [3, h, w] or [4, h, w]
 
-A tensor is known by its methods: torch is not imported.
+Tensors are recognized by their methods, so that torch need not be imported.
 """
 
 import os
@@ -26,40 +26,45 @@ _CHANNELS = (1, 3, 4)
 _EXPECTED = "expected a path, encoded bytes, a Pillow image, or a uint8 array or tensor"
 
 
-def picture_of(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
-    """The picture that `value` is, as `Source.read` gives it.
+def to_picture(value: Any, where: str, max_pixels: int) -> bytes | Image.Image:
+    """Return the picture in `value`, as `Source.read` returns it.
+
+    Args:
+        where: name of the row in messages.
 
     Raises:
-        ImageError: it is not a picture; names `where`.
-        SourceError: it is a file that cannot be read now.
+        ImageError: `value` is not a picture.
+        SourceError: `value` names a file that cannot be read now.
     """
     if isinstance(value, Mapping):
         content = value.get("bytes")
         value = value.get("path") if content is None else content
     if isinstance(value, str | os.PathLike):
-        return _file(value, where, max_pixels)
+        return _read_file(value, where, max_pixels)
     if isinstance(value, bytes | bytearray | memoryview):
         check_bytes(where, len(value), max_pixels)
         return bytes(value)
     if isinstance(value, Image.Image):
-        return _loaded(value, where, max_pixels)
+        return _load(value, where, max_pixels)
     if is_tensor(value):
-        return _image(_channels_last(value.detach().cpu().numpy()), where)
+        return _image_from_array(_channels_last(value.detach().cpu().numpy()), where)
     if isinstance(value, np.ndarray):
-        return _image(value, where)
-    what = "has no picture" if value is None else f"has {type(value).__name__} {value!r:.60}, not a picture"
-    raise ImageError(where, f"{what}; {_EXPECTED}")
+        return _image_from_array(value, where)
+    reason = f"has {type(value).__name__} {value!r:.60}, not a picture"
+    if value is None:
+        reason = "has no picture"
+    raise ImageError(where, f"{reason}; {_EXPECTED}")
 
 
-def _file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
+def _read_file(path: str | os.PathLike[str], where: str, max_pixels: int) -> bytes:
     name = os.fsdecode(path)
     if status_of(name) is None:
         raise ImageError(where, f"its picture {name!r:.200} is not a file")
     return read_picture(name, max_pixels)
 
 
-def _loaded(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
-    """`image` once its pixels are there: one that is opened only decodes them when it is asked to."""
+def _load(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
+    """Decode the pixels of an image, which Pillow does not do when it opens a file, and return it."""
     try:
         check_pixels(*image.size, max_pixels)
         image.load()
@@ -71,11 +76,11 @@ def _loaded(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
 
 
 def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A tensor's [channels, h, w] as [h, w, channels]; where either is possible, torch means the first."""
+    """LargePictureLock [channels, h, w] into [h, w, channels]; a shape that may be either is torch's, the first."""
     return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
 
 
-def _image(array: npt.NDArray[Any], where: str) -> Image.Image:
+def _image_from_array(array: npt.NDArray[Any], where: str) -> Image.Image:
     fits = array.ndim == 2 or (array.ndim == 3 and array.shape[2] in _CHANNELS)
     if array.dtype != np.uint8 or not fits or not array.size:
         raise ImageError(
@@ -87,12 +92,12 @@ def _image(array: npt.NDArray[Any], where: str) -> Image.Image:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether `value` is what torch calls a tensor."""
+    """Return whether `value` has the methods of a torch tensor."""
     return all(hasattr(value, name) for name in ("detach", "cpu", "numpy", "shape"))
 
 
 def reason_of(error: Exception) -> str:
-    """The text of an error of other people's code, on one line."""
+    """Return type and message of an exception of other libraries, or of a user's code, on one line."""
     text = " ".join(str(error).split())
     name = type(error).__name__
     return f"{name}: {text[:200]}" if text else name

@@ -1,10 +1,11 @@
-"""The list of a raw tree's pictures that cannot be decoded; `precache check` writes it, loaders read it.
+"""Lists of a raw tree's pictures that cannot be decoded; `precache check` writes them, loaders read them.
 
     path,reason,bytes,modified_ns
     002.bear/002_0007.jpg,cannot be decoded (the file is empty),0,1763724000000000000
 
-It lies beside the tree, never in it: data/raw.rejected.csv for data/raw. An entry holds while its file
-has that size in bytes and that time of the last write, in ns: a repaired file is a picture again.
+The list lies beside the tree, never in it: data/raw.rejected.csv for data/raw. An entry is valid while its
+file has the same size in bytes and the same time of the last write, in ns, so that a repaired file is a
+sample again.
 """
 
 import csv
@@ -24,15 +25,13 @@ from precache.storage import atomic_write, read_regular
 from precache.storage.urls import Location
 
 SUFFIX = ".rejected.csv"
-
-
 _HEADER = ["path", "reason", "bytes", "modified_ns"]
 
 
-def default_list(tree: Location) -> Path:
-    """Where the list of `tree` lies; the same by whatever name, or link, the tree is called."""
-    real = Path(os.path.realpath(str(tree)))
-    return real.parent / f"{real.name}{SUFFIX}"
+def default_list_path(tree: Location) -> Path:
+    """Return the usual path of the list of `tree`, with links resolved: a tree has one list."""
+    real_path = Path(os.path.realpath(str(tree)))
+    return real_path.parent / f"{real_path.name}{SUFFIX}"
 
 
 def check_writable(path: Path, tree: Location) -> None:
@@ -40,20 +39,24 @@ def check_writable(path: Path, tree: Location) -> None:
 
     Raises:
         SettingError: `path` lies in the tree, or cannot be written.
-        SourceError: there is a file that is no such list.
+        SourceError: there is another file at `path`, which is no such list.
     """
-    folder, root = (Path(os.path.realpath(str(place))) for place in (path.parent, tree))
+    folder, root = Path(os.path.realpath(path.parent)), Path(os.path.realpath(str(tree)))
     if folder == root or root in folder.parents:
-        raise SettingError(f"{path}: lies inside the tree {tree}; choose a list file beside it with --list")
+        raise SettingError(
+            f"lies inside the tree {tree}", path=path, remedy="choose a list file beside it with --list"
+        )
     if path.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         reason = "is a folder" if path.is_dir() else f"{folder} does not exist or cannot be written to"
-        raise SettingError(f"{path}: no list can be written there, {reason}; choose another with --list")
+        raise SettingError(
+            f"no list can be written there, {reason}", path=path, remedy="choose another with --list"
+        )
     if path.exists():
         read_list(path)
 
 
 def write_list(path: Path, rejected: Sequence[Rejected]) -> None:
-    """Write `rejected` to `path`, in place of what is there; an empty list is a heading alone."""
+    """Write `rejected` to `path`, and replace the list there; an empty list is its header alone."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(_HEADER)
@@ -63,10 +66,10 @@ def write_list(path: Path, rejected: Sequence[Rejected]) -> None:
 
 
 def read_list(path: Path) -> tuple[Rejected, ...]:
-    """The entries of the list at `path`.
+    """Read the entries of the list at `path`.
 
     Raises:
-        SourceError: there is none, or it is not such a list.
+        SourceError: there is no file, or it is not such a list.
     """
     with os_errors_as(
         SourceError,
@@ -79,18 +82,19 @@ def read_list(path: Path) -> tuple[Rejected, ...]:
         if next(lines, None) != _HEADER:
             raise ValueError(f"its first line is not {','.join(_HEADER)!r}")
         return tuple(
-            Rejected(picture, reason, bytes=_integer(size), modified_ns=_integer(modified_ns))
+            Rejected(picture, reason, bytes=_parse_int64(size), modified_ns=_parse_int64(modified_ns))
             for picture, reason, size, modified_ns in lines
         )
     except (ValueError, csv.Error) as error:
         raise SourceError(
-            f"{path}: not a list of rejected pictures ({error}); "
-            f"remove it and make it again with 'precache check'"
+            f"not a list of rejected pictures ({error})",
+            path=path,
+            remedy="remove it and make it again with 'precache check'",
         ) from error
 
 
-def _integer(text: str) -> int:
-    """A number in the range of file systems; ValueError for anything else."""
+def _parse_int64(text: str) -> int:
+    """Return the number in `text`; ValueError if it is none, or does not fit into 64 bits."""
     number = int(text)
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{number:,} is out of range")
@@ -98,14 +102,17 @@ def _integer(text: str) -> int:
 
 
 def rejected_rows(scan: Scan, rejected: Sequence[Rejected]) -> Ints:
-    """Rows of the samples of a tree that an entry holds for, int64 [n], ascending.
+    """Return the rows of a tree's samples that have a valid entry in the list, int64 [n], ascending.
 
     Raises:
-        SourceError: a file that an entry names cannot be asked for its size.
+        SourceError: the size of a listed file cannot be read.
     """
-    known = {(picture.path, picture.bytes, picture.modified_ns) for picture in rejected}
-    named = {picture.path for picture in rejected}
-    paths = [(row, path) for row, path in enumerate(scan.samples.list_paths()) if path in named]
-    sizes, times = sizes_and_times([f"{scan.root}/{path}" for _, path in paths])
-    now = zip(paths, sizes.tolist(), times.tolist(), strict=True)
-    return np.array([row for (row, path), *status in now if (path, *status) in known], np.int64)
+    entries = {(picture.path, picture.bytes, picture.modified_ns) for picture in rejected}
+    listed_paths = {picture.path for picture in rejected}
+    candidates = [(row, path) for row, path in enumerate(scan.samples.list_paths()) if path in listed_paths]
+    sizes, times = sizes_and_times([f"{scan.root}/{path}" for _, path in candidates])
+    rows = []
+    for (row, path), size, modified_ns in zip(candidates, sizes.tolist(), times.tolist(), strict=True):
+        if (path, size, modified_ns) in entries:
+            rows.append(row)
+    return np.array(rows, np.int64)

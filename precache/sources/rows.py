@@ -1,17 +1,16 @@
-"""Rows: tables and datasets, of any kind, as one source.
+"""Tables and datasets as a source: each row is a sample, and columns are pictures, labels, splits and fields.
 
-A row says what is known of one picture: one of its columns is the picture, or the path of its file, and
-others are its label, its split and its fields, such as boxes or the path of a mask. What a kind of table or
-dataset has to say is a `RowReader`; all else is done here. To add a kind, write a reader, and open it in
-`precache.sources`.
+One column holds the picture, or the path of its file; others hold its label, its split and its fields, such
+as boxes or the path of a mask. A `RowReader` reads the rows of one kind of table or dataset, and `RowSource`
+does everything else. To add a kind, write a reader, and open it in `precache.sources`.
 
     precache.sources.table          CSV, TSV and JSON lines, with the paths of pictures
     precache.sources.parquet        Parquet, with paths or with the pictures
     precache.sources.dataset        anything with `__len__` and `__getitem__`, and torchvision's folders
     precache.sources.huggingface    datasets of Hugging Face's library
 
-`precache.sources.labels` turns the labels into classes or numbers. Ids are numbers of rows, from 0, counted
-on from reader to reader. A file is known by its path, a picture without one by the number of its row.
+`precache.sources.labels` turns the labels into classes or numbers. Ids are numbers of rows from 0, counted
+over all readers of a source. The path of a sample is that of its file, or else the number of its row.
 """
 
 import hashlib
@@ -30,7 +29,7 @@ from PIL import Image
 from precache.dataset.columns import Ints
 from precache.errors import ImageError, SourceError
 from precache.pictures.reading import check_bytes, read_picture, status_of
-from precache.reporting import counted
+from precache.reporting import quantity
 from precache.sources.base import (
     ANY_SIZE,
     SampleRef,
@@ -38,27 +37,27 @@ from precache.sources.base import (
     Scan,
     picture_checksum,
 )
-from precache.sources.labelled_list import Columns, LabelledList
+from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import SourceOptions
-from precache.sources.picture_values import picture_of
+from precache.sources.picture_values import to_picture
 from precache.sources.tree import ObjectTree, read_object
-from precache.storage.objects import ObjectStore
+from precache.storage.objects import ObjectInfo, ObjectStore
 from precache.storage.urls import Location, Url, locate
 
 IMAGE_NAMES = ("image", "img", "picture", "path", "file", "filename", "file_name")
-"""What the column of the pictures, or of their paths, is called more often than not."""
+"""Usual names of the column of pictures, or of their paths."""
 
-_PATH_BYTES = 4096  # no system takes longer ones
-_PROBED = 8  # pictures that are looked at to tell two datasets apart
+_MAX_PATH_BYTES = 4096  # no system takes longer paths
+_PROBED_PICTURES = 8  # pictures that are read during the scan, so that the digest tells two datasets apart
 
 
 class Row(NamedTuple):
-    """A row, as a reader gives it.
+    """A row that a `RowReader` has read.
 
     Attributes:
-        number: of the row from 0; the line that it begins in, from 1, where the reader `counts_lines`.
-        values: those of the columns that were asked for, in their order.
-        unread: whether the row could not be read, and has the values of another one.
+        number: number of the row from 0, or of its first line from 1 if the reader `counts_lines`.
+        values: values of the requested columns, in their order.
+        unread: whether the row could not be read; then the values are those of another row.
     """
 
     number: int
@@ -68,12 +67,14 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StoredPictures:
-    """The pictures of a column that holds them; all of a reader that worker processes get.
+    """Pictures in a column; the only part of a reader that worker processes need.
 
     Attributes:
-        read: gives what the row of a number has for its picture, see `precache.sources.picture_values`.
-            Raises ImageError where it has none, and SourceError where it cannot be read now.
-        sizes: int64 [n], bytes of each picture, -1 where a row has none; None: not known until they are read.
+        read: function of a row's number that returns its picture, as one of the values that
+            `precache.sources.picture_values` lists. It raises ImageError if the row has none, and SourceError
+            if it cannot be read now.
+        sizes: int64 [n], size of each picture in bytes, -1 if the row has none; None if the sizes are
+            unknown before the pictures are read.
     """
 
     read: Callable[[int], Any]
@@ -82,11 +83,11 @@ class StoredPictures:
 
 @dataclass(frozen=True, slots=True)
 class TableColumn:
-    """A column, as a reader knows it.
+    """Column of a table or dataset.
 
     Attributes:
-        class_names: names that whole numbers in it are indices of; None: there are none.
-        pictures: opens the pictures that it holds; None: it holds none, but perhaps the paths of files.
+        class_names: names of classes that whole numbers in the column are indices of; None without names.
+        pictures: function that opens the pictures in the column; None if it has none, but perhaps paths.
     """
 
     name: str
@@ -95,48 +96,50 @@ class TableColumn:
 
 
 class RowReader(Protocol):
-    """What is particular to a kind of table or dataset."""
+    """Reader of the rows of one kind of table or dataset."""
 
     @property
     def name(self) -> str:
-        """The name of the file or the dataset, in messages."""
+        """Name of the table or dataset in messages."""
 
     @property
     def counts_lines(self) -> bool:
-        """Whether rows are known by the line that they begin in, as in a text editor."""
+        """Whether messages name a row by its first line, as in a text editor."""
 
     @property
     def is_text(self) -> bool:
-        """Whether values are text that says what it holds, as the cells of a CSV are."""
+        """Whether values are unparsed text, as the cells of a CSV are."""
 
     def columns(self) -> list[TableColumn]:
-        """The columns.
+        """Return the columns.
 
         Raises:
-            SourceError: it cannot be read, or has none.
+            SourceError: the columns cannot be read, or there are none.
             MissingDependencyError: a library is missing.
         """
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        """The rows, with the values of the columns of these names, of which there may be none.
+        """Yield the rows with the values of these columns; None for a missing value.
 
-        None stands for a value that is not there.
+        Args:
+            names: names of the columns; may be empty.
 
         Raises:
-            SourceError: one is damaged; names it.
+            SourceError: a row is damaged; the error names it.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """The rows of a reader as a part of a source: the whole of it, or a split, or one of several files.
+    """Rows of one reader in a source: all of its rows, one of its splits, or one of its files.
 
     Attributes:
-        folder: the folder or URL that paths of pictures are relative to; None: rows have to hold pictures.
-        split: the split of its rows, where they have no column of splits.
-        prefix: what the paths of its samples begin with.
-        is_dataset: whether it is a dataset of a program, not a table: a file may be in several rows, and it
-            goes without saying that labels are in the column of this name.
+        reader: reader of the rows.
+        folder: folder or URL that paths of pictures are relative to; None if the rows must hold pictures.
+        split: split of the rows, unless they have a column of splits.
+        prefix: text in front of the samples' paths.
+        is_dataset: whether the rows come from a dataset object, not a table. Then a file may occur in several
+            rows, and the column `label` is used without a warning.
     """
 
     reader: RowReader
@@ -145,16 +148,16 @@ class RowPart:
     prefix: str = ""
     is_dataset: bool = False
 
-    def choose(self, options: SourceOptions) -> tuple[Columns, TableColumn]:
-        """Which columns hold what, and that of the pictures.
+    def choose_columns(self, options: SourceOptions) -> tuple[ColumnRoles, TableColumn]:
+        """Return the columns of labels, splits and fields, and the column of the pictures.
 
         Raises:
-            SettingError: one is not there, or several may be meant.
-            SourceError: there are no pictures.
+            SettingError: a column is missing, or several columns fit.
+            SourceError: no column has pictures.
         """
         reader, columns = self.reader, self.reader.columns()
         by_name = {column.name: column for column in columns}
-        # what is called a picture and is one; or else is called so and may be a path; or else is one
+        # first choice: a usual name and pictures; second: a usual name and perhaps paths; third: pictures
         usual = [column for column in columns if column.name in IMAGE_NAMES]
         images = [column for column in usual if column.pictures is not None]
         if not images and self.folder is not None:
@@ -165,28 +168,31 @@ class RowPart:
             images = [by_name[options.image]]
         if self.folder is None and all(column.pictures is None for column in images):
             raise SourceError(
-                f"{reader.name}: has no column of pictures, as bytes; where it has their paths, name one "
-                f"file, not the folder, and --image"
+                "has no column of pictures, as bytes",
+                path=reader.name,
+                remedy="where it has their paths, name one file, not the folder, and --image",
             )
         names = [column.name for column in columns]
-        chosen = Columns.of(reader.name, names, [column.name for column in images], options)
-        image = by_name[chosen.image]
-        if chosen.label is not None:
-            chosen = replace(chosen, class_names=by_name[chosen.label].class_names)
-        if chosen.label == "label" and (self.is_dataset or image.pictures is not None):
-            chosen = replace(chosen, note="")  # so are they called there
-        return chosen, image
+        image_names = [column.name for column in images]
+        roles = ColumnRoles.from_options(reader.name, names, image_names, options)
+        image = by_name[roles.image]
+        if roles.label is not None:
+            roles = replace(roles, class_names=by_name[roles.label].class_names)
+        if roles.label == "label" and (self.is_dataset or image.pictures is not None):
+            roles = replace(roles, note="")  # datasets name their labels so by convention: no need to warn
+        return roles, image
 
 
 @dataclass(frozen=True, slots=True)
 class ScannedPart:
-    """What worker processes need of a part, once its rows are listed.
+    """Part of a source after the scan, reduced to what worker processes need.
 
     Attributes:
-        name, counts_lines: those of the reader.
+        name, counts_lines: attributes of the reader.
+        folder: folder or URL of the pictures' files; "" if the rows hold the pictures.
         prefix: see `RowPart`.
-        pictures: what the rows hold; None: files in `folder`.
-        first: id of its first row; `SampleRef.place` is the number of a row, counted on from there.
+        pictures: pictures that the rows hold; None if they are files in `folder`.
+        first: id of the part's first row; `SampleRef.place` is `first` plus the number of the row.
     """
 
     name: str
@@ -198,18 +204,18 @@ class ScannedPart:
 
     @property
     def url(self) -> Url | None:
-        """The folder of the pictures, where that is a URL."""
+        """Folder of the pictures if it is a URL, else None."""
         place = locate(self.folder) if self.pictures is None else None
         return place if isinstance(place, Url) else None
 
     def row_name(self, place: int, sample_id: int) -> str:
-        """The name of a row for messages."""
+        """Return the name of a row for messages."""
         if self.counts_lines:
             return f"{self.name}, line {place:,} (id {sample_id})"
         return f"{self.name}: row {place - self.first}"
 
     def file_of(self, path: str) -> str:
-        """The file of the sample of this path, as messages show it."""
+        """Return the file of the sample with this path."""
         return os.path.join(self.folder, path.removeprefix(self.prefix))
 
 
@@ -219,8 +225,9 @@ class RowSource:
 
     Attributes:
         root, paths: see `Source`.
-        parts: one or several, of which none counts lines; none once they are scanned.
-        scanned: see `ScannedPart`.
+        parts: parts before the scan; a part whose reader `counts_lines` is the only one.
+        options: options with the columns that the user has named.
+        scanned: parts after the scan.
     """
 
     root: Location
@@ -231,112 +238,115 @@ class RowSource:
 
     @property
     def reads_at_a_time(self) -> int:
-        """How many pictures are asked for at a time, once it is scanned."""
+        """Number of pictures that are requested at a time, after the scan; see `Source`."""
         return ObjectTree.reads_at_a_time if any(part.url for part in self.scanned) else 0
 
     def scan(self) -> Scan:
-        chosen = [part.choose(self.options) for part in self.parts]
-        first, _ = chosen[0]
-        for part, (columns, _) in zip(self.parts, chosen, strict=True):
-            if difference := _difference(columns, first):
+        choices = [part.choose_columns(self.options) for part in self.parts]
+        first_roles, _ = choices[0]
+        for part, (roles, _) in zip(self.parts, choices, strict=True):
+            if difference := _difference(roles, first_roles):
                 raise SourceError(
-                    f"{part.reader.name}: {difference} {self.parts[0].reader.name}; convert it alone, or "
-                    f"write both with the same columns"
+                    f"{difference} {self.parts[0].reader.name}",
+                    path=part.reader.name,
+                    remedy="convert it alone, or write both with the same columns",
                 )
         scanned: list[ScannedPart] = []
-        rows = LabelledList(
-            lambda row: _part_at(scanned, rows.places[row]).row_name(rows.places[row], row),
-            first,
-            is_text=self.parts[0].reader.is_text,
-        )
+
+        def row_name(row: int) -> str:
+            return _part_at(scanned, rows.places[row]).row_name(rows.places[row], row)
+
+        rows = LabelledList(row_name, first_roles, is_text=self.parts[0].reader.is_text)
         warnings: list[str] = []
-        for part, (columns, image) in zip(self.parts, chosen, strict=True):
+        for part, (roles, image) in zip(self.parts, choices, strict=True):
             reader = part.reader
             pictures = None if image.pictures is None else image.pictures()
-            scanned.append(
-                ScannedPart(
-                    reader.name, reader.counts_lines, part.folder or "", part.prefix, pictures, len(rows)
-                )
+            scanned_part = ScannedPart(
+                reader.name, reader.counts_lines, part.folder or "", part.prefix, pictures, len(rows)
             )
+            scanned.append(scanned_part)
             if pictures is None:
-                warnings += _list_files(rows, part, scanned[-1], columns)
+                warnings += _list_files(rows, part, scanned_part, roles)
             else:
-                _list_stored(rows, part, scanned[-1], pictures, columns)
-            if columns.note:
-                warnings.append(f"{reader.name}: {columns.note}")
+                _list_stored_pictures(rows, part, scanned_part, pictures, roles)
+            if roles.note:
+                warnings.append(f"{reader.name}: {roles.note}")
         if not len(rows):
-            raise SourceError(f"{self.root}: has no rows; expected one for each picture")
+            raise SourceError("has no rows; expected one for each picture", path=self.root)
         source = replace(self, parts=(), scanned=tuple(scanned))
         scan = rows.scan(source, self.options, (), warnings)
-        probes = source._probe(scan.samples)
-        if not probes:
+        checksums = source._probe_checksums(scan.samples)
+        if not checksums:
             return scan
-        return replace(scan, digest=hashlib.sha256(f"{scan.digest}{probes}".encode()).hexdigest())
+        return replace(scan, digest=hashlib.sha256(f"{scan.digest}{checksums}".encode()).hexdigest())
 
     def read(self, ref: SampleRef, max_pixels: int) -> bytes | Image.Image:
         part, where = _part_at(self.scanned, ref.place), self.where(ref)
         if part.pictures is None:
             return _read_file(part, ref, where, max_pixels)
         check_bytes(where, ref.bytes, max_pixels)
-        picture = picture_of(part.pictures.read(ref.place - part.first), where, max_pixels)
+        picture = to_picture(part.pictures.read(ref.place - part.first), where, max_pixels)
         if ref.bytes < 0:
             raise ImageError(where, "could not be read when the dataset was listed")
         return picture
 
     def where(self, ref: SampleRef) -> str:
-        """Its row, and the path of its file where it has one."""
+        """Return the name for messages: the row, and the path of the picture's file if it has one."""
         part = _part_at(self.scanned, ref.place)
         row = part.row_name(ref.place, ref.id)
         return row if part.pictures is not None else f"{row}: {part.file_of(ref.path)}"
 
-    def _probe(self, samples: Samples) -> str:
-        """Checksums of a few of the pictures in rows: labels alone do not tell two datasets apart.
+    def _probe_checksums(self, samples: Samples) -> str:
+        """Return checksums of a few pictures in rows, since labels alone do not tell two datasets apart.
 
         Raises:
-            SourceError: one is another picture each time that it is read.
+            SourceError: a picture changes each time that it is read.
         """
-        found = []
-        for row in sorted({round(at) for at in np.linspace(0, len(samples) - 1, _PROBED)}):
+        checksums = []
+        for row in sorted({round(at) for at in np.linspace(0, len(samples) - 1, _PROBED_PICTURES)}):
             ref = samples[row]
             if _part_at(self.scanned, ref.place).pictures is None:
-                continue  # their sizes are in the digest
+                continue  # the digest has the sizes of files
             try:
-                once, again = (picture_checksum(self.read(ref, ANY_SIZE)) for _ in range(2))
+                checksum = picture_checksum(self.read(ref, ANY_SIZE))
+                second_checksum = picture_checksum(self.read(ref, ANY_SIZE))
             except ImageError:
-                continue  # the conversion says what is wrong with it
-            if once != again:
+                continue  # the conversion will reject it, with the reason
+            if checksum != second_checksum:
                 raise SourceError(
-                    f"{self.where(ref)}: changes each time it is read; leave out the random transform: "
-                    f"loaders augment anew in each epoch"
+                    "changes each time it is read",
+                    path=self.where(ref),
+                    remedy="leave out the random transform: loaders augment anew in each epoch",
                 )
-            found.append(f"{row}:{once}")
-        return " ".join(found)
+            checksums.append(f"{row}:{checksum}")
+        return " ".join(checksums)
 
 
 def _part_at(parts: Sequence[ScannedPart], place: int) -> ScannedPart:
+    """Return the part of the sample at `place`."""
     return parts[bisect_right(parts, place, key=lambda part: part.first) - 1]
 
 
-def _difference(columns: Columns, first: Columns) -> str:
-    """What tells the columns of a part from those of the first one, whose name ends the phrase; or ""."""
-    if columns.label != first.label:
-        return f"has {columns.label!r} for the label, not {first.label!r} as"
-    names, first_names = columns.class_names or (), first.class_names or ()
-    for name, other in zip(names, first_names, strict=False):
-        if name != other:
-            return f"has the class {name!r} where {other!r} is one in"
+def _difference(roles: ColumnRoles, first_roles: ColumnRoles) -> str:
+    """Return a phrase on how a part's labels differ from the first part's, whose name must follow; or ""."""
+    if roles.label != first_roles.label:
+        return f"has {roles.label!r} for the label, not {first_roles.label!r} as"
+    names, first_names = roles.class_names or (), first_roles.class_names or ()
+    for name, first_name in zip(names, first_names, strict=False):
+        if name != first_name:
+            return f"has the class {name!r} where {first_name!r} is one in"
     if len(names) != len(first_names):
         return f"names {len(names):,} classes, not {len(first_names):,} as"
     return ""
 
 
-def _list_stored(
-    rows: LabelledList, part: RowPart, listed: ScannedPart, pictures: StoredPictures, columns: Columns
+def _list_stored_pictures(
+    rows: LabelledList, part: RowPart, scanned: ScannedPart, pictures: StoredPictures, roles: ColumnRoles
 ) -> None:
-    """Add the rows of a part that hold their pictures."""
-    names = columns.names
+    """Append the rows of a part that hold their pictures."""
+    names = roles.names
     for row in part.reader.rows(names):
-        place, size = listed.first + row.number, 0
+        place, size = scanned.first + row.number, 0
         if pictures.sizes is not None:
             size = int(pictures.sizes[row.number])
         if row.unread:
@@ -345,60 +355,64 @@ def _list_stored(
         rows.add_row(dict(zip(names, row.values, strict=True)), part.split, path, size, 0, place)
 
 
-def _list_files(rows: LabelledList, part: RowPart, listed: ScannedPart, columns: Columns) -> list[str]:
-    """Add the rows of a part whose pictures are files; and a warning of those that are not there.
+def _list_files(rows: LabelledList, part: RowPart, scanned: ScannedPart, roles: ColumnRoles) -> list[str]:
+    """Append the rows of a part whose pictures are files, and return warnings of missing files.
 
     Raises:
-        SourceError: two rows name one picture, or there is none of them, or one cannot be looked at.
+        SourceError: two rows of a table name one picture, no file exists, or one cannot be examined.
     """
-    names = list(dict.fromkeys((columns.image, *columns.names)))
-    find, missing, hashes = _finder_of(listed), list[int](), array("Q")
-    folder = None if listed.url else os.path.abspath(listed.folder)
+    names = list(dict.fromkeys((roles.image, *roles.names)))
+    find_file = _file_finder(scanned)
+    missing_rows, path_hashes = list[int](), array("Q")
+    folder = None if scanned.url else os.path.abspath(scanned.folder)
     for row in part.reader.rows(names):
-        values, place = dict(zip(names, row.values, strict=True)), listed.first + row.number
-        path = values[columns.image]
-        if reason := _why_no_path(path):
-            where = listed.row_name(place, len(rows))
-            raise SourceError(f"{where}: {columns.image!r}: {path!r:.60} {reason}")
-        short, whole = _shortest(folder, path)
-        hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(whole)))
-        status = find(short)
+        values, place = dict(zip(names, row.values, strict=True)), scanned.first + row.number
+        path = values[roles.image]
+        if reason := _path_problem(path):
+            where = scanned.row_name(place, len(rows))
+            raise SourceError(f"{roles.image!r}: {path!r:.60} {reason}", path=where)
+        short_path, full_path = _normalize(folder, path)
+        path_hashes.append(xxhash.xxh3_64_intdigest(os.fsencode(full_path)))
+        status = find_file(short_path)
         if status is None:
-            missing.append(len(rows))
+            missing_rows.append(len(rows))
         size, modified_ns = status or (-1, 0)
-        rows.add_row(values, part.split, f"{part.prefix}{short}", size, modified_ns, place)
+        rows.add_row(values, part.split, f"{part.prefix}{short_path}", size, modified_ns, place)
     if not part.is_dataset:
-        _check_once(rows, listed, columns.image, np.frombuffer(hashes, np.uint64))
-    if not missing:
+        _check_unique(rows, scanned, roles.image, np.frombuffer(path_hashes, np.uint64))
+    if not missing_rows:
         return []
-    path = listed.file_of(rows.path(missing[0]))
-    if len(missing) == len(hashes):
+    first_missing = rows.row_name(missing_rows[0])
+    missing_file = scanned.file_of(rows.path(missing_rows[0]))
+    if len(missing_rows) == len(path_hashes):
         remedy = (
-            "check the folder of the dataset"
-            if part.is_dataset
-            else "paths are relative to the table, or to the folder that --root names, and have the same "
+            "paths are relative to the table, or to the folder that --root names, and have the same "
             "extension as the files"
         )
-        stored = [column.name for column in part.reader.columns() if column.pictures is not None]
-        instead = "".join(f"; or take the bytes in {name!r}: --image {name}" for name in stored)
+        if part.is_dataset:
+            remedy = "check the folder of the dataset"
+        for column in part.reader.columns():
+            if column.pictures is not None:
+                remedy += f"; or take the bytes in {column.name!r}: --image {column.name}"
         raise SourceError(
-            f"{rows.where(missing[0])}: there is no picture {path!r}, nor one for any other row; "
-            f"{remedy}{instead}"
+            f"there is no picture {missing_file!r}, nor one for any other row",
+            path=first_missing,
+            remedy=remedy,
         )
-    count = f"{counted(len(missing), 'row')} of {len(hashes):,} without a picture"
-    return [f"{listed.name}: {count}; the first is {rows.where(missing[0])}: {path!r}"]
+    count = f"{quantity(len(missing_rows), 'row')} of {len(path_hashes):,} without a picture"
+    return [f"{scanned.name}: {count}; the first is {first_missing}: {missing_file!r}"]
 
 
-def _finder_of(part: ScannedPart) -> Callable[[str], tuple[int, int] | None]:
-    """Function that gives size and time of the last write of a file, in ns; None where there is none."""
+def _file_finder(part: ScannedPart) -> Callable[[str], tuple[int, int] | None]:
+    """Return a function of a path that returns size and time of the file's last write; None for no file."""
     if part.url is None:
-        return lambda name: status_of(os.path.join(part.folder, name))
+        return lambda path: status_of(os.path.join(part.folder, path))
     objects = {info.name: (info.bytes, info.modified_ns) for info in ObjectStore(part.url).list()}
-    return lambda name: objects.get(os.path.normpath(name))
+    return lambda path: objects.get(os.path.normpath(path))
 
 
-def _why_no_path(path: Any) -> str | None:
-    """What is wrong with what a row has for the path of its picture; None where it is one."""
+def _path_problem(path: Any) -> str | None:
+    """Return why a row's value cannot be the path of its picture, with a remedy; None if it can."""
     if not isinstance(path, str) or not path:
         return "is no path of a picture; fill it in"
     if "://" in path:
@@ -407,61 +421,69 @@ def _why_no_path(path: Any) -> str | None:
         encoded = os.fsencode(path)
     except UnicodeEncodeError:
         return "is not a valid file name; correct it"
-    if len(encoded) > _PATH_BYTES:
+    if len(encoded) > _MAX_PATH_BYTES:
         return f"has {len(encoded):,} bytes, so it cannot be a path; correct it"
-    return "has a NUL in it, so it cannot be a path; correct it" if b"\0" in encoded else None
+    if b"\0" in encoded:
+        return "has a NUL in it, so it cannot be a path; correct it"
+    return None
 
 
-def _shortest(folder: str | None, path: str) -> tuple[str, str]:
-    """A path in a row without `.`, `..` and double slashes, and the same from the root of the disk on.
+def _normalize(folder: str | None, path: str) -> tuple[str, str]:
+    """Return a row's path without `.`, `..` and double slashes, and the absolute path of the file.
 
-    As it is written where a link makes `..` lead elsewhere, or nothing is there.
+    A path whose `..` follows a link to another place, or a missing folder, is returned as it is written.
 
     Args:
-        folder: that it is relative to, absolute; None: that is a URL.
+        folder: absolute path of the folder that `path` is relative to; None if that is a URL.
     """
-    short = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
+    short_path = os.path.normpath(path.replace("//", "/"))  # normpath leaves two slashes at the start
     if folder is None:
-        return short, short
+        return short_path, short_path
     if ".." in path.split("/"):
-        written = os.path.join(folder, path)
+        joined_path = os.path.join(folder, path)
         try:
-            straight = os.path.samefile(written, os.path.normpath(written))
+            is_same = os.path.samefile(joined_path, os.path.normpath(joined_path))
         except OSError:
-            straight = False
-        if not straight:
-            return path, written
-    return short, os.path.normpath(os.path.join(folder, short))
+            is_same = False
+        if not is_same:
+            return path, joined_path
+    return short_path, os.path.normpath(os.path.join(folder, short_path))
 
 
-def _check_once(rows: LabelledList, listed: ScannedPart, column: str, hashes: npt.NDArray[np.uint64]) -> None:
-    """Raise SourceError where two of the rows name one picture.
+def _check_unique(
+    rows: LabelledList, scanned: ScannedPart, column: str, path_hashes: npt.NDArray[np.uint64]
+) -> None:
+    """Raise SourceError if two rows name one picture.
 
     Args:
-        hashes: uint64 [n], those of the whole paths in the rows of the part.
+        path_hashes: uint64 [n], hash of the absolute path in each row of the part.
     """
-    order = np.argsort(hashes, kind="stable")
-    repeated = np.flatnonzero(hashes[order][1:] == hashes[order][:-1])
+    order = np.argsort(path_hashes, kind="stable")
+    repeated = np.flatnonzero(path_hashes[order][1:] == path_hashes[order][:-1])
     if not len(repeated):
         return
     first, second = order[repeated[0] : repeated[0] + 2].tolist()
-    other = f"line {rows.places[first]:,} (id {first})" if listed.counts_lines else f"row {first}"
+    first_name = f"row {first}"
+    if scanned.counts_lines:
+        first_name = f"line {rows.places[first]:,} (id {first})"
     raise rows.error(
         second,
         column,
-        f"{rows.path(second)!r} is in {other}, too; remove one of them, or write all its labels into one "
-        f"cell (--separator)",
+        f"{rows.path(second)!r} is in {first_name}, too; remove one of them, or write all its labels into "
+        f"one cell (--separator)",
     )
 
 
 def _read_file(part: ScannedPart, ref: SampleRef, where: str, max_pixels: int) -> bytes:
-    """The content of the file that a row names, which is as it was scanned."""
-    path, as_scanned, url = part.file_of(ref.path), (ref.bytes, ref.modified_ns), part.url
+    """Return the content of the file that a row names; it must be unchanged since the scan."""
+    path, url = part.file_of(ref.path), part.url
     if ref.bytes < 0:
         reason = "is a folder" if os.path.isdir(path) else "is not a file"
         raise ImageError(where, f"{reason}; named in {part.row_name(ref.place, ref.id)}")
     if url is None:
-        return read_picture(path, max_pixels, as_scanned)
-    return read_object(
-        url, ref.path, ref.bytes, max_pixels, lambda it: (it.bytes, it.modified_ns) == as_scanned
-    )
+        return read_picture(path, max_pixels, (ref.bytes, ref.modified_ns))
+
+    def is_same(info: ObjectInfo) -> bool:
+        return info.bytes == ref.bytes and info.modified_ns == ref.modified_ns
+
+    return read_object(url, ref.path, ref.bytes, max_pixels, is_same)

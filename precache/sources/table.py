@@ -1,16 +1,16 @@
-"""Tables as text, one row per picture, with the path of its file and its label.
+"""CSV, TSV and JSON lines as rows, one per picture, with the path of its file and its label.
 
     path,species,fold,width
     photos/0001.jpg,heron,train,640
 
-    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as RFC 4180 has it. If there is
-                              a space behind a comma of the header, none in front of a cell is part of it
-    labels.jsonl              UTF-8, one object per line; the keys of all of them are the columns
+    labels.csv, labels.tsv    UTF-8, with a header; cells are text, quoted as in RFC 4180. If the header has a
+                              space behind a comma, spaces in front of cells are no part of them
+    labels.jsonl              UTF-8, one object per line; the columns are the keys of all objects
 
 Paths are relative to the folder of the table, or to the folder that --root names; they may be absolute, and
-may contain `..`: a table is trusted to name its files. They are stored in their shortest form.
-A row without a file is rejected when it is converted. A line is counted as an editor shows it: from 1, the
-header's included. Blank lines are not rows.
+may contain `..`, since a table is trusted to name its files. They are stored in their shortest form. A row
+whose file is missing is rejected when it is converted. Lines are counted as in an editor: from 1, with the
+header and blank lines, which are no rows.
 """
 
 import codecs
@@ -31,16 +31,17 @@ from precache.storage import open_regular
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 JSON_LINES = ".jsonl"
 
-_LINE_BYTES = 64 << 20  # a longer line is not a line of a table
+_MAX_LINE_BYTES = 64 << 20  # a file with longer lines is no table
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True, slots=True)
 class CsvReader:
-    """The rows of a CSV or TSV.
+    """Reader of the rows of a CSV or TSV, see `RowReader`.
 
     Attributes:
-        file: what is read: the file of this name, or what was fetched from there.
+        name: path or URL of the table in messages.
+        file: local file: the one at `name`, or what was fetched from there.
     """
 
     name: str
@@ -50,42 +51,43 @@ class CsvReader:
     is_text = True
 
     def columns(self) -> list[TableColumn]:
-        return [TableColumn(name) for name in self._names()]
+        return [TableColumn(name) for name in self._read_header()]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        header = self._names()
-        wanted = [header.index(name) for name in names]
+        header = self._read_header()
+        columns = [header.index(name) for name in names]
         with open_table(self.name, self.file) as file:
-            for row, (line, cells) in enumerate(self._records(file)):
+            for row, (line, cells) in enumerate(self._read_records(file)):
                 if row == 0:
                     continue  # the header
                 if len(cells) != len(header):
+                    delimiter = "comma" if self._delimiter == "," else "tab"
                     raise SourceError(
-                        f"{self.name}, line {line:,} (id {row - 1}): expected {len(header)} cells as in the "
-                        f"header, got {len(cells)}; put quotes around a cell with a "
-                        f"{'tab' if self._delimiter != ',' else 'comma'} or a line break"
+                        f"expected {len(header)} cells as in the header, got {len(cells)}",
+                        path=f"{self.name}, line {line:,} (id {row - 1})",
+                        remedy=f"put quotes around a cell with a {delimiter} or a line break",
                     )
-                yield Row(line, [cells[column] for column in wanted])
+                yield Row(line, [cells[column] for column in columns])
 
-    def _names(self) -> list[str]:
+    def _read_header(self) -> list[str]:
         with open_table(self.name, self.file) as file:
-            _, names = next(self._records(file), (0, []))
+            _, names = next(self._read_records(file), (0, []))
         if not names:
-            raise SourceError(f"{self.name}: is empty; expected a first line with the names of its columns")
+            raise SourceError("is empty; expected a first line with the names of its columns", path=self.name)
         return [name.strip() for name in names]
 
     @property
     def _delimiter(self) -> str:
         return DELIMITERS[self.file.suffix.lower()]
 
-    def _records(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-        """The line that each row begins in, and its cells; the header is the first."""
-        lines = _lines(self.name, file)
-        first = next(lines, "")
+    def _read_records(self, file: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+        """Yield header and rows: the line that each begins in, and its cells."""
+        lines = _read_lines(self.name, file)
+        first_line = next(lines, "")
         reader = csv.reader(
-            chain([first], lines),
+            chain([first_line], lines),
             delimiter=self._delimiter,
-            skipinitialspace=f"{self._delimiter} " in first,
+            skipinitialspace=f"{self._delimiter} " in first_line,
             strict=True,
         )
         while True:
@@ -96,8 +98,12 @@ class CsvReader:
                 return
             except csv.Error as error:
                 raise SourceError(
-                    f"{self.name}, line {line:,}: not CSV ({error}); close every quote, double those within "
-                    f"quotes, and write cells of over {csv.field_size_limit():,} characters as JSON lines"
+                    f"not CSV ({error})",
+                    path=f"{self.name}, line {line:,}",
+                    remedy=(
+                        f"close every quote, double those within quotes, and write cells of over "
+                        f"{csv.field_size_limit():,} characters as JSON lines"
+                    ),
                 ) from error
             if cells:
                 yield line, cells
@@ -105,7 +111,7 @@ class CsvReader:
 
 @dataclass(frozen=True, slots=True)
 class JsonLinesReader:
-    """The rows of JSON lines; see `CsvReader` for the attributes."""
+    """Reader of the rows of JSON lines, see `RowReader`; the attributes are those of `CsvReader`."""
 
     name: str
     file: Path
@@ -114,67 +120,76 @@ class JsonLinesReader:
     is_text = False
 
     def columns(self) -> list[TableColumn]:
-        # any line may be the first one with a key
-        names = list(dict.fromkeys(name for _, values in self._objects() for name in values))
+        # all lines are read, since any may have a key that no line before it has
+        names = list(dict.fromkeys(name for _, values in self._read_objects() for name in values))
         if not names:
-            raise SourceError(f"{self.name}: is empty; expected one JSON object per line")
+            raise SourceError("is empty; expected one JSON object per line", path=self.name)
         return [TableColumn(name) for name in names]
 
     def rows(self, names: Sequence[str]) -> Iterator[Row]:
-        for line, values in self._objects():
+        for line, values in self._read_objects():
             yield Row(line, [values.get(name) for name in names])
 
-    def _objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The object of each line that is not blank, and the line's number."""
+    def _read_objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield number and object of each line that is not blank."""
         with open_table(self.name, self.file) as file:
-            for line, text in enumerate(_lines(self.name, file), 1):
+            for line, text in enumerate(_read_lines(self.name, file), 1):
                 if text.isspace():
                     continue
+                where = f"{self.name}, line {line:,}"
                 try:
                     value = json.loads(text)
                 except (ValueError, RecursionError) as error:
                     raise SourceError(
-                        f"{self.name}, line {line:,}: not JSON ({error}); expected one object per line"
+                        f"not JSON ({error}); expected one object per line", path=where
                     ) from error
                 if not isinstance(value, dict):
                     raise SourceError(
-                        f"{self.name}, line {line:,}: is not a JSON object; expected one per line: "
-                        f'{{"path": "a.jpg"}}'
+                        'is not a JSON object; expected one per line: {"path": "a.jpg"}', path=where
                     )
                 yield line, value
 
 
 @contextmanager
-def open_table(table: str, path: Path) -> Iterator[BinaryIO]:
-    """The file of a table, open; SourceError where it cannot be opened or read in the block."""
+def open_table(name: str, path: Path) -> Iterator[BinaryIO]:
+    """Open the file of a table; SourceError if it cannot be opened, or cannot be read in the block.
+
+    Args:
+        name: path or URL of the table in messages.
+    """
     try:
         with BufferedReader(open_regular(path)) as file:
             yield file
     except OSError as error:
+        hint = did_you_mean(path)
         raise SourceError(
-            f"{table}: the table cannot be read ({os_reason(error)})"
-            f"{did_you_mean(path) or '; check its name and permissions'}"
+            f"the table cannot be read ({os_reason(error)}){hint}",
+            path=name,
+            remedy="" if hint else "check its name and permissions",
         ) from error
 
 
-def _lines(path: str, file: BinaryIO) -> Iterator[str]:
+def _read_lines(name: str, file: BinaryIO) -> Iterator[str]:
+    """Yield the lines of a table; SourceError for one that is not UTF-8, or too long."""
     number = 0
-    while line := file.readline(_LINE_BYTES + 1):
+    while line := file.readline(_MAX_LINE_BYTES + 1):
         number += 1
-        where = f"{path}, line {number:,}"
+        where = f"{name}, line {number:,}"
         if number == 1:
             if line.startswith(_UTF_16):
-                raise SourceError(f"{path}: is UTF-16, expected UTF-8; save it as UTF-8")
-            line = line.removeprefix(codecs.BOM_UTF8)  # which Excel writes
-        if len(line) > _LINE_BYTES:
-            raise SourceError(f"{where}: is longer than {_LINE_BYTES:,} bytes; is this a table?")
+                raise SourceError("is UTF-16, expected UTF-8", path=name, remedy="save it as UTF-8")
+            line = line.removeprefix(codecs.BOM_UTF8)  # Excel writes it
+        if len(line) > _MAX_LINE_BYTES:
+            raise SourceError(
+                f"is longer than {_MAX_LINE_BYTES:,} bytes", path=where, remedy="is this a table?"
+            )
         if b"\0" in line:
             raise SourceError(
-                f"{where}: has a NUL byte, expected text in UTF-8; save the table again as UTF-8"
+                "has a NUL byte, expected text in UTF-8", path=where, remedy="save the table again as UTF-8"
             )
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
             raise SourceError(
-                f"{where}: byte {error.start + 1:,} is not UTF-8; save the table as UTF-8"
+                f"byte {error.start + 1:,} is not UTF-8", path=where, remedy="save the table as UTF-8"
             ) from error

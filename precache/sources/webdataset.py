@@ -1,18 +1,18 @@
-"""Tars of WebDataset: a sample is what has one key, the part of a name before its first dot.
+"""WebDataset tars, in which a sample is all members with one key, the part of a name before its first dot.
 
     00042.jpg    the picture
-    00042.cls    its class: a whole number is the index of it, text its name
-    00042.json   fields; the keys that all samples have, with values of one kind
-    00042.txt    text, the field 'txt'
+    00042.cls    its class: a whole number is the index of the class, text its name
+    00042.json   an object with fields; fields that all samples have are kept
+    00042.txt    text, which is kept as the field 'txt'
 
-What follows the first dot names a part, which may have dots itself: 00042.input.jpg, 00042.target.cls. Its
-last extension says what it is. Members are samples as they are for the webdataset library, but that hidden
-files are none, and that the parts of a sample need not lie together.
+The rest of a name, behind the first dot, is the part's name, which may have dots: 00042.input.jpg,
+00042.target.cls. Its last extension says the kind of part. Samples are those that the webdataset library
+reads (https://github.com/webdataset/webdataset), except that hidden files are ignored, and that the parts of
+a sample need not be next to each other.
 
-A source is one tar, or all of a folder and of the folders in it, by name, compressed ones too. Ids are ranks
-of the keys as they are stored; what has a label and no picture is rejected when it is converted. Names say
-the splits: birds-train-0000.tar, validation-00000-of-00002.tar, test/0.tar.
-https://github.com/webdataset/webdataset
+A source is one tar, or all tars in a folder and in its folders, sorted by name; they may be compressed. Ids
+are the ranks of the keys in stored order. A sample with a label and no picture is rejected when it is
+converted. Names say the splits: birds-train-0000.tar, validation-00000-of-00002.tar, test/0.tar.
 """
 
 import json
@@ -20,7 +20,7 @@ import os
 import re
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -28,55 +28,58 @@ from typing import Any
 
 from precache.errors import ImageError, SourceError
 from precache.pictures import kinds
-from precache.reporting import some
+from precache.reporting import abridge
 from precache.sources.archive import (
     FILE,
     FOLDER,
-    NO_NAME,
+    INVALID_NAME,
     Archive,
     Member,
     is_archive,
     open_archive,
-    parts_of,
+    path_parts,
 )
 from precache.sources.base import IgnoredPath, SampleRef, Scan
-from precache.sources.labelled_list import Columns, LabelledList
+from precache.sources.labelled_list import ColumnRoles, LabelledList
 from precache.sources.options import TARS, SourceOptions
-from precache.sources.shard_files import shards_in, splits_of
+from precache.sources.shard_files import find_splits, list_shards
 from precache.sources.tree import Node
 from precache.storage.urls import Location
 
 LABEL, FIELDS, TEXT = "cls", "json", "txt"
-"""Extensions of the parts that are read; all of a .txt is one field, called as its extension."""
-_READ = (LABEL, FIELDS, TEXT)
-_META = re.compile(r"__[^/]*__(/|$)")  # names that the webdataset library passes over
-_MOST_TEXT_BYTES = 1 << 20  # of one of these
-_MOST_CLASSES = 100_000
-_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
-_SHOWN_PARTS = 20  # that a message names
+"""Extensions of the parts that are read besides pictures."""
+_PART_KINDS = (LABEL, FIELDS, TEXT)
+_META_NAME = re.compile(r"__[^/]*__(/|$)")  # names that the webdataset library skips
+_MAX_TEXT_BYTES = 1 << 20  # size of a part that is not a picture
+_MAX_CLASSES = 100_000
+_CLASS_INDEX = re.compile(r"[0-9]{1,9}|-1")  # -1: no label, as in test splits
+_MAX_PART_NAMES = 20  # part names that are kept for a message
 
 
 def is_tar(name: str) -> bool:
-    """Whether a file of this name is a tar, compressed or not."""
+    """Return whether a file of this name is a tar, compressed or not."""
     return is_archive(Path(name)) and not name.lower().endswith(".zip")
 
 
-def holds_samples(top: Node) -> bool:
-    """Whether an archive's top folder has pictures with parts beside them, or any folder one with a class."""
-    waiting = [top]
-    while waiting:
-        folder = waiting.pop()
-        waiting += (node for node in folder.entries() if node.is_dir())
-        parts = _READ if folder is top else (LABEL,)
-        found = [node.name.partition(".") for node in folder.entries() if not node.name.startswith(".")]
-        keys = {key for key, _, part in found if kind_of(part) in parts}
-        if keys and any(key in keys and _is_picture(part) for key, _, part in found):
+def has_samples(top: Node) -> bool:
+    """Return whether an archive has WebDataset samples, rather than class folders.
+
+    These are pictures with another part beside them in the outermost folder, or with a class in any folder.
+    """
+    pending = [top]
+    while pending:
+        folder = pending.pop()
+        pending += (node for node in folder.entries() if node.is_dir())
+        kinds_beside = _PART_KINDS if folder is top else (LABEL,)
+        names = [node.name.partition(".") for node in folder.entries() if not node.name.startswith(".")]
+        keys = {key for key, _, part in names if part_kind(part) in kinds_beside}
+        if keys and any(key in keys and _is_picture(part) for key, _, part in names):
             return True
     return False
 
 
-def kind_of(part: str) -> str:
-    """The last extension of a part's name, in lower case."""
+def part_kind(part: str) -> str:
+    """Return the last extension of a part's name, in lower case."""
     return part.rpartition(".")[2].lower()
 
 
@@ -86,13 +89,14 @@ def _is_picture(part: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class WebDatasetSource:
-    """Tars as a `Source`; `root` is the folder that they are in, or the only one.
+    """WebDataset tars as a `Source`.
 
     Attributes:
-        folder: that is listed: `root`, or what was fetched from there.
-        archives: once they are scanned.
-        starts: byte at which each tar would begin if all were joined: places count from there.
-        named: whether paths of samples begin with the tar's name, for keys that are in several.
+        root: folder or URL of the tars, or of the only tar.
+        folder: local folder or tar: `root`, or what was fetched from there.
+        archives: tars after the scan.
+        starts: offset of each tar in all tars joined, in bytes; `SampleRef.place` is an offset in these.
+        has_tar_in_paths: whether samples' paths begin with the tar's name, since a key is in several tars.
     """
 
     root: Location
@@ -100,14 +104,14 @@ class WebDatasetSource:
     options: SourceOptions
     archives: tuple[Archive, ...] = ()
     starts: tuple[int, ...] = ()
-    named: bool = False
+    has_tar_in_paths: bool = False
 
     @property
     def paths(self) -> tuple[Location, ...]:
         return (self.root,)
 
     def scan(self) -> Scan:
-        tars = shards_in(self.folder, is_tar)
+        tars = list_shards(self.folder, is_tar)
         archives = tuple(open_archive(self.folder / name, str(self.root / name)) for name in tars)
         return scan_archives(self, archives)
 
@@ -115,22 +119,41 @@ class WebDatasetSource:
         where = self.where(ref)
         if ref.bytes < 0:
             raise ImageError(where, "has no picture, only other parts")
-        tar = self._tar(ref)
+        tar = self._tar_index(ref)
         return self.archives[tar].picture(where, ref.place - self.starts[tar], ref.bytes, max_pixels)
 
     def where(self, ref: SampleRef) -> str:
-        """The tar's path, and the member's name."""
-        return os.path.join(str(self.root) if self.named else self.archives[self._tar(ref)].shown, ref.path)
+        """Return the name for messages: the tar's path, and the member's name."""
+        if self.has_tar_in_paths:
+            return os.path.join(str(self.root), ref.path)
+        return os.path.join(self.archives[self._tar_index(ref)].name, ref.path)
 
-    def _tar(self, ref: SampleRef) -> int:
+    def _tar_index(self, ref: SampleRef) -> int:
         return bisect_right(self.starts, ref.place) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """Member of a tar that is a sample's picture.
+
+    Attributes:
+        part: name of the part, such as input.jpg.
+        path: path of the member.
+        place: offset of the content in the tar.
+        bytes: size of the content.
+    """
+
+    part: str
+    path: str
+    place: int
+    bytes: int
 
 
 @dataclass(slots=True)
 class _Sample:
-    """The members of one key; `picture`: its part, path, place and size; `parts`: contents of the others."""
+    """Members with one key: the picture, and the content of the other parts by their names."""
 
-    picture: tuple[str, str, int, int] | None = None
+    picture: _Picture | None = None
     parts: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -138,258 +161,282 @@ def scan_archives(source: WebDatasetSource, archives: Sequence[Archive]) -> Scan
     """List the samples of tars.
 
     Raises:
-        SourceError: one is damaged or cannot be read, there are no pictures, or a part of a sample is not
-            what it should be.
-        SettingError: an option is not for them.
+        SourceError: a tar is damaged or cannot be read, there are no pictures, or a part of a sample cannot
+            be parsed.
+        SettingError: an option does not fit tars.
     """
     root, options = source.root, source.options
-    options.only(TARS)
+    options.check_kind(TARS)
     starts = tuple(accumulate((archive.size for archive in archives[:-1]), initial=0))
-    found = _TarSamples(options)
-    names = [archive.shown.removeprefix(f"{root}/") for archive in archives]
-    if names == [str(root)]:  # a tar by itself
-        names = [os.path.basename(archives[0].shown)]
-    for archive, start, split in zip(archives, starts, splits_of(root, names), strict=True):
-        found.read(archive, start, split)
-    if not any(ref.bytes >= 0 for ref in found.refs) and options.image is not None:
+    samples = _TarSamples(options)
+    names = [archive.name.removeprefix(f"{root}/") for archive in archives]
+    if names == [str(root)]:  # the source is a tar, not a folder
+        names = [os.path.basename(archives[0].name)]
+    for archive, start, split in zip(archives, starts, find_splits(root, names), strict=True):
+        samples.add_tar(archive, start, split)
+    has_pictures = any(ref.bytes >= 0 for ref in samples.refs)
+    if not has_pictures and options.image is not None:
         raise SourceError(
-            f"{root}: no sample has a part {options.image!r} for --image; there are "
-            f"{_named(found.part_names)}"
+            f"no sample has a part {options.image!r} for --image",
+            path=root,
+            remedy=f"there are {_some_names(samples.part_names)}",
         )
-    if not any(ref.bytes >= 0 for ref in found.refs):
-        raise SourceError(f"{root}: has no pictures; expected samples as 0001.jpg and 0001.cls in its tars")
-    named = len({ref.path for ref in found.refs}) < len(found.refs)
-    labels, classes, warnings = found.labels_and_classes()
-    columns = Columns(label=None if labels is None else options.label or LABEL, class_names=classes)
-    rows = LabelledList(found.where, columns)
-    rows.values, rows.optional_fields = found.fields, not options.fields
-    rows.text_labels = found.labels_are_parts and classes is None
-    for ref in found.refs:
-        tar = names[bisect_right(starts, ref.place) - 1]
-        path = f"{tar}/{ref.path}" if named else ref.path
+    if not has_pictures:
+        raise SourceError("has no pictures; expected samples as 0001.jpg and 0001.cls in its tars", path=root)
+    has_tar_in_paths = len({ref.path for ref in samples.refs}) < len(samples.refs)
+    labels, classes, warnings = samples.labels_and_classes()
+    roles = ColumnRoles(label=None if labels is None else options.label or LABEL, class_names=classes)
+    rows = LabelledList(samples.row_name, roles)
+    rows.values, rows.optional_fields = samples.fields, not options.fields
+    rows.text_labels = samples.labels_are_parts and classes is None
+    for ref in samples.refs:
+        path = ref.path
+        if has_tar_in_paths:
+            path = f"{names[bisect_right(starts, ref.place) - 1]}/{path}"
         rows.add(path, ref.bytes, ref.modified_ns, ref.place, ref.split)
     for label in labels or ():
         rows.labels.add(label)
-    if found.left_out:
-        left_out = some([repr(name) for name in found.left_out])
-        warnings.append(f"fields that only some samples have are left out: {left_out}")
-    source = replace(source, archives=tuple(archives), starts=starts, named=named)
-    return rows.scan(source, options, found.ignored, [f"{root}: {warning}" for warning in warnings])
+    if samples.partial_fields:
+        fields = abridge([repr(name) for name in samples.partial_fields])
+        warnings.append(f"fields that only some samples have are left out: {fields}")
+    source = replace(source, archives=tuple(archives), starts=starts, has_tar_in_paths=has_tar_in_paths)
+    return rows.scan(source, options, samples.ignored, [f"{root}: {warning}" for warning in warnings])
 
 
 class _TarSamples:
-    """The samples so far, one row each.
+    """Samples of tars, collected tar by tar.
 
     Attributes:
-        fields: values of those that are asked for, or that every sample has; and `left_out`, the others.
-        part_names: some of those that members have.
-        labels_are_parts: whether labels are the texts of parts, or else values in .json.
+        refs: samples so far; a sample without a picture has -1 bytes.
+        ignored: members that are not part of a sample, and parts that are not used.
+        fields: values of the fields that the user has named, or else of those that every sample has.
+        partial_fields: names of fields that only some samples have, in order; the values are None.
+        part_names: names of some parts, for a message; the values are None.
+        labels_are_parts: whether labels are the texts of parts, not values in .json.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self.refs: list[SampleRef] = []
         self.ignored: list[IgnoredPath] = []
         self.fields: dict[str, list[Any]] = {name: [] for name in options.fields}
-        self.left_out: dict[str, None] = {}
+        self.partial_fields: dict[str, None] = {}
         self.part_names: dict[str, None] = {}
         self.labels_are_parts = options.label is None
         self._options = options
-        self._tars: list[tuple[int, str]] = []  # first row and path of each
+        self._first_rows: list[int] = []  # row of each tar's first sample
+        self._tar_names: list[str] = []
         self._labels: list[Any] = []
 
-    def read(self, archive: Archive, start: int, split: str) -> None:
-        """Add the samples of a tar, whose places count from `start`."""
-        self._tars.append((len(self.refs), archive.shown))
-        samples = self._samples(archive)
+    def add_tar(self, archive: Archive, start: int, split: str) -> None:
+        """Add the samples of a tar, whose offset in all tars joined is `start`."""
+        self._first_rows.append(len(self.refs))
+        self._tar_names.append(archive.name)
+        samples = self._read_samples(archive)
         for key in list(samples):
-            sample = samples.pop(key)  # one by one: they take as much memory as what is made of them
-            row, where = len(self.refs), f"{archive.shown}: sample {key!r}"
-            label = self._label_part(sample.parts, where)
-            if sample.picture is None and label is None:
+            sample = samples.pop(key)  # frees its parts, which take as much memory as the fields
+            row, picture = len(self.refs), sample.picture
+            label_text = self._label_text(key, sample.parts)
+            if picture is None and label_text is None:
                 if sample.parts:
                     self.ignored.append(IgnoredPath(key, "has no picture and no label"))
                 continue
-            if sample.picture is None:
-                self.refs.append(SampleRef(row, key, -1, -1, split, archive.modified_ns, start))
+            if picture is None:
+                ref = SampleRef(row, key, -1, -1, split, archive.modified_ns, start)
             else:
-                _, path, place, size = sample.picture
-                self.refs.append(SampleRef(row, path, -1, size, split, archive.modified_ns, start + place))
-            values = self._values_of(key, sample.parts, where)
-            self._labels.append(self._label(label, values, where))
-            self._add_fields(values, where)
+                place = start + picture.place
+                ref = SampleRef(row, picture.path, -1, picture.bytes, split, archive.modified_ns, place)
+            self.refs.append(ref)
+            values = self._field_values(key, sample.parts)
+            self._labels.append(self._take_label(key, label_text, values))
+            self._add_fields(key, values)
 
-    def where(self, row: int) -> str:
-        """The name of a sample for messages: its tar and its key."""
-        tar = self._tars[bisect_right(self._tars, row, key=lambda tar: tar[0]) - 1][1]
+    def _error(self, message: str, remedy: str = "") -> SourceError:
+        """Return the error that says so of the current tar."""
+        return SourceError(message, path=self._tar_names[-1], remedy=remedy)
+
+    def row_name(self, row: int) -> str:
+        """Return the name of a sample in messages: its tar and its key."""
+        tar_name = self._tar_names[bisect_right(self._first_rows, row) - 1]
         folder, base = os.path.split(self.refs[row].path)
-        return f"{tar}: sample {os.path.join(folder, base.partition('.')[0])!r}"
+        return f"{tar_name}: sample {os.path.join(folder, base.partition('.')[0])!r}"
 
-    def _samples(self, archive: Archive) -> dict[str, _Sample]:
+    def _read_samples(self, archive: Archive) -> dict[str, _Sample]:
+        """Return the samples of a tar by their keys."""
         samples: dict[str, _Sample] = {}
         for member in archive.members():
             name = member.name
-            parts = parts_of(name)
-            reason = NO_NAME if parts is None else None
-            base, _, part = parts[-1].partition(".") if parts else ("", "", "")
-            if reason is None and (member.kind != FILE or not base or not part):
+            path = path_parts(name)
+            base, _, part = path[-1].partition(".") if path else ("", "", "")
+            if path is None:
+                reason = INVALID_NAME
+            elif member.kind != FILE or not base or not part:
                 reason = "is not a file with a key and an extension"
-            elif reason is None and _META.match(name):
+            elif _META_NAME.match(name):
                 reason = "has a name with two underscores on both sides, which is of no sample"
-            if parts is None or reason is not None:
-                if member.kind != FOLDER:
-                    self.ignored.append(IgnoredPath(name, reason or ""))
+            else:
+                key = "/".join((*path[:-1], base))
+                sample = samples.setdefault(key, _Sample())
+                self._add_member(archive, member, sample, part.lower(), "/".join(path))
                 continue
-            key = "/".join((*parts[:-1], base))
-            sample = samples.setdefault(key, _Sample())
-            self._take(archive, member, sample, part.lower(), "/".join(parts))
+            if member.kind != FOLDER:
+                self.ignored.append(IgnoredPath(name, reason))
         return samples
 
-    def _take(self, tar: Archive, member: Member, sample: _Sample, part: str, path: str) -> None:
-        if len(self.part_names) < _SHOWN_PARTS:
+    def _add_member(self, tar: Archive, member: Member, sample: _Sample, part: str, path: str) -> None:
+        """Add a member to its sample as the picture or as another part; or ignore it."""
+        if len(self.part_names) < _MAX_PART_NAMES:
             self.part_names[part] = None
-        wanted, label = self._options.image, self._options.label
-        is_named = part in _READ or (label is not None and part == label.lower())
-        if part == wanted.lower() if wanted is not None else _is_picture(part):
-            if sample.picture is not None and sample.picture[0] != part:
-                others = f"{sample.picture[0]} and {part}"
-                raise SourceError(
-                    f"{tar.shown}: {path!r} is the second picture of its sample ({others}), for the key of a "
-                    f"sample ends at the first dot; say which one is meant, as --image {part}, or write "
-                    f"names without other dots"
+        image, label = self._options.image, self._options.label
+        is_picture = _is_picture(part) if image is None else part == image.lower()
+        is_required = part in _PART_KINDS or (label is not None and part == label.lower())
+        if is_picture:
+            if sample.picture is not None and sample.picture.part != part:
+                raise self._error(
+                    f"{path!r} is the second picture of its sample ({sample.picture.part} and {part}), for "
+                    f"the key of a sample ends at the first dot",
+                    f"say which one is meant, as --image {part}, or write names without other dots",
                 )
             if sample.picture is not None:
                 self.ignored.append(IgnoredPath(path, "appears again later in the tar; the last one is used"))
-            sample.picture = (part, path, member.place, member.size)
-        elif is_named or (kind_of(part) in _READ and member.size <= _MOST_TEXT_BYTES):
-            if member.size > _MOST_TEXT_BYTES:
-                raise SourceError(
-                    f"{tar.shown}: {path!r} has {member.size:,} bytes, expected text of at most "
-                    f"{_MOST_TEXT_BYTES:,}; leave it out of the tar"
+            sample.picture = _Picture(part, path, member.place, member.size)
+        elif is_required or (part_kind(part) in _PART_KINDS and member.size <= _MAX_TEXT_BYTES):
+            if member.size > _MAX_TEXT_BYTES:
+                raise self._error(
+                    f"{path!r} has {member.size:,} bytes, expected text of at most {_MAX_TEXT_BYTES:,}",
+                    "leave it out of the tar",
                 )
-            sample.parts[part] = tar.content(f"{tar.shown}: {path!r}", member.place, member.size)
+            sample.parts[part] = tar.content(f"{tar.name}: {path!r}", member.place, member.size)
         else:
             self.ignored.append(IgnoredPath(path, "has an extension that is not read"))
 
-    def _label_part(self, parts: dict[str, bytes], where: str) -> str | None:
-        """The text of the part that is the label; None where there is none, or the label stands in .json."""
-        asked = self._options.label
-        names = _parts_called(parts, LABEL) if asked is None else [asked.lower()]
+    def _label_text(self, key: str, parts: dict[str, bytes]) -> str | None:
+        """Return the text of the part with the label; None if there is none, or the label is in .json."""
+        label = self._options.label
+        names = _parts_of_kind(parts, LABEL) if label is None else [label.lower()]
         if len(names) > 1 and self._options.target != "none":
-            raise SourceError(
-                f"{where} has several labels ({', '.join(names)}); say which one is meant, as --label "
-                f"{names[0]}"
+            raise self._error(
+                f"sample {key!r} has several labels ({', '.join(names)})",
+                f"say which one is meant, as --label {names[0]}",
             )
         if len(names) != 1 or names[0] not in parts:
             return None
         self.labels_are_parts = True
-        # one text for each class, however many samples have it
-        return sys.intern(_text_of(parts[names[0]], f"{where}.{names[0]}").strip())
+        # interned, so that all samples of a class share one text
+        return sys.intern(self._decode_text(key, names[0], parts[names[0]]).strip())
 
-    def _values_of(self, key: str, parts: dict[str, bytes], where: str) -> dict[str, Any]:
-        """The values in the .json and the .txt of a sample.
+    def _field_values(self, key: str, parts: dict[str, bytes]) -> dict[str, Any]:
+        """Return the values in the .json and the .txt of a sample, by the names of fields.
 
         Raises:
-            SourceError: they cannot be read, in a part that is called .json or .txt alone.
+            SourceError: the part `json` or `txt` cannot be parsed. One with a longer name, as boxes.json, is
+                ignored then.
         """
         values: dict[str, Any] = {}
         for kind in (FIELDS, TEXT):
-            names = _parts_called(parts, kind)
+            names = _parts_of_kind(parts, kind)
             reason = f"is one of several .{kind} of its sample"
             if len(names) == 1:
+                name, content = names[0], parts[names[0]]
                 try:
-                    values |= _VALUES[kind](parts[names[0]], f"{where}.{names[0]}")
+                    if kind == FIELDS:
+                        values |= self._parse_object(key, name, content)
+                    else:
+                        values[TEXT] = self._decode_text(key, name, content)
                     continue
                 except SourceError:
-                    if names[0] == kind:
+                    if name == kind:
                         raise
                     reason = "holds no fields"  # but a list of boxes, or anything else
             self.ignored += (IgnoredPath(f"{key}.{name}", reason) for name in names)
         return values
 
-    def _label(self, part: str | None, values: dict[str, Any], where: str) -> Any:
-        key = self._options.label
-        if key == TEXT and part is not None and TEXT not in self._options.fields:
-            del values[TEXT]
-        if key is None or part is not None:
-            return part
-        if key not in values:
-            raise SourceError(
-                f"{where} has no part {key!r}, nor this key in its .json, for --label; it has "
-                f"{_named(values)}"
+    def _parse_object(self, key: str, part: str, content: bytes) -> dict[str, Any]:
+        """Return the object in a .json; SourceError if there is none."""
+        try:
+            value = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise self._error(f"sample {key!r}.{part} is not JSON ({error})", "correct it") from error
+        if not isinstance(value, dict):
+            raise self._error(
+                f'sample {key!r}.{part} is not a JSON object; expected one, as {{"width": 640}}'
             )
-        return values[key] if key in self._options.fields else values.pop(key)
+        return value
 
-    def _add_fields(self, values: dict[str, Any], where: str) -> None:
-        """Add the values of the last sample; SourceError if one that is asked for is missing."""
-        asked = self._options.fields
-        if len(self.refs) == 1 and not asked:
+    def _decode_text(self, key: str, part: str, content: bytes) -> str:
+        """Return the text of a part; SourceError if it is not UTF-8."""
+        try:
+            return content.decode()
+        except UnicodeDecodeError as error:
+            raise self._error(
+                f"sample {key!r}.{part} is not UTF-8 (byte {error.start + 1:,})", "save it as UTF-8"
+            ) from error
+
+    def _take_label(self, key: str, label_text: str | None, values: dict[str, Any]) -> Any:
+        """Return the label of a sample, and remove it from its values unless it is a field, too."""
+        label = self._options.label
+        if label == TEXT and label_text is not None and TEXT not in self._options.fields:
+            del values[TEXT]
+        if label is None or label_text is not None:
+            return label_text
+        if label not in values:
+            raise self._error(
+                f"sample {key!r} has no part {label!r}, nor this key in its .json, for --label",
+                f"it has {_some_names(values)}",
+            )
+        return values[label] if label in self._options.fields else values.pop(label)
+
+    def _add_fields(self, key: str, values: dict[str, Any]) -> None:
+        """Add the values of the last sample; SourceError if a field that the user has named is missing."""
+        named_fields = self._options.fields
+        if len(self.refs) == 1 and not named_fields:
             self.fields = {name: [] for name in values}
         for name in list(self.fields):
             if name in values:
                 self.fields[name].append(values[name])
-            elif asked:
-                raise SourceError(f"{where} has no {name!r} for --field; it has {_named(values)}")
+            elif named_fields:
+                raise self._error(
+                    f"sample {key!r} has no {name!r} for --field", f"it has {_some_names(values)}"
+                )
             else:
-                self.left_out[name] = None
+                self.partial_fields[name] = None
                 del self.fields[name]
-        if not asked:
-            self.left_out.update(dict.fromkeys(name for name in values if name not in self.fields))
+        if not named_fields:
+            self.partial_fields.update(dict.fromkeys(name for name in values if name not in self.fields))
 
     def labels_and_classes(self) -> tuple[list[Any] | None, tuple[str, ...] | None, list[str]]:
-        """The labels, None where there are none; names that they index, if they do; and warnings.
+        """Return the labels (None without labels), the classes that they index (or None), and warnings.
 
-        Whole numbers are what training with WebDataset takes them for: indices of classes.
+        Whole numbers are indices of classes, as in training with the webdataset library.
         """
         options, labels = self._options, self._labels
         missing = next((row for row, label in enumerate(labels) if label is None), None)
         if missing is not None and options.label is None:
             if any(label is not None for label in labels):
-                raise SourceError(f"{self.where(missing)}: missing .{LABEL}; other samples have one")
+                raise SourceError(f"missing .{LABEL}; other samples have one", path=self.row_name(missing))
             warning = f"the labels are missing, no sample has a .{LABEL}; name a key of .json with --label"
             return None, None, [] if options.target == "none" else [warning]
-        asked = (options.target, options.separator)
-        if not self.labels_are_parts or asked != (None, None) or not any(map(_INDEX.fullmatch, labels)):
+        is_target_open = options.target is None and options.separator is None
+        if not self.labels_are_parts or not is_target_open:
+            return labels, None, []
+        if not any(_CLASS_INDEX.fullmatch(label) for label in labels):
             return labels, None, []
         for row, label in enumerate(labels):
-            if not _INDEX.fullmatch(label) or int(label) >= _MOST_CLASSES:
+            if not _CLASS_INDEX.fullmatch(label) or int(label) >= _MAX_CLASSES:
                 raise SourceError(
-                    f"{self.where(row)}: its label is {label[:60]!r}; expected the index of a class, 0 to "
-                    f"{_MOST_CLASSES - 1:,}, as in other samples; for names of classes pass --target class"
+                    f"its label is {label[:60]!r}; expected the index of a class, 0 to "
+                    f"{_MAX_CLASSES - 1:,}, as in other samples",
+                    path=self.row_name(row),
+                    remedy="for names of classes pass --target class",
                 )
         indices = list(map(int, labels))
         return indices, tuple(map(str, range(max(indices) + 1))), []
 
 
-def _parts_called(parts: Iterable[str], kind: str) -> list[str]:
-    """Which parts are of this kind: the one that is called so alone, else those that end so."""
-    return [kind] if kind in parts else [name for name in parts if kind_of(name) == kind]
+def _parts_of_kind(parts: Iterable[str], kind: str) -> list[str]:
+    """Return the part with exactly this name, or else those with this extension."""
+    return [kind] if kind in parts else [name for name in parts if part_kind(name) == kind]
 
 
-def _object_of(content: bytes, where: str) -> dict[str, Any]:
-    """The values in a .json; SourceError if it holds no object."""
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{where} is not JSON ({error}); correct it") from error
-    if not isinstance(found, dict):
-        raise SourceError(f'{where} is not a JSON object; expected one, as {{"width": 640}}')
-    return found
-
-
-def _text_of(content: bytes, where: str) -> str:
-    """Text in UTF-8; SourceError if it is not."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(f"{where} is not UTF-8 (byte {error.start + 1:,}); save it as UTF-8") from error
-
-
-_VALUES: dict[str, Callable[[bytes, str], dict[str, Any]]] = {
-    FIELDS: _object_of,
-    TEXT: lambda content, where: {TEXT: _text_of(content, where)},
-}
-
-
-def _named(values: Iterable[str]) -> str:
-    """A few of the names, in a message."""
-    return some([repr(name) for name in sorted(values)]) or "no field"
+def _some_names(names: Iterable[str]) -> str:
+    """Return some of the names for a message."""
+    return abridge([repr(name) for name in sorted(names)]) or "no field"

@@ -1,17 +1,17 @@
-"""Where bytes lie: files of this machine, either complete or absent, and objects of a storage.
+"""Storage of bytes: files of this machine that are complete or absent, and objects of an object storage.
 
-A file is written beside, synced, and renamed. What is written beside has a hidden name that nobody can guess,
-`.NAME.0123456789abcdef.partial`: no file of anybody else has it, and no link waits there to lead the bytes
-elsewhere.
+A file is written under a temporary name beside its final one, synced, and renamed. The temporary name is
+hidden and cannot be guessed, `.NAME.0123456789abcdef.partial`: no file of the user has it, and nobody can
+place a link there to lead the bytes to another file.
 
 output       large files, written once, past the page cache
-records      files of JSON lines that show what became of them
-locks        one process at a time writes to a destination
-urls         which text names a path, and which a URL
-objects      S3, Google Cloud Storage, Azure, web servers: by obstore
-retries      what of a request is asked again, and how it fails
-shard_cache  files of datasets at URLs that are kept on this machine
-staging      a folder of this process for what comes from a storage, or is unpacked
+records      files of JSON lines with checksums, which detect damage
+locks        locks of files, and the lock that lets one process at a time write to a destination
+urls         parsing of paths and URLs
+objects      objects of S3, Google Cloud Storage, Azure and web servers, by obstore
+retries      retries of requests, and messages of their errors
+shard_cache  cache of files of datasets at URLs
+staging      temporary folders, which are removed after a kill, too
 """
 
 import errno
@@ -41,13 +41,13 @@ _SAFE = getattr(os, "O_NOFOLLOW", 0) | _BINARY
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
-    """The file at `path`, unbuffered, for reading; a file alone, never a folder, a pipe or a device.
+    """Open a file for reading, unbuffered; refuse a folder, a pipe or a device.
 
-    Opening a FIFO that nobody writes to would wait forever.
+    The file is opened without blocking, because opening a FIFO that nobody writes to would wait forever.
 
     Raises:
-        OSError: it cannot be opened, or is something else.
-        OpenFilesError: too many files are open; so does all that opens files here.
+        OSError: it cannot be opened, or is no file.
+        OpenFilesError: too many files are open; all functions here that open files raise it.
     """
     file = FileIO(path, opener=lambda path, _: _open(path, flags | _READING))
     try:
@@ -60,10 +60,10 @@ def open_regular(path: str | os.PathLike[str], flags: int = 0) -> FileIO:
 
 @contextmanager
 def open_descriptor(path: str | os.PathLike[str]) -> Iterator[int]:
-    """Open what lies at `path` for reading; `regular_status` says whether that is a file.
+    """Open a path for reading, and yield the descriptor, which may be of a pipe: see `regular_status`.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: the path cannot be opened.
     """
     descriptor = _open(path, _READING)
     try:
@@ -73,7 +73,7 @@ def open_descriptor(path: str | os.PathLike[str]) -> Iterator[int]:
 
 
 def regular_status(descriptor: int, path: str | os.PathLike[str]) -> os.stat_result:
-    """The status of an open file; OSError, which names `path`, where it is a folder, a pipe or a device."""
+    """Status of an open file; OSError, which names `path`, if it is a folder, a pipe or a device."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "is not a regular file", os.fspath(path))
@@ -81,22 +81,22 @@ def regular_status(descriptor: int, path: str | os.PathLike[str]) -> os.stat_res
 
 
 def read_regular(path: str | os.PathLike[str]) -> bytes:
-    """The content of the file at `path`.
+    """Read the file at `path`.
 
     Raises:
-        OSError: as `open_regular`, or it cannot be read.
+        OSError: as `open_regular`, or the file cannot be read.
     """
     with open_descriptor(path) as descriptor:
         return read_descriptor(descriptor, regular_status(descriptor, path).st_size)
 
 
 def read_descriptor(descriptor: int, file_bytes: int) -> bytes:
-    """The rest of an open file of some `file_bytes`.
+    """Read the rest of an open file of about `file_bytes`.
 
-    Not by a file object's `read`: what of a file cannot be read at once, EAGAIN, it takes for the end.
+    The `read` of a file object is not used, because it takes EAGAIN for the end of the file.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     parts = []
     while part := os.read(descriptor, max(_READ_BYTES, file_bytes)):
@@ -105,10 +105,10 @@ def read_descriptor(descriptor: int, file_bytes: int) -> bytes:
 
 
 def read_at_most(descriptor: int, count: int) -> bytes:
-    """The next `count` bytes of an open file; fewer where it ends before.
+    """Read the next `count` bytes of an open file; fewer where it ends before.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     parts = []
     while count > 0 and (part := os.read(descriptor, count)):
@@ -118,7 +118,7 @@ def read_at_most(descriptor: int, count: int) -> bytes:
 
 
 def read_regular_part(path: str | os.PathLike[str], start: int, count: int) -> bytes:
-    """`count` bytes of the file at `path` from `start` on; fewer where it ends before.
+    """Read `count` bytes of the file at `path` from `start` on; fewer where it ends before.
 
     Raises:
         OSError: as `read_regular`.
@@ -128,15 +128,15 @@ def read_regular_part(path: str | os.PathLike[str], start: int, count: int) -> b
 
 
 def read_descriptor_at(descriptor: int, start: int, count: int) -> bytes:
-    """`count` bytes of an open file from `start` on; fewer where it ends before.
+    """Read `count` bytes of an open file from `start` on; fewer where it ends before.
 
-    One read of the system may give fewer than there are.
+    A single read of the system may return fewer bytes than there are.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     parts = []
-    count = min(count, os.fstat(descriptor).st_size - start)  # memory is asked for as much as is to be read
+    count = min(count, os.fstat(descriptor).st_size - start)  # `pread` allocates memory for all of `count`
     while count > 0 and (part := os.pread(descriptor, count, start)):
         parts.append(part)
         start, count = start + len(part), count - len(part)
@@ -144,24 +144,24 @@ def read_descriptor_at(descriptor: int, start: int, count: int) -> bytes:
 
 
 def open_new(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """A descriptor, for writing, of a file that this call makes; links are not followed.
+    """Create a file and return a descriptor for writing; links are not followed.
 
     Raises:
-        FileExistsError: something has the name; be it a link to nowhere.
+        FileExistsError: the name is taken, be it by a broken link.
     """
     return _open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFE | flags)
 
 
 def open_append(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """As `open_single`, for reading and appending."""
+    """Open a file for reading and appending; see `open_single`."""
     return open_single(path, flags | os.O_APPEND)
 
 
 def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
-    """A descriptor, for reading and writing, of the file at `path`, which no other name stands for.
+    """Open a file that has no other name for reading and writing, and return its descriptor.
 
     Raises:
-        OSError: there is none, or a link, or a file with several names, or something else.
+        OSError: there is no file at `path`, or it is a link, has several names (hard links), or is no file.
     """
     flags |= os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE
     descriptor = _open(path, flags)
@@ -173,7 +173,10 @@ def open_single(path: str | os.PathLike[str], flags: int = 0) -> int:
 
 
 def check_can_open(path: str | os.PathLike[str]) -> None:
-    """Raise OpenFilesError, about `path`, if no file can be opened now; for libraries that do not say so."""
+    """Raise OpenFilesError, about `path`, if no file can be opened now.
+
+    It is for libraries that open files and do not report this as an error of its own.
+    """
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as error:
@@ -190,11 +193,11 @@ def _open(path: str | os.PathLike[str], flags: int) -> int:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
-    """Open a file for writing that appears at `path`, durable, only if the block ends well.
+    """Open a file for writing that appears at `path`, durable, only if the block does not raise.
 
-    Readers see the old file or the new one, never a part; a file that is mapped elsewhere is
-    replaced, not truncated, and so is a link, not what it leads to. After a crash the file that was
-    written may be left beside it: `is_leftover` knows it.
+    Readers see the old file or the new one, never a part. The old file is replaced, not truncated, because it
+    may be mapped by other processes; of a link, the link itself is replaced. After a crash the temporary file
+    may be left beside `path`: `is_leftover` recognises it.
     """
     temporary = temporary_path(path)
     try:
@@ -210,44 +213,44 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 
 def temporary_path(path: Path) -> Path:
-    """A new name under which a file is written before it becomes `path`; another one at each call."""
+    """New random path beside `path` to write a file to before it is renamed to `path`."""
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
 
 
-def partial_of(name: str) -> str | None:
-    """The final name of a temporary file with this name; None if it is not a temporary file."""
+def final_name(name: str) -> str | None:
+    """Final name of the temporary file with this name; None if it is no name of a temporary file."""
     match = _TEMPORARY_NAME.fullmatch(name)
     return match[1] if match else None
 
 
 def is_leftover(path: Path, names: Container[str]) -> bool:
-    """Whether `path` is what a killed process left of writing a file of one of `names`."""
-    name = partial_of(path.name)
+    """Whether `path` is the temporary file of a killed process that was writing a file of one of `names`."""
+    name = final_name(path.name)
     return name is not None and name in names and not path.is_symlink() and path.is_file()
 
 
 def remove_leftovers(folder: Path, names: Container[str]) -> None:
-    """Remove from `folder` what killed processes left of writing files of `names`."""
+    """Remove from `folder` the temporary files of killed processes that were writing files of `names`."""
     for path in folder.iterdir():
         if is_leftover(path, names):
             path.unlink(missing_ok=True)
 
 
 def check_new_folder(path: Path) -> None:
-    """Raise SettingError unless `path` can become a new folder: it is missing, or an empty folder."""
+    """Raise SettingError unless `path` is missing, or an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise SettingError(f"{path}: exists and is not empty; choose another DST or remove it")
+        raise SettingError("exists and is not empty", path=path, remedy="choose another DST or remove it")
 
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill, which becomes `path`, missing or empty before, if the block succeeds."""
+    """Yield a temporary folder, which becomes `path`, missing or empty before, if the block succeeds."""
     path = Path(os.path.realpath(path))  # resolve() makes a RuntimeError of a loop of links
     temporary = temporary_path(path)
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        if path.exists():  # empty; it may be the working folder, or a mount point: keep it itself
+        if path.exists():  # an empty folder, which may be the working folder or a mount point: keep it
             for child in temporary.iterdir():
                 os.replace(child, path / child.name)
         else:
@@ -257,9 +260,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable; a no-op where folders cannot be opened or synced.
+    """Make the names in `folder` durable; does nothing where folders cannot be opened or synced.
 
-    Windows opens none; some network and FUSE file systems sync none.
+    Windows cannot open them, and some network and FUSE file systems cannot sync them.
     """
     try:
         descriptor = _open(folder, os.O_RDONLY)
@@ -275,15 +278,15 @@ def fsync_folder(folder: Path) -> None:
 
 
 def crc32c(content: bytes) -> str:
-    """As `crc32c_file`, of what is in memory."""
+    """Compute CRC-32C (Castagnoli) of bytes in memory, 8 hex digits."""
     return f"{google_crc32c.value(content):08x}"
 
 
 def crc32c_file(path: Path) -> str:
-    """CRC-32C (Castagnoli) of the file's bytes, 8 hex digits.
+    """Compute CRC-32C (Castagnoli) of a file's bytes, 8 hex digits.
 
-    It finds what disks and networks do to files, and it is some five times as fast as SHA-256, so that
-    it can be computed while shards are written and read. It does not find what a forger does.
+    It detects damage by disks and networks, and is some five times as fast as SHA-256, so that it can be
+    computed while shards are written and read. It does not detect forgery.
     """
     buffer = np.empty(_READ_BYTES, np.uint8)
     crc = 0

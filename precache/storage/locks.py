@@ -1,14 +1,14 @@
-"""Locks of the system (flock), which end with their process; and the one of a destination.
+"""Locks of files (flock), which the system releases when a process ends, and the lock of a destination.
 
-One process at a time converts into a destination:
+The lock of a destination lets one process at a time convert into it:
 
-    .NAME.precache-lock    beside DST; `.precache-lock` in it where DST is a mount point, since there only
-                           what is in it is shared with other machines and containers
+    .NAME.precache-lock    beside DST; or `.precache-lock` inside DST, if that is a mount point, of which only
+                           the inside is shared with other machines and containers
 
-The holder removes the file at the end; whoever has opened that file meanwhile sees that its name is gone, and
-opens the next. So a file stays only after a kill. Inside is who holds the lock, for the message alone. File
-systems that lock for one machine only (some of FUSE) keep the processes of that machine apart, no others; one
-without locks is refused.
+The holder removes the file at the end. A process that has opened it meanwhile sees that its name is gone, and
+opens the next one. So a lock file remains only after a kill. It holds the host and the process id of its
+holder, which are for messages alone. Some file systems (FUSE) lock within one machine only; then only the
+processes of that machine are kept apart. A file system without locks is refused.
 """
 
 import errno
@@ -27,17 +27,25 @@ from precache.storage.records import PROBED_BYTES, may_be_records
 from precache.storage.urls import Location
 
 LOCK_SUFFIX = ".precache-lock"
-_PATIENCE_S = 1.0  # a process that was killed may be outlived, for a moment, by its workers
+_PATIENCE_S = 1.0  # the workers of a killed process may hold its lock for a moment
 _POLL_S = 0.05
 
 
-def lock(descriptor: int, *, alone: bool = True, waiting: bool = False) -> bool:
-    """Lock an open file until it is closed; False if others have it."""
-    import fcntl  # missing on Windows: without a lock nothing is converted
+def lock(descriptor: int, *, exclusive: bool = True, wait: bool = False) -> bool:
+    """Lock an open file until it is closed, and return whether that succeeded.
 
-    how = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+    Args:
+        descriptor: descriptor of the file.
+        exclusive: let no other process lock the file; else other processes can share the lock.
+        wait: wait while other processes hold a lock that excludes this one; else return False at once.
+    """
+    import fcntl  # missing on Windows, where no dataset can be written
+
+    operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
+    if not wait:
+        operation |= fcntl.LOCK_NB
     try:
-        fcntl.flock(descriptor, how if waiting else how | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, operation)
     except OSError as error:
         if error.errno not in (errno.EAGAIN, errno.EACCES):
             raise
@@ -46,7 +54,7 @@ def lock(descriptor: int, *, alone: bool = True, waiting: bool = False) -> bool:
 
 
 def unlock(descriptor: int) -> None:
-    """Unlock and close an open file: a process that was forked meanwhile may have it open, too."""
+    """Unlock and close an open file; closing is not enough, as a process that was forked may have it open."""
     import fcntl
 
     with suppress(OSError):
@@ -54,8 +62,8 @@ def unlock(descriptor: int) -> None:
     os.close(descriptor)
 
 
-def is_at(descriptor: int, path: Path) -> bool:
-    """Whether the open file still has this name."""
+def has_name(descriptor: int, path: Path) -> bool:
+    """Whether `path` is still a name of the open file."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path, follow_symlinks=False))
     except FileNotFoundError:
@@ -63,7 +71,7 @@ def is_at(descriptor: int, path: Path) -> bool:
 
 
 def lock_path(destination: Path) -> Path:
-    """Where the lock file of `destination` lies."""
+    """Path of the lock file of `destination`."""
     if is_mount_point(destination):
         return destination / LOCK_SUFFIX
     return destination.with_name(f".{destination.name}{LOCK_SUFFIX}")
@@ -82,30 +90,31 @@ def is_mount_point(folder: Path) -> bool:
     return any(re.sub(rb"\\([0-7]{3})", _octal, point) == real for point in points)
 
 
-def others_in(folder: Path, names: frozenset[str]) -> list[str]:
-    """Names in a folder that are not of `names`, nor left of writing one of them, nor that of its lock."""
-    allowed = {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else set()
-    found = (path for path in folder.iterdir() if path.name not in names | allowed)
-    return sorted(path.name for path in found if not is_leftover(path, names))
+def foreign_names(folder: Path, names: frozenset[str]) -> list[str]:
+    """Names in a folder that are not among `names`, nor of a temporary file of these, nor of a lock file."""
+    allowed = names | {LOCK_SUFFIX, "lost+found"} if is_mount_point(folder) else names
+    others = (path for path in folder.iterdir() if path.name not in allowed)
+    return sorted(path.name for path in others if not is_leftover(path, names))
 
 
 @contextmanager
 def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None]:
-    """Keep other conversions out of `destination` for the duration of the block.
+    """Hold the lock of `destination` until the end of the block, so that no other process converts into it.
 
     Args:
-        shown: the destination's name in messages, if not its path.
+        destination: folder of the dataset.
+        shown: name of the destination in messages; None for its path.
 
     Raises:
-        DatasetError: another process holds the lock, a file that is not ours has its name, or the file
-            system has no locks.
+        DatasetError: another process holds the lock, the lock file's name is taken by another file, or the
+            file system has no locks.
     """
     path = lock_path(destination)
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = _open_locked(path, shown or destination)
     try:
         if not may_be_records(os.pread(descriptor, PROBED_BYTES, 0), "lock"):
-            raise _foreign(path, "is not a lock file of this project")
+            raise _foreign_file_error(path, "is not a lock file of this project")
         os.ftruncate(descriptor, 0)
         with suppress(OSError):  # the disk may be full
             holder = {"lock": "precache", "host": socket.gethostname(), "pid": os.getpid()}
@@ -114,14 +123,14 @@ def hold_lock(destination: Path, shown: Location | None = None) -> Iterator[None
             yield
         finally:
             with suppress(OSError):
-                if is_at(descriptor, path):
+                if has_name(descriptor, path):
                     path.unlink()
     finally:
         unlock(descriptor)
 
 
 def _open_locked(path: Path, destination: Location) -> int:
-    """A descriptor of the lock file, which this process has locked."""
+    """Open and lock the lock file at `path`, and return its descriptor."""
     deadline_s = time.monotonic() + _PATIENCE_S
     while True:
         descriptor = _open(path)
@@ -132,17 +141,19 @@ def _open_locked(path: Path, destination: Location) -> int:
                 "choose a DST on a file system with locks, or mount this one with them",
             ):
                 locked = lock(descriptor)
-                if locked and is_at(descriptor, path):
+                if locked and has_name(descriptor, path):
                     return descriptor
             if not locked and time.monotonic() >= deadline_s:
                 raise DatasetError(
-                    f"{destination}: is being converted by {_holder(descriptor)}; wait for it, or stop it"
+                    f"is being converted by {_holder(descriptor)}",
+                    path=destination,
+                    remedy="wait for it, or stop it",
                 )
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
-        if not locked:  # else its holder has removed it: the next one is locked instead
+        if not locked:  # if it was locked, its name is gone, and the next file is tried at once
             time.sleep(_POLL_S)
 
 
@@ -152,15 +163,17 @@ def _open(path: Path) -> int:
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EINVAL, errno.EISDIR, errno.ENXIO):
             raise
-        raise _foreign(path, "is a link, a folder or something else, no lock file of this project") from error
+        raise _foreign_file_error(
+            path, "is a link, a folder or something else, no lock file of this project"
+        ) from error
 
 
-def _foreign(path: Path, what: str) -> DatasetError:
-    return DatasetError(f"{path}: {what}; give it another name, then run the same command again")
+def _foreign_file_error(path: Path, problem: str) -> DatasetError:
+    return DatasetError(problem, path=path, remedy="give it another name, then run the same command again")
 
 
 def _holder(descriptor: int) -> str:
-    """Who holds the lock, as the file says; its holder may not have written it yet."""
+    """Describe the holder of the lock, as the file states it; it may not have been written yet."""
     try:
         holder = json.loads(os.pread(descriptor, PROBED_BYTES, 0))
         return f"process {holder['pid']} on {holder['host']}"

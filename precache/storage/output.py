@@ -1,9 +1,8 @@
-"""Large files, written once from start to end: in the background, past the page cache, checksummed.
+"""Large files that are written from start to end: in the background, past the page cache, with checksums.
 
-A conversion writes more than any cache holds and reads none of it again. Direct I/O spares the kernel
-the pages for it, and the source the pages that it would lose; a thread writes one buffer while the
-next one fills. Where there is no direct I/O (tmpfs, some network file systems, macOS), the same
-calls go through the cache.
+A conversion writes more than the page cache holds, and reads none of it again. With direct I/O it does not
+displace the pages of the source, which it does read. A thread writes one buffer while the next one fills.
+Where there is no direct I/O (tmpfs, some network file systems, macOS), the same calls go through the cache.
 """
 
 import errno
@@ -25,15 +24,15 @@ _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class OutputFile:
-    """A file being written under a temporary name beside `path`; `publish` gives it its name.
+    """File that is written under a temporary name beside `path`, until `publish` renames it.
 
-    As a context manager it is closed at the end of the block, and abandoned if the block raises.
+    As a context manager it is closed at the end of the block, or abandoned if the block raises.
 
     Attributes:
-        path: the name that `publish` gives it.
-        temporary: the name until then.
-        bytes: written so far.
-        crc32c: of all bytes, 8 hex digits; there once it is closed.
+        path: final path.
+        temporary: path until then.
+        bytes: number of bytes that are written so far.
+        crc32c: CRC-32C of all bytes, 8 hex digits; empty until the file is closed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -55,34 +54,34 @@ class OutputFile:
         rest = memoryview(data).cast("B")
         self.bytes += len(rest)
         while rest:
-            taken = rest[: _BUFFER_BYTES - self._filled]
-            self._buffers[0][self._filled : self._filled + len(taken)] = taken
-            self._filled += len(taken)
-            rest = rest[len(taken) :]
+            part = rest[: _BUFFER_BYTES - self._filled]
+            self._buffers[0][self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            rest = rest[len(part) :]
             if self._filled == _BUFFER_BYTES:
-                self._hand_over()
+                self._submit_buffer()
 
     def replace_start(self, old: bytes, new: bytes) -> None:
-        """Let the file, which begins with `old`, begin with `new` instead, of the same length."""
+        """Replace the first bytes, which are `old`, by `new` of the same length when the file is closed."""
         self._old_start, self._new_start = old, new
 
     def close(self) -> None:
-        """Write what is left; the file is complete, but not durable."""
-        self._hand_over()
+        """Write the last buffer; then the file is complete, but not durable."""
+        self._submit_buffer()
         self._wait()
         self._stop()
         with open(self.temporary, "rb+") as file:
             file.truncate(self.bytes)
             file.write(self._new_start)
         if self._new_start:
-            # a CRC is linear: what lies behind changes both alike, so zeros may stand for it
+            # a CRC is linear: the bytes behind the start change both CRCs alike, so zeros may stand for them
             rest_bytes = self.bytes - len(self._new_start)
             self._crc ^= _crc_before_zeros(self._old_start, rest_bytes)
             self._crc ^= _crc_before_zeros(self._new_start, rest_bytes)
         self.crc32c = f"{self._crc:08x}"
 
     def abandon(self) -> None:
-        """Stop writing and remove the file; may be called again."""
+        """Stop writing and remove the file; idempotent."""
         self._stop()
         self.temporary.unlink(missing_ok=True)
 
@@ -110,7 +109,8 @@ class OutputFile:
             os.close(self._descriptor)
         self._descriptor = -1
 
-    def _hand_over(self) -> None:
+    def _submit_buffer(self) -> None:
+        """Submit the filled buffer to the thread that writes, and go on with the other buffer."""
         self._wait()
         self._writing = self._writer.submit(self._put, self._buffers[0], self._filled)
         self._buffers.reverse()
@@ -121,7 +121,7 @@ class OutputFile:
             self._writing.result()
 
     def _put(self, buffer: mmap.mmap, count: int) -> None:
-        """Write `count` bytes and, after the last ones, what fills the block."""
+        """Write `count` bytes of a buffer, rounded up to a block: the file is truncated when it is closed."""
         self._crc = google_crc32c.extend(self._crc, np.frombuffer(buffer, np.uint8, count))
         rest = memoryview(buffer)[: -(-count // _BLOCK_BYTES) * _BLOCK_BYTES]
         while rest:
@@ -133,7 +133,7 @@ class OutputFile:
         except OSError as error:
             if error.errno != errno.EINVAL or not _DIRECT:
                 raise
-            import fcntl  # where there is direct I/O, there is this
+            import fcntl  # a system with direct I/O has this module
 
             flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
             fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags & ~_DIRECT)
@@ -141,7 +141,7 @@ class OutputFile:
 
 
 def _crc_before_zeros(start: bytes, zeros: int) -> int:
-    """CRC-32C of `start` with so many zeros behind it."""
+    """Compute CRC-32C of `start` followed by so many zero bytes."""
     crc: int = google_crc32c.value(start)
     block = bytes(min(zeros, _BUFFER_BYTES))
     for done in range(0, zeros, _BUFFER_BYTES):
@@ -150,7 +150,7 @@ def _crc_before_zeros(start: bytes, zeros: int) -> int:
 
 
 def publish(files: Sequence[OutputFile]) -> None:
-    """Make files of one folder durable, and give them their names."""
+    """Make files durable, and give them their final names."""
     try:
         for file in files:
             with open(file.temporary, "rb+") as written:
@@ -170,5 +170,5 @@ def _open(path: Path) -> int:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        path.unlink(missing_ok=True)  # Linux makes the file before it refuses the flag
+        path.unlink(missing_ok=True)  # Linux creates the file before it refuses the flag
         return open_new(path)

@@ -1,9 +1,10 @@
-"""Files of JSON lines that are appended to; those of records have a checksum in each line.
+"""Files of JSON lines that are appended to, and files of records, which have a checksum in each line.
 
     {"journal": 1, "source_digest": "...", "checksum": "89b0d6f5e3a1c247"}
 
-A line's checksum is XXH3-64 over the checksum of the line before and over the line without its own: a line
-that is changed, cut off, moved or copied from elsewhere does not count, nor does any after it.
+The checksum of a record is XXH3-64 over the checksum of the line before and over the line without its own
+checksum. So a line that was changed, cut off, moved or copied from another file is detected; it and all lines
+after it are ignored.
 """
 
 import json
@@ -18,12 +19,12 @@ import xxhash
 
 _END = re.compile(rb', "checksum": "([0-9a-f]{16})"\}\n\Z')
 PROBED_BYTES = 1 << 16
-_MAX_LINE_BYTES = 1 << 28  # of a file that is something else, no more than this is read
+_MAX_LINE_BYTES = 1 << 28  # limits the memory that a file of another kind takes
 
 
 @dataclass(frozen=True, slots=True)
 class JsonLine:
-    """A whole line of a file: its object, its bytes, and where in the file it ends."""
+    """Complete line of a file: its JSON object, its bytes, and the position of its end in the file."""
 
     content: dict[str, Any]
     raw: bytes
@@ -31,10 +32,10 @@ class JsonLine:
 
 
 def read_json_lines(file: BinaryIO) -> Iterator[JsonLine]:
-    """Yield the lines from where `file` stands, up to the first that is torn or is no JSON object.
+    """Yield the lines from the current position of `file`, up to the first that is no complete JSON object.
 
-    The last line is torn where its writer was killed, or is still writing: read on from the end of the line
-    before, or append there.
+    The last line is incomplete if its writer was killed, or is still writing. To read on later, or to append,
+    start at the end of the last line that was yielded.
     """
     while line := file.readline(_MAX_LINE_BYTES):
         try:
@@ -47,11 +48,11 @@ def read_json_lines(file: BinaryIO) -> Iterator[JsonLine]:
 
 
 class RecordFile:
-    """An open file of records, by its descriptor: first read to its end, then appended to.
+    """Open file of records, which has to be read to its end before records are appended.
 
     Attributes:
-        count: records that it holds.
-        damaged: whether something else follows them.
+        count: number of records.
+        damaged: whether other bytes follow the records.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -62,7 +63,7 @@ class RecordFile:
         self._end = 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """The records, up to the first damaged line."""
+        """Yield the records, up to the first damaged line."""
         with open(self._descriptor, "rb", closefd=False) as file:
             for line in read_json_lines(file):
                 end = _END.search(line.raw)
@@ -75,7 +76,7 @@ class RecordFile:
             self.damaged = self._end < os.fstat(self._descriptor).st_size
 
     def append(self, content: dict[str, Any], *, durable: bool = True) -> None:
-        """Append a record, over what is damaged at the end; durable when this returns."""
+        """Append a record in place of damaged lines at the end, and sync the file if `durable`."""
         body = json.dumps(content).encode()
         checksum = _checksum(self._previous, body)
         line = body[:-1] + b', "checksum": "%s"}\n' % checksum
@@ -86,7 +87,7 @@ class RecordFile:
             if durable:
                 os.fsync(self._descriptor)
         except BaseException:
-            with suppress(OSError):  # half a line would spoil those after it
+            with suppress(OSError):  # lines after half a line could not be read
                 os.ftruncate(self._descriptor, self._end)
             raise
         self.count += 1
@@ -102,14 +103,15 @@ class RecordFile:
 
 
 def may_be_records(start: bytes, key: str) -> bool:
-    """Whether a file that starts like this is one of ours, be it damaged: its first record begins with `key`.
+    """Whether a file with these first bytes may be a file of records, whose first key is `key`.
 
-    So is an empty one, and one of zeros: that is what a crash of the machine leaves.
+    An empty file and one of zeros may be: a crash of the machine leaves such files.
     """
-    wanted = f'{{"{key}": '.encode()
-    first = start.split(b"\n", maxsplit=1)[0] + b"\n"
-    begins_so = start[: len(wanted)] == wanted[: len(start)]
-    return begins_so or not start.strip(b"\0") or _END.search(first) is not None
+    expected = f'{{"{key}": '.encode()
+    if start[: len(expected)] == expected[: len(start)] or not start.strip(b"\0"):
+        return True
+    first_line = start.split(b"\n", maxsplit=1)[0] + b"\n"
+    return _END.search(first_line) is not None
 
 
 def _checksum(previous: bytes, body: bytes) -> bytes:

@@ -1,9 +1,9 @@
-"""The loop that tries again what fails for a moment; and requests to a storage, with their errors in words.
+"""Retries of calls that fail for a moment, and of requests to an object storage, whose errors get messages.
 
-obstore repeats what may pass by itself, with waits that double and are drawn at random: refused connections,
-answers of 5xx and 429, a GET that breaks off or stalls. It does not repeat a list that breaks off, an answer
-that is shorter than was asked for, and, where the connection breaks, a request that is not the same the
-second time: a deletion, a put on a condition. Those are asked again here.
+obstore itself repeats refused connections, answers of 5xx and 429, and a GET that breaks off or stalls, with
+random pauses of doubling length. It does not repeat a list that breaks off, an answer that is too short, and,
+where the connection breaks, requests that are not idempotent: deletions, and puts on a condition. These are
+repeated here.
 """
 
 import os
@@ -22,34 +22,34 @@ from precache.storage.urls import Url
 Item = TypeVar("Item")
 T = TypeVar("T")
 Check: TypeAlias = Callable[[], None]
-"""Raises if the request is no longer needed."""
+"""Function that raises if a request is no longer needed."""
 FETCHES = 3
-"""How often bytes are fetched that come wrong."""
-IS_IT_WHOLE = "check the URL, and that the upload was finished"
+"""Number of times that an object with wrong bytes is fetched."""
+CHECK_UPLOAD = "check the URL, and that the upload was finished"
 REPLACED = "was replaced by another object while it was read"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
-_CHECK_S = 0.25
-_END_S = 2.0  # for threads whose work is no longer needed, and has no effect
-_GRACE_S = 1.0  # for a request left behind: one that is answered while the program ends can abort it
-_KIND = re.compile(r"^Generic \w+ error: ")
+_CHECK_INTERVAL_S = 0.25
+_JOIN_S = 2.0  # wait for threads whose work is no longer needed, and has no effect
+_GRACE_S = 1.0  # wait for an abandoned request: one that is answered while the program ends can abort it
+_OBSTORE_PREFIX = re.compile(r"^Generic \w+ error: ")
 _STATUS = re.compile(r"status code: (\d{3})")
-_TOLD = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
-_BROKEN = re.compile("HTTP error|Got invalid")  # as obstore says it of connections, and of answers
-_LATER = (408, 429)  # of the 4xx, what obstore has repeated
+_XML_ERROR = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
+_BROKEN = re.compile("HTTP error|Got invalid")  # in obstore's messages of broken connections, and answers
+_TEMPORARY_STATUSES = (408, 429)  # statuses below 500 that obstore repeats
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound")
-_TOO_SLOW = "RequestTimeout"  # S3 says 400 of a body that came too slowly
-PATIENCE = "PRECACHE_STORAGE_PATIENCE_S"
-"""Environment variable: how long a request is repeated, in seconds."""
+_TOO_SLOW = "RequestTimeout"  # S3 answers 400 with this code to a body that came too slowly
+PATIENCE_VARIABLE = "PRECACHE_STORAGE_PATIENCE_S"
+"""Name of the environment variable with the number of seconds for which a request is repeated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience:
-    """How long is waited for a storage, in seconds.
+    """Time limits for requests to a storage, in seconds.
 
     Attributes:
-        total_s: from the first request until it is given up; one that runs then is waited for.
-        stall_s: for the next bytes of an answer.
-        connect_s: for a connection.
+        total_s: time from the first try after which no other try is started.
+        stall_s: maximal wait for the next bytes of an answer.
+        connect_s: maximal wait for a connection.
     """
 
     total_s: float = 120.0
@@ -57,51 +57,53 @@ class Patience:
     connect_s: float = 10.0
 
     @classmethod
-    def of_environment(cls) -> "Patience":
-        """The default, or as PRECACHE_STORAGE_PATIENCE_S says; SettingError if that is not a number."""
-        text = os.environ.get(PATIENCE)
+    def from_environment(cls) -> "Patience":
+        """Take `total_s` from PRECACHE_STORAGE_PATIENCE_S, if set; SettingError unless it is above 0."""
+        defaults, text = cls(), os.environ.get(PATIENCE_VARIABLE)
         if not text:
-            return cls()
+            return defaults
         try:
             total_s = float(text)
         except ValueError:
             total_s = 0.0
         if not 0 < total_s < 86_400:
-            raise SettingError(f"{PATIENCE} must be seconds above 0, got {text!r}")
+            raise SettingError(f"{PATIENCE_VARIABLE} must be seconds above 0, got {text!r}")
         return cls(
-            total_s=total_s, stall_s=min(cls().stall_s, total_s), connect_s=min(cls().connect_s, total_s)
+            total_s=total_s,
+            stall_s=min(defaults.stall_s, total_s),
+            connect_s=min(defaults.connect_s, total_s),
         )
 
 
-def unchecked() -> None:
-    """The `Check` that never raises."""
+def no_check() -> None:
+    """Return at once: the `Check` that never raises."""
 
 
 class ObjectNotFoundError(StorageError):
-    """There is no such object."""
+    """An object does not exist."""
 
 
 class WrongBytesError(StorageError):
-    """An object came with other bytes than were written."""
+    """An object has other bytes than were written."""
 
 
-class ShortError(Exception):
-    """An answer had fewer bytes than were asked for, or more."""
+class WrongLengthError(Exception):
+    """An answer has fewer bytes than were requested, or more."""
 
 
-def check_length(got: int, expected: int) -> None:
-    """Raise ShortError unless all bytes came."""
-    if got != expected:
-        raise ShortError(f"sent {got:,} bytes instead of {expected:,}")
+def check_length(length: int, expected: int) -> None:
+    """Raise WrongLengthError unless an answer of `length` bytes is complete."""
+    if length != expected:
+        raise WrongLengthError(f"sent {length:,} bytes instead of {expected:,}")
 
 
 def with_retries(
     call: Callable[[], T], pauses_s: Iterable[float], is_temporary: Callable[[Exception], bool]
 ) -> T:
-    """Return what `call` returns; it is called again after each of the pauses while its errors are temporary.
+    """Call `call`, again after each pause while it raises temporary errors, and return its result.
 
     Raises:
-        Exception: the last error of `call`: it is not temporary, or no pause is left.
+        Exception: the last error of `call`, which is not temporary, or after which no pause is left.
     """
     pauses = iter(pauses_s)
     while True:
@@ -115,12 +117,12 @@ def with_retries(
 
 
 def fetch_right_bytes(fetch: Callable[[], T]) -> T:
-    """Return what `fetch` returns; it is called up to three times while it raises WrongBytesError."""
+    """Call `fetch`, up to three times while it raises WrongBytesError, and return its result."""
     return with_retries(fetch, [0.0] * (FETCHES - 1), lambda error: isinstance(error, WrongBytesError))
 
 
 def doubling_pauses(until_s: float) -> Iterator[float]:
-    """Yield pauses that double, for `with_retries`; none that ends after `until_s` of `time.monotonic()`."""
+    """Yield pauses of doubling length that end before `until_s` of `time.monotonic()`."""
     pause_s = _FIRST_PAUSE_S
     while time.monotonic() + pause_s <= until_s:
         yield pause_s
@@ -128,62 +130,67 @@ def doubling_pauses(until_s: float) -> Iterator[float]:
 
 
 def request_with_retries(
-    where: Url, patience: Patience, request: Callable[[], T], check: Check = unchecked
+    url: Url, patience: Patience, request: Callable[[], T], check: Check = no_check
 ) -> T:
-    """Return what `request`, to `where`, returns; it is made again while that may help and patience lasts.
+    """Make a request, again while its errors are temporary and time is left, and return its result.
 
     Args:
-        check: called before each request, and while it is waited for; what it raises ends that.
+        url: URL of the request, for messages.
+        patience: time limits.
+        request: makes the request once.
+        check: called before each try, and repeatedly while it runs; an error of it ends the request.
 
     Raises:
-        StorageError: it failed; ObjectNotFoundError: there is no such object.
+        StorageError: the request failed.
+        ObjectNotFoundError: there is no such object.
     """
 
     def checked_request() -> T:
         check()
-        return _answered(request, check)
+        return _request_interruptibly(request, check)
 
     begin_s = time.monotonic()
     try:
-        return with_retries(checked_request, doubling_pauses(begin_s + patience.total_s), _may_pass)
+        return with_retries(checked_request, doubling_pauses(begin_s + patience.total_s), _is_temporary)
     except Exception as error:
         if not is_of_storage(error):
             raise
-        problem, status = in_words(error), _status(error)
+        problem, status = describe_error(error), _status(error)
         if isinstance(error, FileNotFoundError) or status == 404:
             if any(code in problem for code in _NO_BUCKET):
-                raise StorageError(f"{where}: {problem}; check the name {where.root}") from error
-            raise ObjectNotFoundError(f"{where}: {problem}; {IS_IT_WHOLE}") from error
-        if status is None or status >= 500 or status in _LATER:
-            took_s = time.monotonic() - begin_s
+                raise StorageError(problem, path=url, remedy=f"check the name {url.root}") from error
+            raise ObjectNotFoundError(problem, path=url, remedy=CHECK_UPLOAD) from error
+        if status is None or status >= 500 or status in _TEMPORARY_STATUSES:
+            seconds = time.monotonic() - begin_s
             raise StorageError(
-                f"{where}: {problem}, for {took_s:.0f} s; check the network and the storage, then run the "
-                f"same command again"
+                f"{problem}, for {seconds:.0f} s",
+                path=url,
+                remedy="check the network and the storage, then run the same command again",
             ) from error
-        raise StorageError(f"{where}: {problem}; {remedy(problem)}") from error
+        raise StorageError(problem, path=url, remedy=remedy_for(problem)) from error
 
 
-def _answered(request: Callable[[], T], check: Check) -> T:
-    """What `request` returns; given up where `check` raises, or Ctrl-C interrupts this thread.
+def _request_interruptibly(request: Callable[[], T], check: Check) -> T:
+    """Make a request that ends early if `check` raises, or Ctrl-C interrupts this thread.
 
-    A thread that waits inside the library is deaf until the storage answers. So another one does, and is left
-    behind if that takes longer than a moment; it ends with its request, or with the process.
+    A thread that waits inside the library cannot be interrupted until the storage answers. So another thread
+    makes the request. It is abandoned if it does not end soon, and ends with its request or with the process.
     """
-    if check is unchecked and threading.current_thread() is not threading.main_thread():
-        return request()  # nothing would end it: spare the thread
+    if check is no_check and threading.current_thread() is not threading.main_thread():
+        return request()  # neither can end this request, so it needs no thread
     future: Future[T] = Future()
 
-    def ask() -> None:
+    def run() -> None:
         try:
             future.set_result(request())
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=ask, name="precache-request", daemon=True).start()
+    threading.Thread(target=run, name="precache-request", daemon=True).start()
     try:
         while not future.done():
             check()
-            wait((future,), _CHECK_S)
+            wait((future,), _CHECK_INTERVAL_S)
     except BaseException:
         wait((future,), _GRACE_S)
         raise
@@ -191,45 +198,47 @@ def _answered(request: Callable[[], T], check: Check) -> T:
 
 
 class _UnneededError(Exception):
-    """Ctrl-C came, and nobody waits for this work any more."""
+    """Ctrl-C has interrupted `call_for_each`, which no longer needs the result."""
 
 
 def call_for_each(function: Callable[[Item, Check], T], items: Iterable[Item], threads: int) -> list[T]:
-    """Call `function` for each of the items, several at a time; what it returns, in their order.
+    """Call `function` for each item, several at a time, and return the results in the order of the items.
 
-    After the first error no more are started. Ctrl-C is waited for by no request: the threads are daemons.
+    After the first error no more calls are started. Ctrl-C waits for no call: the threads are daemons.
 
     Args:
-        function: gets an item, and a `Check` that raises after Ctrl-C.
+        function: called with an item, and a `Check` that raises after Ctrl-C.
+        items: items to call it for.
+        threads: maximal number of calls at a time.
     """
-    waiting, end = deque(enumerate(items)), threading.Event()
+    remaining, is_over = deque(enumerate(items)), threading.Event()
     results: dict[int, T] = {}
     errors: list[BaseException] = []
 
     def check() -> None:
-        if end.is_set():
+        if is_over.is_set():
             raise _UnneededError
 
     def work() -> None:
         try:
-            while not errors and not end.is_set():
+            while not errors and not is_over.is_set():
                 try:
-                    number, item = waiting.popleft()
-                except IndexError:  # none is left
+                    number, item = remaining.popleft()
+                except IndexError:  # no item is left
                     return
                 results[number] = function(item, check)
         except BaseException as error:
             errors.append(error)
 
-    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(waiting)))]
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(min(threads, len(remaining)))]
     try:
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
     finally:
-        end.set()
-        until_s = time.monotonic() + _END_S
+        is_over.set()
+        until_s = time.monotonic() + _JOIN_S
         for worker in workers:
             if worker.is_alive():
                 worker.join(max(0.0, until_s - time.monotonic()))
@@ -239,8 +248,8 @@ def call_for_each(function: Callable[[Item, Check], T], items: Iterable[Item], t
 
 
 def is_of_storage(error: Exception) -> bool:
-    """Whether the storage caused the error, not a bug in this program."""
-    return isinstance(error, (ShortError, OSError)) or type(error).__module__.startswith("obstore")
+    """Whether the storage has caused an error, rather than a bug in this program."""
+    return isinstance(error, (WrongLengthError, OSError)) or type(error).__module__.startswith("obstore")
 
 
 def _status(error: BaseException) -> int | None:
@@ -248,34 +257,35 @@ def _status(error: BaseException) -> int | None:
     return int(match[1]) if match else None
 
 
-def _may_pass(error: Exception) -> bool:
-    """Whether the same request may succeed, and obstore has not repeated it."""
+def _is_temporary(error: Exception) -> bool:
+    """Whether the same request may succeed at another try, which obstore has not made."""
     if not is_of_storage(error) or isinstance(error, FileNotFoundError):
         return False
-    if isinstance(error, ShortError) or _TOO_SLOW in str(error):
+    if isinstance(error, WrongLengthError) or _TOO_SLOW in str(error):
         return True
     return _status(error) is None and _BROKEN.search(str(error)) is not None
 
 
-def in_words(error: BaseException) -> str:
-    """What went wrong, in one line of a few words."""
+def describe_error(error: BaseException) -> str:
+    """Describe an error of a request in one short line."""
     text = str(error).partition("Debug source:")[0]
     if type(error).__name__ == "PreconditionError":
         return REPLACED
-    if told := _TOLD.search(text):
-        code, message = told[1], (told[2] or "").strip()
-        return f"the storage says {code}{f' ({message})' if message else ''}"
+    if match := _XML_ERROR.search(text):
+        code, message = match[1], (match[2] or "").strip()
+        return f"the storage says {code} ({message})" if message else f"the storage says {code}"
     if status := _status(error):
         return f"the storage answers {status}"
-    if isinstance(error, ShortError):
+    if isinstance(error, WrongLengthError):
         return f"the storage {error}"
     if isinstance(error, FileNotFoundError):
         return "is not there"
-    return " ".join(_KIND.sub("", text.rpartition(" - ")[2]).split())[:200] or type(error).__name__
+    cause = _OBSTORE_PREFIX.sub("", text.rpartition(" - ")[2])
+    return " ".join(cause.split())[:200] or type(error).__name__
 
 
-def remedy(problem: str) -> str:
-    """What the user can do about what `in_words` says."""
+def remedy_for(problem: str) -> str:
+    """Remedy for a problem that `describe_error` has described."""
     if "Skew" in problem:
         return "set this machine's clock"
     if "replaced" in problem:

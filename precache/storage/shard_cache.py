@@ -1,20 +1,20 @@
-"""Files of datasets at URLs, kept on this machine: each is fetched, whole, when it is first asked for.
+"""Cache of files of datasets at URLs on this machine: each file is fetched as a whole when it is first used.
 
     CACHE/.precache-cache.lock    locked (flock) while room is made
-    CACHE/DIGEST/                 of each dataset, by its manifest, wherever it is read from
-        .precache-cache           marks the folder as the cache's, with the URL
-        NAME                      a file of the dataset: all of it, compared with its checksum
-        .NAME.fetching            one that is being fetched; it is renamed when it is all there
+    CACHE/DIGEST/                 files of a dataset, by the digest of its manifest, from whichever URL
+        .precache-cache           marks the folder as one of the cache; holds the URL
+        NAME                      file of the dataset: complete, and compared with its checksum
+        .NAME.fetching            file that is being fetched; it is renamed when it is complete
 
-All processes of a machine share the folder. Who fetches a file locks it alone (flock), who uses it shares a
-lock with others. The system takes a lock back when its process ends, however that ends: who waited for it
-fetches the file again.
+All processes of a machine share the cache. A process that fetches a file locks it exclusively (flock), and
+processes that use it share a lock. The system releases a lock when its process ends, be it killed; a process
+that waits for the lock then fetches the file again.
 
-Where a file needs room, those that nobody has locked go, the least recently used first, whichever dataset it
-is of. If that is of the dataset which needs the room, the file that was read last goes instead: an epoch
-comes back to it last of all, and what was read least recently, soonest. So a set that does not fit keeps what
-fits, and each epoch finds that part here; by age alone it would find nothing. Folders without the mark are
-not ours, and nothing in them is removed.
+When a file needs room, files that nobody has locked are removed, the least recently used first, whichever
+dataset they are of. But if that is a file of the dataset that needs the room, its most recently used file is
+removed instead: an epoch needs that file last of all, and the least recently used one soonest. So a dataset
+that does not fit keeps as many files as fit, and each epoch finds these in the cache; by age alone it would
+find none. Nothing is removed from folders without the mark.
 """
 
 import errno
@@ -33,16 +33,17 @@ from typing import Any, Protocol
 
 from precache.errors import SettingError, StorageError, check_range, os_errors_as
 from precache.storage import atomic_write, open_regular, open_single
-from precache.storage.locks import is_at, lock, unlock
+from precache.storage.locks import has_name, lock, unlock
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, unchecked
+from precache.storage.retries import FETCHES, Check, Patience, WrongBytesError, fetch_right_bytes, no_check
 from precache.storage.urls import Url
 
 CACHE_DIR = "PRECACHE_CACHE_DIR"
-"""Environment variable: the folder that keeps what is fetched."""
+"""Name of the environment variable with the folder of the cache."""
 _MARK, _ROOM_LOCK, _FETCHING = ".precache-cache", ".precache-cache.lock", ".fetching"
-_AT_A_TIME = 8  # pieces of one file
-_RESERVE_SHARE, _MOST_RESERVE = 20, 10 << 30  # a twentieth of the disk
+_PIECES_AT_A_TIME = 8
+# This part of the disk is left free, but not more bytes than the maximum.
+_RESERVE_DIVISOR, _MAX_RESERVE_BYTES = 20, 10 << 30
 _POLL_S = 0.02
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_ALLOCATION = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -50,11 +51,11 @@ _NO_ALLOCATION = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cache:
-    """Where files of datasets at URLs are kept on this machine.
+    """Settings of the cache on this machine.
 
     Attributes:
-        folder: of all datasets; default PRECACHE_CACHE_DIR, or ~/.cache/precache.
-        bytes: that may lie in it; default as much as leaves a twentieth of the disk free, at most 10 GiB.
+        folder: folder of the cache; default PRECACHE_CACHE_DIR, or ~/.cache/precache.
+        bytes: maximal size of the cache; by default, a twentieth of the disk, at most 10 GiB, is left free.
     """
 
     folder: str | os.PathLike[str] = field(
@@ -68,7 +69,7 @@ class Cache:
 
 
 class WrittenFile(Protocol):
-    """A file of a dataset, as its manifest names it."""
+    """File of a dataset, as its manifest describes it."""
 
     @property
     def name(self) -> str:
@@ -84,26 +85,28 @@ class WrittenFile(Protocol):
 
 
 class FilePart(Protocol):
-    """A part of a file, which is kept as a file of the same size with holes."""
+    """Part of a file, which the cache keeps as a sparse file of the whole file's size."""
 
     @property
     def prefix(self) -> str:
-        """What its name in the cache begins with; the same part has the same."""
+        """Prefix of the part's name in the cache, by which parts of a file are told apart."""
 
     def ranges(self) -> list[tuple[int, int]]:
         """First byte and number of bytes of each piece."""
 
     def is_right(self, number: int, content: bytes) -> bool:
-        """Whether that is what piece `number` is to be."""
+        """Whether piece `number` has the right content."""
 
 
 class CachedFiles:
-    """The files of the dataset at a URL; several threads may use one, and it can be sent to other processes.
+    """Cached files of a dataset at a URL.
+
+    Several threads may use them, and they can be sent to other processes.
 
     Attributes:
-        url: of the dataset.
-        folder: where its files are, or will be.
-        cache: as it was given.
+        url: URL of the dataset.
+        folder: folder of the cache with the dataset's files.
+        cache: settings of the cache.
     """
 
     def __init__(self, url: Url, digest: str, cache: Cache) -> None:
@@ -111,29 +114,30 @@ class CachedFiles:
         self.folder = Path(os.path.abspath(cache.folder)) / digest[:32]
         self.cache = cache
         self._digest = digest
-        self._patience = Patience.of_environment()
+        self._patience = Patience.from_environment()
         self._opened: tuple[int, ObjectStore] | None = None
         self._mark_folder()
 
     @contextmanager
-    def held(self, file: WrittenFile) -> Iterator[Path]:
-        """The path of a file, which is fetched if it is not there, and stays until the end of the block.
+    def local_file(self, file: WrittenFile) -> Iterator[Path]:
+        """Yield the path of a file, which is fetched if needed, and is kept until the end of the block.
 
         Raises:
-            StorageError: it cannot be fetched, or the storage has something else.
+            StorageError: the file cannot be fetched, or the storage has another one in its place.
         """
-        with self.hold(file):
+        with self.open_file(file):
             yield self.folder / file.name
 
-    def hold(self, file: WrittenFile, check: Check = unchecked, part: FilePart | None = None) -> FileIO:
-        """An open file, which is fetched if it is not there, and stays until this is closed.
+    def open_file(self, file: WrittenFile, check: Check = no_check, part: FilePart | None = None) -> FileIO:
+        """Open a file, which is fetched if needed, and is kept in the cache until it is closed.
 
         Args:
-            check: called now and then while it is fetched, by several threads; what it raises ends that.
-            part: of the file, instead of all of it; its name is another.
+            file: file of the dataset.
+            check: called repeatedly while the file is fetched, by several threads; an error of it ends that.
+            part: part of the file to fetch, under a name of its own; None for the whole file.
 
         Raises:
-            StorageError: as `held`.
+            StorageError: as `local_file`.
         """
         path = self.folder / (file.name if part is None else f"{part.prefix}{file.name}")
         temporary = path.with_name(f".{path.name}{_FETCHING}")
@@ -143,19 +147,19 @@ class CachedFiles:
             f"{self.url / file.name}: {file.bytes:,} bytes cannot be kept in {self.folder}",
             f"make room on that disk, or give another cache_dir or {CACHE_DIR}",
         ):
-            while (opened := _open_to_use(path, file.bytes)) is None:
-                alone = _open_alone(temporary)
-                if alone is None:
+            while (opened := _open_complete(path, file.bytes)) is None:
+                descriptor = _open_exclusive(temporary)
+                if descriptor is None:
                     self._wait(temporary, begin_s, check)
                     continue
                 try:
-                    self._fetch(file, part, alone, temporary, path, check)
+                    self._fetch(file, part, descriptor, temporary, path, check)
                 finally:
-                    unlock(alone)
+                    unlock(descriptor)
         return opened
 
     def forget(self, name: str) -> None:
-        """Remove a damaged file, if it is there: it is fetched again when it is needed."""
+        """Remove a damaged file, if it is in the cache, so that it is fetched again when it is needed."""
         with suppress(OSError):
             (self.folder / name).unlink()
 
@@ -163,7 +167,7 @@ class CachedFiles:
         return CachedFiles, (self.url, self._digest, self.cache)
 
     def _mark_folder(self) -> None:
-        """Make the folder one of the cache; SettingError if it cannot be one."""
+        """Make the folder and its mark; SettingError if that fails, or other files are in the folder."""
         mark = self.folder / _MARK
         with os_errors_as(
             SettingError, f"{self.folder}: cannot be made", f"give another cache_dir, or another {CACHE_DIR}"
@@ -174,8 +178,9 @@ class CachedFiles:
             others = [name for name in os.listdir(self.folder) if not name.startswith(".")]
             if others and not mark.exists():
                 raise SettingError(
-                    f"{self.folder}: holds {others[0]}, which was not fetched; move it elsewhere, or give "
-                    f"another cache_dir or {CACHE_DIR}"
+                    f"holds {others[0]}, which was not fetched",
+                    path=self.folder,
+                    remedy=f"move it elsewhere, or give another cache_dir or {CACHE_DIR}",
                 )
             with atomic_write(mark) as file:
                 file.write(json.dumps({"url": str(self.url)}).encode())
@@ -186,15 +191,16 @@ class CachedFiles:
         return self._opened[1]
 
     def _wait(self, path: Path, begin_s: float, check: Check) -> None:
-        """Wait a moment for who has locked `path`; StorageError if nothing has come for long."""
+        """Wait a moment for the process that has locked `path`; StorageError if that is stuck."""
         check()
-        most_s = 2 * self._patience.total_s
-        if time.monotonic() - begin_s > most_s:
-            with suppress(FileNotFoundError):  # it is finished
-                if time.time() - path.stat().st_mtime > most_s:
+        limit_s = 2 * self._patience.total_s
+        if time.monotonic() - begin_s > limit_s:
+            with suppress(FileNotFoundError):  # the other process has finished
+                if time.time() - path.stat().st_mtime > limit_s:
                     raise StorageError(
-                        f"{path}: another download has been stuck for {most_s:.0f} s; end that process, or "
-                        f"wait"
+                        f"another download has been stuck for {limit_s:.0f} s",
+                        path=path,
+                        remedy="end that process, or wait",
                     )
         time.sleep(_POLL_S)
 
@@ -207,14 +213,14 @@ class CachedFiles:
         path: Path,
         check: Check,
     ) -> None:
-        """Fill the file `temporary`, which is locked as `descriptor`, and call it `path`."""
-        if _size(path) == file.bytes:  # another process has just fetched it
+        """Fetch into the file `temporary`, open and locked as `descriptor`, and rename it to `path`."""
+        if path.exists() and path.stat().st_size == file.bytes:  # another process has just fetched it
             temporary.unlink()
             return
         try:
             ranges = [(0, file.bytes)] if part is None else part.ranges()
-            if self._excess(sum(count for _, count in ranges)) > 0:  # others would go for it
-                self._compare_size(file)
+            if self._excess_bytes(sum(count for _, count in ranges)) > 0:
+                self._check_size(file)  # before other files are removed for it
             self._make_room(descriptor, file.bytes, ranges, check)
             if part is None:
                 self._store().download_checked(file.name, temporary, file.bytes, file.crc32c, check)
@@ -233,19 +239,21 @@ class CachedFiles:
         descriptor: int,
         check: Check,
     ) -> None:
-        """Write the pieces where they belong, each compared with its checksum."""
+        """Fetch the pieces of a part, compare them with their checksums, and write them into the file."""
 
         def fetch(number: int) -> None:
             start, count = ranges[number]
             content = self._store().get_range(file.name, start, count, check=check)
             if not part.is_right(number, content):
                 raise WrongBytesError(
-                    f"{self.url / file.name}: {count:,} bytes from {start:,} on are not the sample that was "
-                    f"written (checksum; fetched {FETCHES} times); put the file there again"
+                    f"{count:,} bytes from {start:,} on are not the sample that was written (checksum; "
+                    f"fetched {FETCHES} times)",
+                    path=self.url / file.name,
+                    remedy="put the file there again",
                 )
             os.pwrite(descriptor, content, start)
 
-        with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        with ThreadPoolExecutor(_PIECES_AT_A_TIME) as pool:
             pieces = [pool.submit(fetch_right_bytes, partial(fetch, number)) for number in range(len(ranges))]
             try:
                 for piece in pieces:
@@ -256,99 +264,104 @@ class CachedFiles:
     def _make_room(
         self, descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]], check: Check
     ) -> None:
-        """Give an open file its size, and room on the disk for the pieces `ranges` of it.
+        """Give an open file its size, and allocate room on the disk for the pieces `ranges` of it.
 
-        So several processes do not count on the same room, and a full disk is found before anything comes.
+        The room is allocated before anything is fetched, so that several processes do not count on the same
+        room, and a full disk is detected first.
 
         Raises:
-            OSError: the disk is full, and nothing may go.
+            OSError: the disk is full, and no file can be removed.
         """
         room_lock, begin_s = self.folder.parent / _ROOM_LOCK, time.monotonic()
-        while (locked := _open_alone(room_lock)) is None:
+        while (lock_descriptor := _open_exclusive(room_lock)) is None:
             self._wait(room_lock, begin_s, check)
         try:
-            victims = self._remove_excess(sum(count for _, count in ranges))
-            os.ftruncate(descriptor, 0)  # what a killed process has left
+            candidates = self._remove_excess(sum(count for _, count in ranges))
+            os.ftruncate(descriptor, 0)  # drops what a killed process has left
             while (error := _allocate(descriptor, file_bytes, ranges)) is not None:
-                os.ftruncate(descriptor, 0)  # gives back what it got
-                if error.errno not in DISK_FULL or not _remove_first(victims):
+                os.ftruncate(descriptor, 0)  # frees what could be allocated
+                if error.errno not in DISK_FULL or not _remove_first(candidates):
                     raise error
         finally:
-            unlock(locked)
+            unlock(lock_descriptor)
 
-    def _remove_excess(self, needed: int) -> "Iterator[_FileInCache]":
-        """Remove files until `needed` bytes fit, or nothing may go any more; those that would go next."""
+    def _remove_excess(self, needed_bytes: int) -> "Iterator[_FileInCache]":
+        """Remove files until `needed_bytes` fit, or none can be removed; return the next candidates."""
         files = list(_files_in(self.folder.parent))
-        victims, excess = self._victims(files), self._excess(needed, files)
-        while excess > 0 and (freed := _remove_first(victims)):
-            excess -= freed
-        return victims
+        candidates, excess_bytes = self._removal_order(files), self._excess_bytes(needed_bytes, files)
+        while excess_bytes > 0 and (freed_bytes := _remove_first(candidates)):
+            excess_bytes -= freed_bytes
+        return candidates
 
-    def _excess(self, needed: int, files: "Sequence[_FileInCache] | None" = None) -> int:
-        """How many bytes are lacking so that `needed` ones fit; 0 or less if they do."""
+    def _excess_bytes(self, needed_bytes: int, files: "Sequence[_FileInCache] | None" = None) -> int:
+        """Compute the bytes that have to be removed before `needed_bytes` fit; 0 or less if they fit."""
         files = list(_files_in(self.folder.parent)) if files is None else files
         disk = os.statvfs(self.folder)
-        reserve = min(disk.f_blocks * disk.f_frsize // _RESERVE_SHARE, _MOST_RESERVE)
-        excess = needed - (disk.f_bavail * disk.f_frsize - reserve)
+        reserve_bytes = min(disk.f_blocks * disk.f_frsize // _RESERVE_DIVISOR, _MAX_RESERVE_BYTES)
+        excess_bytes = needed_bytes - (disk.f_bavail * disk.f_frsize - reserve_bytes)
         if self.cache.bytes is not None:
-            excess = max(excess, sum(file.bytes for file in files) + needed - self.cache.bytes)
-        return excess
+            cached_bytes = sum(file.bytes for file in files)
+            excess_bytes = max(excess_bytes, cached_bytes + needed_bytes - self.cache.bytes)
+        return excess_bytes
 
-    def _compare_size(self, file: WrittenFile) -> None:
-        """Raise StorageError unless the object has the size that its dataset says, which may be a lie."""
-        found = self._store().find(file.name)
-        if found is None or found.bytes != file.bytes:
-            got = "nothing" if found is None else f"{found.bytes:,}"
+    def _check_size(self, file: WrittenFile) -> None:
+        """Raise StorageError unless the object has the size that the manifest states, which may be a lie."""
+        info = self._store().find(file.name)
+        if info is None or info.bytes != file.bytes:
+            size = "nothing" if info is None else f"{info.bytes:,}"
             raise StorageError(
-                f"{self.url / file.name}: expected {file.bytes:,} bytes, got {got}; put it there again, or "
-                f"remove the dataset if it is a stranger's"
+                f"expected {file.bytes:,} bytes, got {size}",
+                path=self.url / file.name,
+                remedy="put it there again, or remove the dataset if it is a stranger's",
             )
 
-    def _victims(self, files: "Sequence[_FileInCache]") -> "Iterator[_FileInCache]":
-        """The files in the order in which they are removed."""
+    def _removal_order(self, files: "Sequence[_FileInCache]") -> "Iterator[_FileInCache]":
+        """Yield the files in the order in which they are to be removed, see the module."""
         own: deque[_FileInCache] = deque()
         others: deque[_FileInCache] = deque()
         for file in sorted(files, key=lambda file: file.used_s):
             (own if file.path.parent == self.folder else others).append(file)
         while own or others:
-            older = others and (not own or others[0].used_s <= own[0].used_s)
-            yield others.popleft() if older else own.pop()
+            is_other_older = others and (not own or others[0].used_s <= own[0].used_s)
+            yield others.popleft() if is_other_older else own.pop()
 
 
 @dataclass(frozen=True, slots=True)
 class _FileInCache:
+    """File in the cache, and the time when it was last opened, in seconds since the epoch."""
+
     path: Path
     bytes: int
-    used_s: float  # when it was opened last
+    used_s: float
 
 
 def is_fetched(path: Path) -> bool:
-    """Whether a file lies in the cache, so that it can be fetched again."""
+    """Whether a file is in a folder of the cache, so that it can be removed and fetched again."""
     return path.with_name(_MARK).exists()
 
 
 def _files_in(cache: Path) -> Iterator[_FileInCache]:
-    """All that was fetched into the folders of the cache, or is being fetched."""
+    """Yield all files in the cache, those that are being fetched included."""
     for folder in [entry for entry in os.scandir(cache) if entry.is_dir(follow_symlinks=False)]:
         if not os.path.lexists(os.path.join(folder, _MARK)):
-            continue  # not ours
+            continue  # no folder of the cache
         with suppress(PermissionError, FileNotFoundError):
             for entry in os.scandir(folder):
                 if entry.name == _MARK or not entry.is_file(follow_symlinks=False):
                     continue
                 with suppress(FileNotFoundError):
                     status = entry.stat()
-                    used = min(status.st_size, status.st_blocks * 512)
-                    yield _FileInCache(Path(entry.path), used, status.st_mtime)
+                    disk_bytes = min(status.st_size, status.st_blocks * 512)
+                    yield _FileInCache(Path(entry.path), disk_bytes, status.st_mtime)
 
 
-def _remove_first(victims: Iterator[_FileInCache]) -> int:
-    """Remove the first file that nobody uses; its bytes, or 0 if there is none."""
-    for file in victims:
+def _remove_first(candidates: Iterator[_FileInCache]) -> int:
+    """Remove the first file that nobody uses, and return its bytes; 0 if there is none."""
+    for file in candidates:
         with suppress(OSError):
-            descriptor = open_single(file.path)  # for writing, too: NFS locks nothing else for one alone
+            descriptor = open_single(file.path)  # writable, because NFS needs that for an exclusive lock
             try:
-                if lock(descriptor) and is_at(descriptor, file.path):
+                if lock(descriptor) and has_name(descriptor, file.path):
                     file.path.unlink()
                     return max(1, file.bytes)
             finally:
@@ -357,45 +370,42 @@ def _remove_first(victims: Iterator[_FileInCache]) -> int:
 
 
 def _allocate(descriptor: int, file_bytes: int, ranges: Sequence[tuple[int, int]]) -> OSError | None:
-    """Allocate the file's space on disk; the error if there is not enough, or None."""
+    """Allocate space on the disk for `ranges` of a file; return the error if that fails, else None."""
     try:
         os.ftruncate(descriptor, file_bytes)
-        for start, count in ranges if hasattr(os, "posix_fallocate") else ():
-            if count:
-                os.posix_fallocate(descriptor, start, count)
+        if hasattr(os, "posix_fallocate"):
+            for start, count in ranges:
+                if count:
+                    os.posix_fallocate(descriptor, start, count)
     except OSError as error:
         if error.errno not in _NO_ALLOCATION:
             return error
     return None
 
 
-def _open_to_use(path: Path, file_bytes: int) -> FileIO | None:
-    """The file at `path`, open, which keeps it from being removed; None unless it is all there."""
+def _open_complete(path: Path, file_bytes: int) -> FileIO | None:
+    """Open a complete file with a shared lock, so that it is not removed; None if it is not complete."""
     try:
         file = open_regular(path)
     except FileNotFoundError:
         return None
-    lock(file.fileno(), alone=False, waiting=True)
-    if os.fstat(file.fileno()).st_size == file_bytes and is_at(file.fileno(), path):
-        with suppress(OSError):  # it is another user's, or the disk is for reading
-            os.utime(file.fileno())  # was used last
+    lock(file.fileno(), exclusive=False, wait=True)
+    if os.fstat(file.fileno()).st_size == file_bytes and has_name(file.fileno(), path):
+        with suppress(OSError):  # the file is another user's, or the disk is read-only
+            os.utime(file.fileno())  # makes it the most recently used file
         return file
     file.close()
     return None
 
 
-def _open_alone(path: Path) -> int | None:
-    """A descriptor of the file at `path`, made if missing, locked exclusively; None: others have a lock."""
+def _open_exclusive(path: Path) -> int | None:
+    """Open a file, created if missing, with an exclusive lock; None if another process has locked it."""
     descriptor = open_single(path, os.O_CREAT)
     try:
-        if lock(descriptor) and is_at(descriptor, path):
+        if lock(descriptor) and has_name(descriptor, path):
             return descriptor
     except BaseException:
         os.close(descriptor)
         raise
     os.close(descriptor)
     return None
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.exists() else None

@@ -1,10 +1,10 @@
-"""A folder of this machine for what is on its way to an object storage, comes from it, or is measured.
+"""Temporary folders for files on their way to or from an object storage, for archives, and for measurements.
 
-    TMPDIR/precache-staging-XXXXXXXX/    for its user alone
-        .precache-staging                locked (flock) by the process whose folder it is
+    TMPDIR/precache-staging-XXXXXXXX/    readable by its user alone
+        .precache-staging                locked (flock) by the process that uses the folder
 
-Each process has its own, and one for each `temporary_folder`. What one that was killed has left is known by
-the lock that nobody holds, and is removed by the next that makes such a folder.
+Each process has one such folder, and one more for each `temporary_folder`. If a process is killed, nobody
+holds the lock of its folder any more; the next process that makes such a folder removes it.
 """
 
 import atexit
@@ -22,29 +22,36 @@ from precache.storage.locks import lock
 
 _PREFIX, _MARK = "precache-staging-", ".precache-staging"
 _lock = threading.Lock()
-_own: dict[int, Path] = {}  # by process: a fork must not use its parent's
+_own: dict[int, Path] = {}  # process id -> its folder: a fork must not use its parent's
 
 
 def folder() -> Path:
-    """The folder of this process, made at the first call and removed at its end."""
+    """Temporary folder of this process, which is made at the first call and removed when the process ends."""
     with _lock:
         if os.getpid() not in _own:
-            _own[os.getpid()], _ = _make(Path(tempfile.gettempdir()))  # locked as long as the process lives
+            # the descriptor stays open, and the folder locked, as long as the process lives
+            _own[os.getpid()], _ = _make_folder(Path(tempfile.gettempdir()))
             atexit.register(_remove_own, os.getpid())
         return _own[os.getpid()]
 
 
 @contextmanager
 def temporary_folder(place: Path | None = None) -> Iterator[Path]:
-    """A folder in `place` (default TMPDIR) for the time of the block; StorageError if none can be made."""
+    """Yield a new folder in `place` (default TMPDIR), which is removed at the end of the block.
+
+    Raises:
+        StorageError: the folder cannot be made.
+    """
     try:
-        path, descriptor = _make(Path(tempfile.gettempdir()) if place is None else place)
+        path, descriptor = _make_folder(Path(tempfile.gettempdir()) if place is None else place)
         inner = path / "files"
         inner.mkdir()
     except OSError as error:
         raise StorageError(
-            f"{error.filename or 'temporary folder'}: cannot be made ({os_reason(error)}); make room "
-            f"there, or {'set TMPDIR to' if place is None else 'name'} a folder on another disk"
+            f"cannot be made ({os_reason(error)})",
+            path=error.filename or "temporary folder",
+            remedy=f"make room there, or {'set TMPDIR to' if place is None else 'name'} a folder on another "
+            f"disk",
         ) from error
     try:
         yield inner
@@ -53,16 +60,16 @@ def temporary_folder(place: Path | None = None) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def sweep(place: Path | None = None) -> list[Path]:
-    """Remove the folders of processes that are gone from `place` (default TMPDIR); their paths."""
-    found = [*left(place)]
-    for path in found:
+def remove_abandoned(place: Path | None = None) -> list[Path]:
+    """Remove the folders of killed processes from `place` (default TMPDIR), and return their paths."""
+    paths = list(abandoned_folders(place))
+    for path in paths:
         remove(path)
-    return found
+    return paths
 
 
-def left(place: Path | None = None) -> Iterator[Path]:
-    """The folders in `place` (default TMPDIR) of processes that are gone."""
+def abandoned_folders(place: Path | None = None) -> Iterator[Path]:
+    """Yield the folders of killed processes in `place` (default TMPDIR)."""
     place = Path(tempfile.gettempdir()) if place is None else place
     for path in sorted(place.glob(f"{_PREFIX}*")):
         with suppress(OSError):
@@ -71,15 +78,15 @@ def left(place: Path | None = None) -> Iterator[Path]:
                 continue
             descriptor = os.open(path / _MARK, os.O_RDONLY | os.O_NOFOLLOW)
             try:
-                gone = lock(descriptor)
+                is_abandoned = lock(descriptor)
             finally:
                 os.close(descriptor)
-            if gone:
+            if is_abandoned:
                 yield path
 
 
 def remove(path: Path) -> None:
-    """Remove such a folder; its mark last, so that what cannot be removed now is found the next time."""
+    """Remove such a folder, its mark last, so that it is found again if anything cannot be removed now."""
     with suppress(OSError):
         for entry in os.scandir(path):
             if entry.is_dir(follow_symlinks=False):
@@ -91,13 +98,13 @@ def remove(path: Path) -> None:
             os.rmdir(path)
 
 
-def _make(place: Path) -> tuple[Path, int]:
-    """A folder in `place`, and the descriptor that locks it while it is open; first, sweeps."""
-    sweep(place)
+def _make_folder(place: Path) -> tuple[Path, int]:
+    """Remove abandoned folders, make a new one in `place`, and return it with the descriptor of its lock."""
+    remove_abandoned(place)
     path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     descriptor = os.open(path / f"{_MARK}.new", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     lock(descriptor)
-    os.rename(path / f"{_MARK}.new", path / _MARK)  # nobody sees it unlocked
+    os.rename(path / f"{_MARK}.new", path / _MARK)  # after it was locked, or others would remove the folder
     return path, descriptor
 
 

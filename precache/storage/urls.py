@@ -1,4 +1,4 @@
-"""Locations: a path of this machine, or a URL of an object storage."""
+"""Locations of data: paths of this machine, and URLs of an object storage."""
 
 import os
 import re
@@ -11,18 +11,18 @@ from precache.errors import SettingError
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_OF_PATH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
-_NAME_BYTES, _PATH_BYTES = 255, 4095  # that file systems take, and systems
+_URL_AS_PATH = re.compile(rf"({'|'.join(SCHEMES)}):/[^/]")
+_MAX_NAME_BYTES, _MAX_PATH_BYTES = 255, 4095  # limits of common file systems, and of Linux
 _FORMS = "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, az://ACCOUNT/CONTAINER/PREFIX, https://HOST/PATH"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Url:
-    """A place in an object storage: an object, or the prefix that a folder's objects have.
+    """URL of an object, or of a prefix that objects share like a folder.
 
     Attributes:
-        root: scheme and bucket, `s3://bucket`; of `az` account and container; of `https` the host.
-        key: below the root, without slashes at its ends; empty for the root itself.
+        root: scheme and bucket, as `s3://bucket`; for `az` account and container, for `https` the host.
+        key: path below the root, without slashes at its ends; empty for the root itself.
     """
 
     root: str
@@ -36,22 +36,22 @@ class Url:
 
     @property
     def scheme(self) -> str:
-        """One of SCHEMES."""
+        """Scheme of the URL, one of SCHEMES."""
         return self.root.partition(":")[0]
 
     @property
     def name(self) -> str:
-        """The last part of the key; of a root that of the root."""
+        """Last part of the key, or of the root if there is no key."""
         return str(self).rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The extension of the name, with its dot."""
+        """Extension of the name, with its dot."""
         return Path(self.name).suffix if self.key else ""
 
     @property
     def parent(self) -> "Url":
-        """Without the last part of the key; a root is its own."""
+        """URL without the last part of the key; a root is its own parent."""
         return Url(self.root, self.key.rpartition("/")[0])
 
 
@@ -59,85 +59,93 @@ Location: TypeAlias = Path | Url
 
 
 def is_url(place: object) -> bool:
-    """Whether this is a `Url`, or text that begins as a URL does."""
+    """Whether this is a `Url`, or text that begins with a scheme."""
     return isinstance(place, Url) or (isinstance(place, str) and _SCHEME.match(place) is not None)
 
 
 def locate(place: "str | bytes | os.PathLike[str] | Url") -> Location:
-    """The path or URL that `place` says; `file:///data` is a path.
+    """Parse a path or a URL; `file:///data` is a path.
 
     Raises:
-        SettingError: it says none that a system takes, no storage of this kind is known, or the URL is not
-            complete.
+        SettingError: `place` can be no path, or is a URL of an unknown kind, or an incomplete one.
     """
     if isinstance(place, Url):
         return place
-    text = _checked(place)
+    text = _path_text(place)
     match = _SCHEME.match(text)
     if match is None:
-        if _OF_PATH.match(text) and not os.path.exists(text):
+        if _URL_AS_PATH.match(text) and not os.path.exists(text):
             raise SettingError(
-                f"{text}: lacks a slash of a URL; write '//' after the colon (in Python pass URLs as text: "
-                f"a Path drops it)"
+                "lacks a slash of a URL",
+                path=text,
+                remedy="write '//' after the colon (in Python pass URLs as text: a Path drops it)",
             )
         return Path(text)
     scheme = match[1].lower()
     if scheme == "file":
         split = urlsplit(text)
         if split.netloc not in ("", "localhost"):
-            raise SettingError(f"{text}: names a host; write file:///PATH, or the path alone")
+            raise SettingError("names a host", path=text, remedy="write file:///PATH, or the path alone")
         return Path(unquote(split.path))
     scheme = {"s3a": "s3", "gcs": "gs", "azure": "az"}.get(scheme, scheme)
     if scheme not in SCHEMES:
         raise SettingError(
-            f"{_without_password(text)}: unknown kind of URL {scheme!r}; write one of {_FORMS}"
+            f"unknown kind of URL {scheme!r}",
+            path=_without_password(text),
+            remedy=f"write one of {_FORMS}",
         )
     rest = text[match.end() :]
     if "@" in rest.partition("/")[0]:
         raise SettingError(
-            f"{_without_password(text)}: holds a user name or password, which would be printed; leave it to "
-            f"the environment"
+            "holds a user name or password, which would be printed",
+            path=_without_password(text),
+            remedy="leave it to the environment",
         )
     if "?" in rest or "#" in rest:
-        raise SettingError(f"{text.partition('?')[0]}: holds a ? or #, which is not supported; leave it out")
+        raise SettingError(
+            "holds a ? or #, which is not supported",
+            path=text.partition("?")[0],
+            remedy="leave it out",
+        )
     parts = [part for part in rest.split("/") if part]
-    in_root = 2 if scheme == "az" else 1
-    if len(parts) < in_root or any(part in (".", "..") for part in parts):
-        raise SettingError(f"{text}: is not a complete URL; write one of {_FORMS}")
-    return Url(f"{scheme}://{'/'.join(parts[:in_root])}", "/".join(parts[in_root:]))
+    root_parts = 2 if scheme == "az" else 1
+    if len(parts) < root_parts or any(part in (".", "..") for part in parts):
+        raise SettingError("is not a complete URL", path=text, remedy=f"write one of {_FORMS}")
+    return Url(f"{scheme}://{'/'.join(parts[:root_parts])}", "/".join(parts[root_parts:]))
 
 
 def local_path(place: "str | bytes | os.PathLike[str] | Url") -> Path:
-    """As `locate`, of what can only lie on this machine: SettingError for a URL, too."""
-    found = locate(place)
-    if isinstance(found, Url):
-        raise SettingError(f"{found}: is a URL; name a path of this machine")
-    return found
+    """Parse a path of this machine as `locate` does; SettingError for a URL."""
+    location = locate(place)
+    if isinstance(location, Url):
+        raise SettingError("is a URL", path=location, remedy="name a path of this machine")
+    return location
 
 
-def _checked(place: "str | bytes | os.PathLike[str]") -> str:
-    """The text of a path or a URL that may exist; SettingError for any other value."""
+def _path_text(place: "str | bytes | os.PathLike[str]") -> str:
+    """Text of a path or a URL; SettingError for a value that the system takes for none."""
     if not isinstance(place, str | bytes | os.PathLike):
-        raise SettingError(f"{place!r:.99} is not a path; give text, or a pathlib.Path")
+        raise SettingError(f"{place!r:.99} is not a path", remedy="give text, or a pathlib.Path")
     text = os.fsdecode(place)
     try:
         encoded = os.fsencode(text)
     except UnicodeEncodeError:
         encoded = b"\0"
     if b"\0" in encoded:
-        raise SettingError(f"{text!r:.99} holds a character that no path may; leave it out")
-    if len(encoded) > _PATH_BYTES or max(map(len, encoded.split(b"/"))) > _NAME_BYTES:
+        raise SettingError(f"{text!r:.99} holds a character that no path may", remedy="leave it out")
+    if len(encoded) > _MAX_PATH_BYTES or max(map(len, encoded.split(b"/"))) > _MAX_NAME_BYTES:
         raise SettingError(
-            f"{text!r:.99} is too long ({len(encoded):,} bytes): a name may have {_NAME_BYTES}, a path "
-            f"{_PATH_BYTES:,}; shorten it"
+            f"{text!r:.99} is too long ({len(encoded):,} bytes): a name may have {_MAX_NAME_BYTES}, a path "
+            f"{_MAX_PATH_BYTES:,}",
+            remedy="shorten it",
         )
     return text
 
 
 def check_writable(url: Url) -> None:
-    """Raise SettingError if nothing can be written there."""
+    """Raise SettingError if objects cannot be written below this URL."""
     if url.scheme in ("http", "https"):
-        raise SettingError(f"{url}: is read-only; write to s3://, gs:// or az://, or to a folder")
+        raise SettingError("is read-only", path=url, remedy="write to s3://, gs:// or az://, or to a folder")
 
 
 def _without_password(text: str) -> str:

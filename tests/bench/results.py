@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from bench.report import loaders
-from bench.report.result import Result, Row, Trial, summarise_watched
+from bench.report.result import Result, Row, Trial, summarise_activity
 from bench.report.stats import Estimate
 
 BATCHES = 140
@@ -44,7 +44,7 @@ def make_row(backend: str, data: str, *, peer: bool = False, **values: Estimate 
         for name, value in values.items()
         if value is not None
     }
-    return Row(name=f"{backend} on {data}", of=of, values=estimates)
+    return Row(name=f"{backend} on {data}", key=of, values=estimates)
 
 
 def make_fed_row(backend: str, data: str, share: float, spread: float = 0.005, **values: float) -> Row:
@@ -82,7 +82,7 @@ def make_trials(
                 step_s = BATCH_SIZE / LIMIT if what == "fed" else 0.0
                 trial = make_trial({"what": what, **key}, rate * jitter(repeat), step_s)
                 if what == "fed":
-                    trial.of["trainer"] = TRAINER
+                    trial.key["trainer"] = TRAINER
                 trials.append(trial)
     return trials
 
@@ -93,7 +93,7 @@ def make_trial(of: dict[str, Any], rate: float, step_s: float = 0.0, batches: in
     batch_s = batch_size / rate
     step_s = min(step_s, batch_s)
     return Trial(
-        of=of,
+        key=of,
         numbers={
             "images_per_s": rate,
             "wait_share": 1 - step_s / batch_s,
@@ -159,7 +159,7 @@ def make_spiky_trial(of: dict[str, Any]) -> Trial:
     }
     flags = ("GPU memory was filled to 93%: a larger batch or picture may not fit.",)
     return Trial(
-        of=of,
+        key=of,
         numbers={
             "images_per_s": BATCHES * BATCH_SIZE / whole_s,
             "wait_share": float(np.sum(wait_s)) / whole_s,
@@ -172,7 +172,7 @@ def make_spiky_trial(of: dict[str, Any]) -> Trial:
             "step_s": tuple(step_s.tolist()),
             "epoch_starts": tuple(map(float, starts)),
         },
-        watched=summarise_watched(
+        activity=summarise_activity(
             tuple(time_s.tolist()), {name: tuple(values.tolist()) for name, values in series.items()}, flags
         ),
     )
@@ -182,8 +182,10 @@ def make_rich_trials() -> list[Trial]:
     """Three loaders of ours, ImageFolder, noise and three peers, with all that can be measured."""
     trials = make_shared_trials()
     trials += make_trials("pytorch", "photos", 1_150, 1_100, cold=640)
-    spiky = next(trial for trial in trials if trial.of["what"] == "fed" and trial.of["repeat"] == REPEATS - 1)
-    trials[trials.index(spiky)] = make_spiky_trial(spiky.of)
+    spiky = next(
+        trial for trial in trials if trial.key["what"] == "fed" and trial.key["repeat"] == REPEATS - 1
+    )
+    trials[trials.index(spiky)] = make_spiky_trial(spiky.key)
     for repeat in range(REPEATS):
         of = {
             "what": "stages", "backend": "pytorch", "data": "photos", "workers": WORKERS,
@@ -201,7 +203,7 @@ def make_rich_trials() -> list[Trial]:
         ("gather", "data/shards", 40_000, "pixels 256"),
     ):
         for trial in make_trials(name, data, rate):
-            trial.of["what"] = "peer"
+            trial.key["what"] = "peer"
             trial.facts.update({"work": work, "data": "raw pixels", "version": f"{name} 1.0"})
             trials.append(trial)
     for trial in shards:

@@ -15,7 +15,7 @@ from tests.building import build_loader
 from tests.damage import flip_a_bit
 from tests.loader_contract import ids_of
 from tests.loaders.cases import CONVERTED_CASES
-from tests.precache.sources.listed import CLASSES, FIELDS, SAMPLES, TARGETS, listed
+from tests.precache.sources.examples import CLASSES, FIELDS, SAMPLES, TARGETS, example_source
 
 OTHER_SETTINGS: list[dict[str, Any]] = [{"cache": "ram"}, {"cache": "device"}, {"shuffle": False}]
 SIZE = 16
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     def make(target: str, name: str) -> Path:
         path = tmp_path_factory.mktemp("fields") / name
         recipe = Recipe(format=name, size=SIZE, fit="crop", shard_bytes=7 * SIZE * SIZE * 3)
-        convert(listed(target), path, recipe, workers=0)
+        convert(example_source(target), path, recipe, workers=0)
         return path
 
     return make

@@ -18,7 +18,7 @@ from precache.errors import PrecacheError
 from tests import forgery
 from tests.building import build_loader
 from tests.labelled_pictures import draw_trees
-from tests.precache.sources.listed import FIELDS, SAMPLES, listed
+from tests.precache.sources.examples import FIELDS, SAMPLES, example_source
 
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
     "manifest": forgery.of_manifest,
@@ -44,9 +44,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         ("dali", "number", "keep"),
     ):
         recipe = make_recipe(name, fit)
-        convert(listed(target, fields, missing=(3,)), root / name, recipe, **settings)
+        convert(example_source(target, fields, missing=(3,)), root / name, recipe, **settings)
         if name != "dali":
-            convert(listed(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings)
+            convert(example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings)
         paths.append(root / name)
     trees = draw_trees(root)
     masked = SourceOptions(mask=str(trees.masks))
@@ -98,7 +98,7 @@ def update(path: Path) -> None:
     options = SourceOptions.from_json(manifest.source_options)
     if options.mask is not None:  # its source was no list of pictures
         return
-    source = listed(manifest.target, missing=(3, 4))
+    source = example_source(manifest.target, missing=(3, 4))
     convert(source, path, manifest.recipe, workers=0, max_rejects=1, update=True, options=options)
 
 

@@ -29,7 +29,7 @@ from precache.pictures import images
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
 from tests.damage import flip_a_bit
-from tests.precache.sources.listed import SAMPLES, TARGETS, listed
+from tests.precache.sources.examples import SAMPLES, TARGETS, example_source
 
 EACH_FORMAT = pytest.mark.parametrize("kind", FORMATS)
 PLACES = ["tree", *FORMATS]
@@ -491,7 +491,7 @@ def test_samples_equal_those_that_a_loader_serves(
 @pytest.mark.parametrize("target", TARGETS)
 def test_labels_of_every_kind_are_those_of_a_batch(target: str, tmp_path: Path) -> None:
     """Reading `samples`, which has labels in the form of the source, does not change that."""
-    convert(listed(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
+    convert(example_source(target), tmp_path / "out", Recipe(format="shards", size=16), workers=0)
     with build_loader(tmp_path / "out", workers=1, batch_size=SAMPLES) as loader:
         (batch,) = loader
     labels = dict(zip(batch.ids.tolist(), batch.labels, strict=True))

@@ -21,7 +21,7 @@ from precache.dataset.manifest import write_manifest
 from precache.dataset.shard_table import ShardTable
 from precache.errors import DatasetError
 from tests.conftest import small_recipe
-from tests.precache.sources.listed import listed
+from tests.precache.sources.examples import example_source
 
 SAMPLES, SHARDS = 2_000_000, 2_000
 
@@ -123,16 +123,16 @@ def test_a_split_with_scattered_shards_has_its_own_rows(target: str, tmp_path: P
     """Shards of a split do not follow one another any more after updates."""
     recipe = small_recipe("webdataset", size=16, shard_bytes=4 * 16 * 16 * 3, splits="train=0.6,val=0.4")
     settings = {"workers": 0, "max_rejects": 1}
-    convert(listed(target, missing=range(3, 11)), tmp_path / "out", recipe, **settings)
+    convert(example_source(target, missing=range(3, 11)), tmp_path / "out", recipe, **settings)
     for missing in ((3, 5), (8,)):
-        convert(listed(target, missing=missing), tmp_path / "out", recipe, update=True, **settings)
+        convert(example_source(target, missing=missing), tmp_path / "out", recipe, update=True, **settings)
     dataset = open_dataset(tmp_path / "out")
     table = dataset.manifest.shards
     whole = dataset.read_index(removed=True)
     for split in ("train", "val"):
-        assert not isinstance(table.rows_of(split), range)
+        assert not isinstance(table.rows_of_split(split), range)
         data, index = open_split(tmp_path / "out", split), dataset.read_index(split)
-        rows = np.flatnonzero(np.repeat(table.of_split(split), table.samples) & whole.served)
+        rows = np.flatnonzero(np.repeat(table.split_mask(split), table.samples) & whole.served)
         for name in whole.names:
             expected = whole[name].select(rows).content()
             assert data.index[name].content() == index[name].content() == expected

@@ -21,8 +21,8 @@ from tests import loader_contract as contract
 from tests.building import build_loader
 from tests.labelled_pictures import BOXES, PICTURES, STEP, check_labels, draw_boxed, draw_trees
 from tests.loaders.cases import CONVERTED_CASES, backend_params
-from tests.precache.pictures.drawing import encoded
-from tests.precache.sources.listed import listed_pictures
+from tests.precache.pictures.drawing import encode_image
+from tests.precache.sources.examples import source_of_pictures
 
 AUGMENTATIONS: dict[str, Any] = {
     "None": None,
@@ -63,7 +63,7 @@ def boxed(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     drawn = [*map(draw_boxed, range(PICTURES)), Image.new("RGB", (50, 50))]
     boxes = [*([list(BOXES[number % len(BOXES)]), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
     kinds = [list(range(len(row))) for row in boxes]
-    source = listed_pictures(tuple(map(encoded, drawn)), "none", None, {"box": boxes, "kind": kinds})
+    source = source_of_pictures(tuple(map(encode_image, drawn)), "none", None, {"box": boxes, "kind": kinds})
     return maker(tmp_path_factory.mktemp("boxed"), source, SourceOptions(boxes="box"))
 
 

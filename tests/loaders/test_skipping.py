@@ -12,7 +12,7 @@ import torch
 import loaders
 import precache
 from precache.errors import DatasetError, ImageError, SettingError
-from precache.sources.rejected_list import default_list
+from precache.sources.rejected_list import default_list_path
 from precache.sources.tree import scan_tree
 from tests import loader_contract as contract
 from tests.building import build_loader
@@ -166,7 +166,7 @@ def test_listed_pictures_are_left_out_before_ordering(
             assert batches == [batch.ids.tolist() for batch in reference]
     assert [record.name for record in caplog.records] == ["loaders.dataset"] * 2
     assert f"{len(DAMAGE)} of {IMAGES}" in caplog.text
-    assert str(default_list(tree)) in caplog.text
+    assert str(default_list_path(tree)) in caplog.text
     with build(on_error="raise") as whole:
         assert whole.samples == IMAGES
     path = scan_tree(tree).samples[bad[0]].path

@@ -21,7 +21,7 @@ from precache.pictures.jpeg import encode_jpeg
 from precache.pictures.sizes import Size
 from precache.storage.output import publish
 from tests import format_contract as contract
-from tests.precache.sources.listed import FIELDS, SAMPLES, TARGETS, listed
+from tests.precache.sources.examples import FIELDS, SAMPLES, TARGETS, example_source
 
 # Of JPEG at quality 95, 4:4:4, on the sample tree's noise. Pixels are exact.
 WORST_PSNR = {"shards": math.inf, "webdataset": 34.0, "dali": 34.0}
@@ -103,7 +103,7 @@ def test_another_reader_sees_the_same(
     target: str, name: str, read: Any, settings: dict[str, Any], tmp_path: Path
 ) -> None:
     recipe = Recipe(format=name, **{"size": 16, "shard_bytes": 8 * 16 * 16 * 3, **settings})
-    convert(listed(target), tmp_path / "out", recipe, workers=0)
+    convert(example_source(target), tmp_path / "out", recipe, workers=0)
     shapes = [np.shape(value) for value in FIELDS["corners"]]
     label = TARGETS["class"] if target == "class" else [-1] * SAMPLES
     known = {**FIELDS, "shape/corners": shapes, "label": label, "target": TARGETS["classes"]}
@@ -124,9 +124,9 @@ def test_a_shard_that_shrinks_is_named(converted: dict[str, Path], tmp_path: Pat
             shard.read_picture(1)
 
 
-@pytest.mark.parametrize("most_bytes", [1, 4096])  # of a file; the index alone has fewer than 4,096
+@pytest.mark.parametrize("max_bytes", [1, 4096])  # of a file; the index alone has fewer than 4,096
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_shard_that_is_given_up_leaves_nothing(name: str, most_bytes: int, tmp_path: Path) -> None:
+def test_a_shard_that_is_given_up_leaves_nothing(name: str, max_bytes: int, tmp_path: Path) -> None:
     """Before its end, and where its files cannot be written."""
     form = FORMATS[name]
     pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
@@ -138,7 +138,7 @@ def test_a_shard_that_is_given_up_leaves_nothing(name: str, most_bytes: int, tmp
     writer = form.writer(tmp_path / "train-00000", 2, None)
     writer.add(sample)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
     try:
         with pytest.raises(OSError, match="File too large"):
             writer.finish()

@@ -9,7 +9,7 @@ import pytest
 
 from precache.dataset.converted import is_converted
 from precache.errors import MissingDependencyError
-from precache.imports import OURS, hiding_files
+from precache.imports import OUR_PACKAGES, hiding_files
 from precache.packages import check_package
 from tests.command import ROOT, check_bad_input, run
 
@@ -102,4 +102,4 @@ def test_an_import_error_names_the_hiding_file(tmp_path: Path, monkeypatch: pyte
 
 
 def test_our_packages_are_on_the_path_of_this_process() -> None:
-    assert hiding_files(sys.path, OURS) == []
+    assert hiding_files(sys.path, OUR_PACKAGES) == []

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from precache.packages import put_pillow
+from precache.packages import pillow_install_command
 from tests.command import ROOT, check_bad_input
 
 
@@ -17,7 +17,7 @@ def command_of_the_readme() -> str:
 
 
 def test_the_readme_gives_the_command_of_doctor() -> None:
-    ours = put_pillow("pillow-simd").replace(sys.executable, "python")
+    ours = pillow_install_command("pillow-simd").replace(sys.executable, "python")
     assert " ".join(command_of_the_readme().replace("\\\n", " ").split()) == ours
 
 

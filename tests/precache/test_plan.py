@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from precache.errors import SettingError
-from precache.plan import Grown, plan_conversion, plan_update, split_samples
+from precache.plan import ExistingSamples, plan_conversion, plan_update, split_samples
 from precache.recipe import FORMAT_NAMES, Recipe, parse_splits, suggest_splits
 from precache.sources.base import SampleRef, Samples
 
-SAMPLES = Samples.of([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
+SAMPLES = Samples.from_refs([SampleRef(i, f"c/{i}.jpg", i % 3, 1) for i in range(100)])
 PICTURE_BYTES = 8 * 8 * 3
 SHARES = st.sampled_from([{"train": 0.8, "val": 0.2}, {"a": 0.5, "b": 0.3, "c": 0.2}, {"x": 1.0}])
 
@@ -129,7 +129,7 @@ def test_splits_are_stratified_seeded_and_within_a_sample_of_their_shares(
 @pytest.mark.parametrize("source", [("",), ("train",), ("train", "val")])
 def test_shares_divide_samples_that_are_not_in_several_splits_already(source: tuple[str, ...]) -> None:
     refs = [SampleRef(i, f"{i}.jpg", 0, 1, source[i % len(source)]) for i in range(20)]
-    samples = Samples.of(refs)
+    samples = Samples.from_refs(refs)
     if len(source) > 1:
         with pytest.raises(SettingError, match="train, val"):
             plan_conversion(samples, recipe(splits="a=0.5,b=0.5"))
@@ -147,8 +147,10 @@ def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_
     names: list[str] = []
     for update in range(1, 121):
         labels = np.array([update % 3, 2, 2][: 1 + update % 3])
-        samples = Samples.of([SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())])
-        grown = Grown(update=update, shards=shards, kept=kept)
+        samples = Samples.from_refs(
+            [SampleRef(i, f"{i}.jpg", label, 1) for i, label in enumerate(labels.tolist())]
+        )
+        grown = ExistingSamples(update=update, next_shards=shards, labels=kept)
         for shard in plan_update(samples, np.arange(len(labels)), recipe(splits="a=0.7,b=0.3"), grown).shards:
             names.append(shard.name)
             shards[shard.split] = shards.get(shard.split, 0) + 1
@@ -157,8 +159,8 @@ def test_updates_grow_splits_by_their_shares_however_few_samples_come_and_never_
             counts = [np.count_nonzero(kept.get(split, labels[:0]) == label) for split in ("a", "b")]
             assert abs(counts[0] - 0.7 * sum(counts)) <= 1
     assert sorted(names) == [f"{split}-{n:05}" for split in ("a", "b") for n in range(shards[split])]
-    lost = Grown(update=1, shards={}, kept={"a": np.zeros(100, np.int64)})
-    of_one_class = Samples.of([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
+    lost = ExistingSamples(update=1, next_shards={}, labels={"a": np.zeros(100, np.int64)})
+    of_one_class = Samples.from_refs([SampleRef(i, f"{i}.jpg", 0, 1) for i in range(20)])
     plan = plan_update(of_one_class, np.arange(20), recipe(splits="a=0.5,b=0.3,c=0.2"), lost)
     assert Counter(shard.split for shard in plan.shards for _ in shard.rows) == {"b": 12, "c": 8}
     assert not plan_update(SAMPLES, np.arange(0), recipe(), lost).shards

@@ -1,6 +1,7 @@
-"""Runs as every Python of a watched script starts: waits for torch to be imported, and does nothing else.
+"""Start of the hook in every Python process of a watched script, as soon as the script imports torch.
 
-`bench watch` puts this folder first on PYTHONPATH. The environment's own sitecustomize is run as it would be.
+`bench watch` puts this folder first on PYTHONPATH, so that Python imports this module when it starts. It only
+waits for the modules in _TIMED to be imported, and runs the environment's own sitecustomize.
 """
 
 import importlib
@@ -13,7 +14,7 @@ from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _HOOK = "bench_watch_hook"
-_OURS = {_HOOK: "hook.py", "bench_watch_describe": "describe.py"}
+_FILES = {_HOOK: "hook.py", "bench_watch_describe": "describe.py"}
 _TIMED = (
     "torch.utils.data.dataloader",
     "torchdata.stateful_dataloader.stateful_dataloader",
@@ -21,15 +22,15 @@ _TIMED = (
     "fastai.data.load",
     "loaders.loader",
 )
-"""Modules of which the hook is told when they have been imported."""
+"""Modules that the hook wraps once they have been imported."""
 
 
 class _Finder:
-    """Finds nothing but the hook, and has that called when a module of _TIMED was imported."""
+    """Finder of the hook's own files, which also calls the hook after a module of _TIMED was imported."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name in _OURS:
-            return importlib.util.spec_from_file_location(name, os.path.join(_HERE, "..", _OURS[name]))
+        if name in _FILES:
+            return importlib.util.spec_from_file_location(name, os.path.join(_HERE, "..", _FILES[name]))
         if name not in _TIMED:
             return None
         spec = None
@@ -42,13 +43,13 @@ class _Finder:
 
         def run_and_watch(module: ModuleType) -> None:
             run(module)
-            importlib.import_module(_HOOK).imported(name, module)
+            importlib.import_module(_HOOK).watch_module(name, module)
 
         spec.loader.exec_module = run_and_watch  # type: ignore[method-assign]
         return spec
 
 
-def _chain() -> None:
+def _run_other_sitecustomize() -> None:
     """Run the sitecustomize that Python would have found without this one."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
     spec = PathFinder.find_spec("sitecustomize", sys.path)
@@ -60,4 +61,4 @@ def _chain() -> None:
 
 if "BENCH_WATCH" in os.environ:
     sys.meta_path.insert(0, _Finder())
-_chain()
+_run_other_sitecustomize()

@@ -361,7 +361,7 @@ def test_pictures_without_a_decoder_are_not_left_out_unasked(
     machine: Machine, auto: Run, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage_tree(raw_tree, tmp_path / "tree")
-    monkeypatch.setattr(sample.kinds, "missing_decoder", lambda data: "WEBP")
+    monkeypatch.setattr(sample.kinds, "undecodable_kind", lambda data: "WEBP")
     ended = auto("out", "--yes", tree=Path("tree"))
     assert ended.returncode == 2
     assert "3 of 70 pictures that were tried may be intact" in ended.stderr  # the empty one is not

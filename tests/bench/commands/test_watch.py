@@ -282,7 +282,7 @@ def test_idle_time_of_a_device_is_read_and_never_waited_for(
     iterator = mock.Mock()
     for event.query.return_value in (False, False, True):
         served = stream.prepare(iterator, next)
-        stream.got(hook._Moment(), served, [torch.zeros(2, 3)], None)
+        stream.record_batch(hook._Moment(), served, [torch.zeros(2, 3)], None)
     (path,) = tmp_path.iterdir()
     events = [json.loads(line) for line in path.read_text().splitlines()]
     idle = [(event["batch"], event["seconds"]) for event in events if event["event"] == "idle"]

@@ -14,7 +14,7 @@ from bench.measure.accuracy import Task, compare_sources, decode_validation, fin
 from bench.report.accuracy import AS_GOOD
 from loaders.examples import train as example
 from precache.errors import DatasetError
-from precache.reporting import unseen
+from precache.reporting import no_progress
 from tests.bench.squares import TINY, TRAIN, VAL, Squares
 
 
@@ -58,7 +58,7 @@ def test_other_pictures_are_refused_and_those_that_the_tree_lacks_named(
 
 def test_the_same_pictures_are_as_good(squares: Squares) -> None:
     sources = squares.sources("imagefolder", "ours=shards")
-    result = compare_sources(sources, squares.pictures, TINY, range(3), None, unseen, margin=5.0)
+    result = compare_sources(sources, squares.pictures, TINY, range(3), None, no_progress, margin=5.0)
     assert [row.texts["verdict"] for row in result.rows] == ["-", AS_GOOD]
     assert result.rows[1].values["top1_accuracy"].median > 0.95
 

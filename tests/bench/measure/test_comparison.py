@@ -34,7 +34,7 @@ def test_a_result_says_what_was_measured_and_skipped_and_how_to_repeat_it(
     candidates = choose_candidates(folders, ["imagefolder", "shards", "synthetic"], Path("unused"))
     absent = Candidate("webdataset", tmp_path / "absent")
     result = compare(Comparison(candidates=[*candidates, absent], settings=quick(trainer="emulated:200")))
-    measured = [(row.of["backend"], row.of["data"]) for row in result.rows]
+    measured = [(row.key["backend"], row.key["data"]) for row in result.rows]
     expected = [("imagefolder", "raw tree"), ("shards", "shards")]
     expected += [("synthetic", "raw tree"), ("synthetic", "shards")]
     assert measured == expected
@@ -67,7 +67,7 @@ def test_a_loader_that_fails_is_skipped_with_its_reason(
     gone, candidates = Candidate("webdataset", tmp_path / "webdataset"), [Candidate("pytorch", tree)]
     candidates += [gone, Candidate("imagefolder", tree), Candidate("shards", converted["shards"])]
     result = compare(Comparison(candidates=candidates, settings=quick(batches=20)))
-    assert [row.of["backend"] for row in result.rows] == ["imagefolder", "shards"]
+    assert [row.key["backend"] for row in result.rows] == ["imagefolder", "shards"]
     assert result.skipped.keys() == {one.label for one in candidates[:2]}
     for candidate, reason in zip(candidates, (str(bad), "does not exist"), strict=False):
         assert reason in result.skipped[candidate.label]

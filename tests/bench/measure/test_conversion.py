@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench.measure.conversion import time_stages
-from bench.report.conversion import OURS, STAGE_NAMES, STAGES, WHOLE, make_result
+from bench.report.conversion import PRECACHE, STAGE_NAMES, STAGES, WHOLE, make_result
 from bench.report.result import Trial
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
@@ -36,7 +36,7 @@ def whole(repeat: int, writer: str, rate: float) -> Trial:
 
 
 def test_the_stage_with_most_of_the_time_is_the_answer() -> None:
-    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, OURS, 1.5)]
+    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, PRECACHE, 1.5)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     decode = next(row for row in result.rows if row.name == "decode")
     assert decode.values["time_share"].median == pytest.approx(0.6)
@@ -51,7 +51,11 @@ def test_the_stage_with_most_of_the_time_is_the_answer() -> None:
     ("theirs", "words"), [((1.0, 1.1), "times as many images/s as ffcv"), ((1.5, 2.1), "within noise")]
 )
 def test_another_writer_is_slower_or_within_noise(theirs: tuple[float, float], words: str) -> None:
-    trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, OURS, 2.0), whole(1, OURS, 2.0)]
+    trials = [
+        stages(0, read=1, decode=6, resize=2, write=1),
+        whole(0, PRECACHE, 2.0),
+        whole(1, PRECACHE, 2.0),
+    ]
     trials += [whole(repeat, "ffcv", rate) for repeat, rate in enumerate(theirs)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     assert words in result.answer[2][0]

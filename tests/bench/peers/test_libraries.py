@@ -185,7 +185,7 @@ def test_peers_are_rows_that_ours_are_compared_with(
     )
     result = compare(comparison)
     ours, limit = result.rows
-    assert [bool(row.of.get("peer")) for row in result.rows] == [False, True]
+    assert [bool(row.key.get("peer")) for row in result.rows] == [False, True]
     assert "-m pip install mosaicml-streaming" in result.skipped[missing.label]
     rates = [row.values["loader_images_per_s"].median for row in (ours, limit)]
     assert ours.values["limit_ratio"].median == pytest.approx(rates[0] / rates[1])

@@ -1,4 +1,4 @@
-"""The statistics of trainings, and what a result says of them."""
+"""Statistics of trainings, and the result of `bench accuracy`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +12,10 @@ from bench.report.accuracy import (
     LEVEL,
     WITHIN_NOISE,
     WORSE,
-    Compared,
+    SourceComparison,
     cdf,
     compare,
-    count_enough,
+    count_needed_seeds,
     interval,
     make_result,
     quantile,
@@ -36,14 +36,14 @@ def make_trial(
 ) -> Trial:
     top1 = percent / 100
     return Trial(
-        of={"source": source, "seed": seed},
+        key={"source": source, "seed": seed},
         numbers={"top1_accuracy": top1, "train_s": train_s, "other_cpu_share": other_cpu},
         series={"epoch": (1, 2), "top1_accuracy": (top1 / 2, top1), "train_s": (train_s / 2, train_s)},
     )
 
 
 def make_trials(sources: dict[str, Sequence[float]], **more: float) -> list[Trial]:
-    """A training for each number, its top-1 in percent."""
+    """Make a training for each number, which is its top-1 in per cent."""
     return [
         make_trial(name, seed, percent, **more)
         for name, all_percent in sources.items()
@@ -58,71 +58,75 @@ def result_of(sources: dict[str, Sequence[float]], classes: int = 102, **more: f
     return make_result(MACHINE, settings, make_trials(sources, **more), {})
 
 
-def compare_one(baseline: Sequence[float], top1: Sequence[float]) -> Compared:
-    (compared,) = compare(SETTINGS, make_trials({"crop": top1, "imagefolder": baseline}))
-    return compared
+def compare_one(baseline: Sequence[float], top1: Sequence[float]) -> SourceComparison:
+    (comparison,) = compare(SETTINGS, make_trials({"crop": top1, "imagefolder": baseline}))
+    return comparison
 
 
-def test_quantiles_and_intervals_are_those_of_the_books() -> None:
+def test_quantiles_and_intervals_agree_with_published_tables() -> None:
     # NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2
     for share, degrees, expected in ((0.975, 1, 12.706), (0.95, 3, 2.353), (0.975, 100, 1.984)):
         assert quantile(share, degrees) == pytest.approx(expected, abs=6e-4)
         assert cdf(-expected, degrees) == pytest.approx(1 - share, abs=1e-4)
     runs = np.random.default_rng(17).normal(0.3, 0.8, (4000, 3))
-    covered = [low <= 0.3 <= high for low, high in (interval(run.tolist(), LEVEL) for run in runs)]
-    assert np.mean(covered) == pytest.approx(0.95, abs=0.01)
+    intervals = [interval(run.tolist(), LEVEL) for run in runs]
+    assert np.mean([low <= 0.3 <= high for low, high in intervals]) == pytest.approx(0.95, abs=0.01)
 
 
-def test_verdict_is_that_of_the_interval_of_differences_paired_by_seed() -> None:
+def test_verdict_follows_from_the_interval_of_paired_differences() -> None:
     for top1, verdict in (
         ([60.1, 61.0, 59.9, 60.4, 60.2], AS_GOOD),
         ([57.0, 58.4, 57.1, 57.0, 57.9], WORSE),
         ([63.0, 64.4, 63.1, 63.0, 63.9], BETTER),
         ([58.0, 63.0, 59.0, 61.5, 60.0], WITHIN_NOISE),
     ):
-        compared = compare_one([60.0, 61.2, 59.8, 60.3, 60.4], top1)
-        assert compared.verdict == verdict
-        assert (compared.difference.low > 0) == (verdict == BETTER)
-        assert (compared.difference.high < 0) == (verdict == WORSE)
-    assert compare_one([50.0, 60.0, 70.0], [49.5, 59.51, 69.49]).verdict == WORSE  # though seeds differ more
+        comparison = compare_one([60.0, 61.2, 59.8, 60.3, 60.4], top1)
+        assert comparison.verdict == verdict
+        assert (comparison.difference.low > 0) == (verdict == BETTER)
+        assert (comparison.difference.high < 0) == (verdict == WORSE)
+
+
+def test_a_small_difference_counts_though_seeds_differ_more() -> None:
+    assert compare_one([50.0, 60.0, 70.0], [49.5, 59.51, 69.49]).verdict == WORSE
 
 
 def test_seeds_that_one_source_lacks_are_left_out() -> None:
-    compared = compare_one([60.0, 61.2, 59.8], [60.1, 61.0, 59.9, 99.0])
-    assert compared.seeds == 3
-    assert compared.difference.median == pytest.approx(0.0, abs=0.1)
+    comparison = compare_one([60.0, 61.2, 59.8], [60.1, 61.0, 59.9, 99.0])
+    assert comparison.seeds == 3
+    assert comparison.difference.median == pytest.approx(0.0, abs=0.1)
 
 
-def test_sources_that_are_the_same_seldom_differ_however_many_they_are() -> None:
+def test_equal_sources_seldom_differ_however_many_they_are() -> None:
     rng = np.random.default_rng(0)
     wrong = 0
     for _ in range(300):
         sources = {f"same{number}": rng.normal(60, 0.3, 5).tolist() for number in range(9)}
-        compared = compare(SETTINGS, make_trials({"imagefolder": [60.0] * 5, **sources}))
-        wrong += any(one.verdict in (WORSE, BETTER) for one in compared)
+        comparisons = compare(SETTINGS, make_trials({"imagefolder": [60.0] * 5, **sources}))
+        wrong += any(comparison.verdict in (WORSE, BETTER) for comparison in comparisons)
     assert wrong / 300 == pytest.approx(1 - LEVEL, abs=0.03)
 
 
-def test_the_seeds_that_are_named_would_tell() -> None:
+def test_needed_seeds_are_the_fewest_that_give_a_verdict() -> None:
     values = [0.5, -0.1, 0.4, 0.3, -0.2]
-    enough = count_enough(values, 0.3, LEVEL)
-    assert enough is not None
+    needed = count_needed_seeds(values, 0.3, LEVEL)
+    assert needed is not None
     scaled = {}
-    for seeds in (enough - 1, enough):  # values with the same mean and deviation
+    for seeds in (needed - 1, needed):  # values with the same mean and deviation
         spread = np.resize([1.0, -1.0], seeds)
         spread = (spread - spread.mean()) / np.std(spread, ddof=1)
         scaled[seeds] = interval((np.mean(values) + np.std(values, ddof=1) * spread).tolist(), LEVEL)
-    assert scaled[enough][0] > 0 >= scaled[enough - 1][0]
-    assert count_enough([0.5], 1.0, LEVEL) is None
+    assert scaled[needed][0] > 0 >= scaled[needed - 1][0]
+
+
+def test_one_value_names_no_needed_seeds() -> None:
+    assert count_needed_seeds([0.5], 1.0, LEVEL) is None
 
 
 @pytest.mark.parametrize(
     ("classes", "other_cpu", "mention"),
     [(102, 0.01, "is as good as"), (3, 0.01, "Nothing can be told"), (102, 0.4, "took 40%")],
 )
-def test_answer_says_whether_models_learnt_and_what_disturbed(
-    classes: int, other_cpu: float, mention: str
-) -> None:
+def test_answer_mentions_weak_models_and_a_busy_machine(classes: int, other_cpu: float, mention: str) -> None:
     sources = {"imagefolder": [60.0, 60.1, 60.2], "crop": [60.2, 60.1, 60.0]}
     result = result_of(sources, classes, other_cpu=other_cpu)
     assert mention in result.answer[-1][0]
@@ -134,9 +138,9 @@ def test_table_and_page_have_every_source_and_training() -> None:
     first, second = make_table(result).rows
     assert first == ["imagefolder", "60.10%", "-", "-", "20.0 s"]
     assert second[:2] + second[3:] == [HOSTILE, "60.10%", AS_GOOD, "20.0 s"]
-    drawn = make_page(result)
-    assert HOSTILE not in drawn
-    assert drawn.count('"mode":"lines"') == 2 * (3 + 1)  # each seed and the mean
+    page = make_page(result)
+    assert HOSTILE not in page
+    assert page.count('"mode":"lines"') == 2 * (3 + 1)  # each seed and the mean
 
 
 def test_one_seed_has_a_difference_and_no_interval() -> None:

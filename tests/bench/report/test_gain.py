@@ -1,4 +1,4 @@
-"""What another loader, and converting, gain: the sentences for whoever pays for the accelerator."""
+"""Gain of another loader, and of converting: which rows win, and the sentences on them."""
 
 import random
 from typing import Any
@@ -17,18 +17,18 @@ NOISE = make_fed_row("synthetic", "raw tree", 0.995)
 PEER = make_row("imagefolder", "raw tree", peer=True, loader_images_per_s=1_100)
 
 
-def say(*rows: Row, **changed: Any) -> str:
-    told: dict[str, Any] = {
+def answer_text(*rows: Row, **changes: Any) -> str:
+    arguments: dict[str, Any] = {
         "accelerator": f"an emulated accelerator of {LIMIT:,.0f} images/s",
         "images": SAMPLES,
         "repeats": 5,
         "other_cpu": None,
     }
-    return " ".join(answer(rows, **{**told, **changed}))
+    return " ".join(answer(rows, **{**arguments, **changes}))
 
 
-def test_answer_says_what_people_have_and_what_each_step_gains() -> None:
-    for rows, changed, text in (
+def test_answer_names_todays_loader_and_the_gain_of_each_step() -> None:
+    for rows, changes, text in (
         (
             (TODAY, LINE, SHARDS),
             {},
@@ -53,16 +53,16 @@ def test_answer_says_what_people_have_and_what_each_step_gains() -> None:
             "what costs $100 today then costs $33: $2.00 saved of every hour.",
         ),
     ):
-        assert text in say(*rows, **changed)
+        assert text in answer_text(*rows, **changes)
 
 
-def test_conversion_pays_after_the_epochs_that_save_its_time() -> None:
+def test_conversion_pays_once_epochs_have_saved_its_time() -> None:
     for conversion_s, count in ((4.9, 1), (5.1, 2), (32.0, 7)):  # an epoch: 10 s today, 5 s then
         assert epochs_to_pay(conversion_s, 1000, 100.0, 200.0) == count
     assert epochs_to_pay(1.0, 1000, 200.0, 100.0) is None
 
 
-def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
+def test_winners_are_faster_than_today_in_every_run() -> None:
     rng = random.Random(5)
     kinds = [("pytorch", "raw tree"), ("dali", "raw tree"), ("shards", "shards"), ("dali", "dali")]
     ffcv = make_row("ffcv", "pixels", peer=True, loader_images_per_s=1e6)
@@ -72,13 +72,13 @@ def test_what_gains_is_faster_in_every_run_whatever_was_measured() -> None:
         rng.shuffle(rows)
         gain = find_gain([*rows, NOISE, ffcv, today])
         assert gain.today is today
-        assert all(exceeds(training_rate(one), training_rate(today)) for one in gain.best)
-        assert all(saved_share(one, today) for one in gain.best)
+        assert all(exceeds(training_rate(row), training_rate(today)) for row in gain.best)
+        assert all(saved_share(row, today) for row in gain.best)
         if gain.line is not None:
             line = training_rate(gain.line)
-            assert all(exceeds(training_rate(one), line) for one in gain.converted)
-        assert all(one.of["data"] != "raw tree" for one in gain.converted)
-        for one in rows:  # by so much that all others' ranges lie below it
-            others = [training_rate(other).high for other in (*rows, today) if other is not one]
-            if training_rate(one).low > max(others) * 1.05:
-                assert gain.best == (one,)
+            assert all(exceeds(training_rate(row), line) for row in gain.converted)
+        assert all(row.key["data"] != "raw tree" for row in gain.converted)
+        for row in rows:  # a row whose range lies far above all others has to win
+            others = [training_rate(other).high for other in (*rows, today) if other is not row]
+            if training_rate(row).low > max(others) * 1.05:
+                assert gain.best == (row,)

@@ -1,4 +1,4 @@
-"""Several numbers of workers and batch sizes: what is left out, and what is chosen."""
+"""Grids of worker counts and batch sizes: which points are left out, and which one is chosen."""
 
 import random
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.bench.results import (
 
 
 def measure(workers: int, *rates: float, batch: int = 64) -> Row:
-    """Settings that fed a trainer of 1,000 images/s at these rates."""
+    """Make the row of a point that fed a trainer of 1,000 images/s at these rates."""
     low, middle, high = min(rates), sorted(rates)[len(rates) // 2], max(rates)
     row = make_row(
         "pytorch",
@@ -29,25 +29,25 @@ def measure(workers: int, *rates: float, batch: int = 64) -> Row:
         fed_images_per_s=Estimate(middle, low, high),
         fed_ratio=Estimate(middle / 1000, low / 1000, high / 1000),
     )
-    return replace(row, of={**row.of, "workers": workers, "batch_size": batch})
+    return replace(row, key={**row.key, "workers": workers, "batch_size": batch})
 
 
-def test_what_cannot_be_of_use_is_left_out() -> None:
+def test_points_that_cannot_help_are_left_out() -> None:
     rising = [measure(1, 500), measure(2, 700)]
     small = [measure(0, 200, batch=32), measure(1, 420, batch=32)]
     cases: list[tuple[Point, list[Row], list[Point], str]] = [
         (Point(64, 4), [measure(2, 985)], [], "the trainer does not wait with 2 workers"),
         (Point(64, 4), [measure(2, 975)], [], ""),
-        (Point(64, 1), [measure(2, 985)], [], ""),  # fewer may be enough
+        (Point(64, 1), [measure(2, 985)], [], ""),  # fewer workers may be enough
         (Point(64, 8), [*rising, measure(4, 620)], [], "4 workers gave less than 2"),
         (Point(64, 8), [*rising, measure(4, 640)], [], ""),
         (Point(64, 0), small, [], "with batch 32 0 workers gave 48% of the best"),
         (Point(256, 1), [], [Point(128, 1)], "batch 128 did not fit into memory"),
     ]
-    for point, before, too_large, why in cases:
-        reason = find_reason_to_skip(point, {point_of(row): row for row in before}, too_large) or ""
-        assert reason.startswith(why)
-        assert bool(reason) == bool(why)
+    for point, measured, too_large, expected in cases:
+        reason = find_reason_to_skip(point, {point_of(row): row for row in measured}, too_large) or ""
+        assert reason.startswith(expected)
+        assert bool(reason) == bool(expected)
 
 
 def test_smallest_batch_and_fewest_workers_that_keep_up_are_chosen() -> None:
@@ -64,7 +64,7 @@ def test_smallest_batch_and_fewest_workers_that_keep_up_are_chosen() -> None:
         (slow, "waits with every number of workers: it gets 40% fewer images/s than alone."),
         (unsteady, "the trainer may wait: the runs disagree."),
     ):
-        random.Random(0).shuffle(rows)  # in whatever order they were measured
+        random.Random(0).shuffle(rows)  # the order of measuring does not matter
         chosen, best = choose(rows)
         assert point_of(chosen) == Point(64, 2)
         sentence = describe_choice("pytorch on photos", chosen, best)
@@ -87,7 +87,7 @@ def test_result_of_a_grid_names_the_choice_and_has_a_row_for_each() -> None:
     }
     sentences = result.answer[0]
     assert sentences[0].startswith("pytorch on raw tree: choose 2 workers, batch 64: 2,450 images/s")
-    assert [result.rows[at].of["workers"] for at in result.best] == [2, 2]
+    assert [result.rows[at].key["workers"] for at in result.best] == [2, 2]
     page = make_page(result)
     assert HOSTILE not in page
     assert "a flat line gains nothing from more workers" in page

@@ -1,4 +1,4 @@
-"""What trials of several ranks say: together, the slowest, and when that is noise."""
+"""Result of several ranks: images/s together, and the slowest rank, unless that is noise."""
 
 from bench.report.ranks import ALONE, IN_STEP, OWN_PACE, make_result
 from bench.report.result import Result, Trial
@@ -14,14 +14,14 @@ def make(own_of_rank_1: list[float]) -> Result:
     trials = []
     for rank in range(3):
         own = own_of_rank_1 if rank == 1 else [990.0, 1000.0, 1010.0]
-        for what, rates in ((ALONE, [1000.0] * 3), (OWN_PACE, own), (IN_STEP, [600.0, 610.0, 620.0])):
-            if what == ALONE and rank > 0:
+        for kind, rates in ((ALONE, [1000.0] * 3), (OWN_PACE, own), (IN_STEP, [600.0, 610.0, 620.0])):
+            if kind == ALONE and rank > 0:
                 continue
             for repeat, rate in enumerate(rates):
-                of = {"what": what, "backend": "shards", "data": "data/shards", "trainer": "emulated:1e3",
-                      "ranks": 3, "rank": rank, "repeat": repeat}  # fmt: skip
+                key = {"what": kind, "backend": "shards", "data": "data/shards", "trainer": "emulated:1e3",
+                       "ranks": 3, "rank": rank, "repeat": repeat}  # fmt: skip
                 numbers = {"images_per_s": rate, "wait_share": 0.1 * rank, "page_cache_is_warm": 1.0}
-                trials.append(Trial(of, numbers))
+                trials.append(Trial(key, numbers))
     return make_result(MACHINE, SETTINGS, trials, {})
 
 

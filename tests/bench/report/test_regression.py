@@ -1,4 +1,4 @@
-"""Two results of the same work: what got slower, and what is not to be compared."""
+"""Comparison of two results: what got slower, and which results must not be compared."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,7 +30,7 @@ def shards(rate: float, spread: float = 0.02, **values: Any) -> Row:
         (shards(15_000, 0.6), 0.05, "within noise"),
     ],
 )
-def test_a_figure_is_judged_by_the_whole_range(after: Row, tolerance: float, verdict: str) -> None:
+def test_figures_are_judged_by_their_whole_ranges(after: Row, tolerance: float, verdict: str) -> None:
     comparison = compare_results(make_result(shards(22_000)), make_result(after), tolerance)
     (difference,) = comparison.differences
     assert difference.verdict == verdict
@@ -38,10 +38,13 @@ def test_a_figure_is_judged_by_the_whole_range(after: Row, tolerance: float, ver
     assert make_difference_table(comparison).rows[0][-1] == verdict
 
 
-def test_one_repeat_is_no_evidence_and_a_peer_is_not_ours_to_fix() -> None:
+def test_one_repeat_is_no_evidence_of_a_regression() -> None:
     before = make_result(shards(22_000))
     once = compare_results(before, make_result(shards(9_000), repeats=1), 0.05)
     assert [difference.verdict for difference in once.differences] == ["within noise"]
+
+
+def test_slower_loader_of_another_library_is_no_regression() -> None:
     fast, slow = (
         make_row("gather", "shards", peer=True, loader_images_per_s=rate) for rate in (40_000, 20_000)
     )
@@ -49,7 +52,7 @@ def test_one_repeat_is_no_evidence_and_a_peer_is_not_ours_to_fix() -> None:
     assert [difference.verdict for difference in peers.differences] == ["worse"]
 
 
-def test_rows_are_paired_by_what_they_are_of_and_missing_ones_named() -> None:
+def test_rows_are_paired_by_their_keys_and_missing_ones_named() -> None:
     tree = make_row("pytorch", "raw tree", loader_images_per_s=1_900)
     dali = make_row("dali", "dali", loader_images_per_s=3_000)
     renamed = replace(shards(22_000), name="another name")
@@ -58,7 +61,7 @@ def test_rows_are_paired_by_what_they_are_of_and_missing_ones_named() -> None:
     assert (comparison.only_before, comparison.only_after) == (("pytorch on raw tree",), ("dali on dali",))
 
 
-def test_other_machine_work_or_data_is_found() -> None:
+def test_differing_machine_settings_and_data_are_listed() -> None:
     result = rich_result()
     assert find_differing_work(result, result) == []
     data = {path: {**folder, "digest": "9"} for path, folder in result.settings["data"].items()}

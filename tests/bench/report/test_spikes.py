@@ -1,4 +1,4 @@
-"""Uneven batches: spikes, their period and its cause, and what is no spike of the loader."""
+"""Uneven batches: spikes with their period and its cause, and batches that are no spikes."""
 
 import numpy as np
 
@@ -8,11 +8,11 @@ STEP_S = 0.010
 
 
 def steady(batches: int, wait_s: float = 0.0005) -> np.ndarray:
-    """Waits with the jitter of a real clock."""
+    """Make waits with the jitter of a real clock."""
     return wait_s * (1 + 0.1 * np.random.default_rng((1, batches)).standard_normal(batches))
 
 
-def test_spikes_are_found_where_they_are_with_their_period() -> None:
+def test_spikes_are_found_with_their_period_and_its_cause() -> None:
     for spikes, period, cause in (
         (range(7, 200, 8), 8, "as many as the loader has workers"),
         (range(0, 200, 16), 16, "not the number of workers (8)"),
@@ -27,15 +27,21 @@ def test_spikes_are_found_where_they_are_with_their_period() -> None:
         assert cause in sentence
 
 
-def test_short_waits_slow_steps_and_first_batches_are_no_spikes() -> None:
+def test_short_waits_are_no_spikes() -> None:
     waits = np.full(100, 1e-6)
     waits[::4] = 200e-6  # 200 times as long, and 2% of a batch
     assert analyse(waits, np.full(100, STEP_S), [], 4).wait_spikes.batches == ()
+
+
+def test_slow_steps_are_not_spikes_of_the_loader() -> None:
     steps = np.full(100, STEP_S)
     steps[49::50] = 0.5
     batches = analyse(steady(100), steps, [], 2)
     assert (batches.wait_spikes.batches, batches.step_spikes.batches) == ((), (49, 99))
     assert batches.findings[0].endswith("not the loader's doing.")
+
+
+def test_first_batches_of_epochs_are_no_spikes() -> None:
     waits = np.full(90, 0.001)
     waits[[0, 30, 60]] = 0.8, 0.201, 0.301
     batches = analyse(waits, np.full(90, STEP_S), [60, 0, 30], 2)

@@ -1,11 +1,11 @@
-"""What the rates of one loader mean: stages, bottleneck, stalls, changes, in figures and in words."""
+"""Verdict on the rates of one loader: stages, bottleneck, stalls and changes."""
 
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from bench.report.result import Row, Watched
+from bench.report.result import Activity, Row
 from bench.report.stats import Estimate, quotient, ratio
 from bench.report.verdict import (
     BUSY_SHARE,
@@ -46,7 +46,7 @@ def test_quotient_holds_1_exactly_where_the_ranges_overlap() -> None:
 
 
 def pipeline(backend: str = "pytorch", data: str = "raw tree", **given: float | None) -> Row:
-    """A loader that decodes at 1,150 images/s and feeds a trainer of 2,480, unless told otherwise."""
+    """Make the row of a loader of 1,150 images/s that feeds a trainer of 2,480; other rates may be given."""
     rates: dict[str, float | None] = {
         "loader": 1_150.0, "trainer": 2_480.0, "fed": 1_140.0, "transfer": 90_000.0,
         "read": 40_000.0, "decode": 1_300.0, **given,
@@ -77,16 +77,16 @@ KEEPING = {"loader": 20_000.0, "decode": 22_000.0, "fed": 2_470.0}
         ({"cold": 300}, "storage"),
     ],
 )
-def test_narrowest_stage_is_the_bottleneck(rates: dict[str, Any], expected: str) -> None:
+def test_slowest_stage_is_the_bottleneck(rates: dict[str, Any], expected: str) -> None:
     row = pipeline(**rates)
-    narrowest = bottleneck(row, stage_seconds(row, "collate"))
-    assert narrowest == expected
-    sentence = advise(row, narrowest, [])
+    slowest = bottleneck(row, stage_seconds(row, "collate"))
+    assert slowest == expected
+    sentence = advise(row, slowest, [])
     assert (expected == "") == ("no stage stands out" in sentence or "no single stage" in sentence)
 
 
 def test_stages_add_up_to_the_loader_and_stalls_to_the_wait() -> None:
-    """Whichever of its rates were measured."""
+    """Holds whichever rates were measured."""
     for rates in ({}, {"read": None}, {"decode": None}, {"transfer": None}, {"cold": 300.0}):
         row = pipeline(**rates)
         parts = stage_seconds(row, "collate", cold=False)
@@ -96,16 +96,19 @@ def test_stages_add_up_to_the_loader_and_stalls_to_the_wait() -> None:
         assert sum(stalls.values()) == pytest.approx(64 / 1_140 - 64 / 2_480)
 
 
-def test_rows_of_one_trainer_are_explained_beside_one_another() -> None:
+def test_rows_of_one_trainer_are_compared_with_each_other() -> None:
     noise, dali = pipeline("synthetic", "noise", loader=9_000), pipeline("dali", fed=1_300)
     rows = [pipeline(), pipeline("shards", "shards", **KEEPING), dali, noise]
     raw, shards, _, without = explain(rows, 2, 64, 2, dict.fromkeys(range(4), "collate"))
     assert (raw.bottleneck, shards.bottleneck, without.bottleneck) == ("decode", "compute", "")
     assert raw.stages.keys() == {"storage", "decode", "collate", "transfer", "compute"} & raw.stages.keys()
     assert raw.stages["compute"] == 2_480
-    assert [change.what for change in raw.changes] == ["Converting to shards", "Backend dali on raw tree"]
+    assert [change.title for change in raw.changes] == ["Converting to shards", "Backend dali on raw tree"]
     assert "Converting to shards gave 2,470." in raw.advice
-    for busy, offered in ((0.4, ["8 workers, one per CPU,"]), (BUSY_SHARE, [])):
+
+
+def test_more_workers_are_suggested_only_where_cpus_are_idle() -> None:
+    for busy_share, titles in ((0.4, ["8 workers, one per CPU,"]), (BUSY_SHARE, [])):
         row = pipeline(loader=90, trainer=None, fed=None)
-        watched = replace(row, watched=Watched(mean={"cpu_share": busy}))
-        assert [change.what for change in find_changes(watched, [], 2, 8)] == offered
+        active = replace(row, activity=Activity(mean={"cpu_share": busy_share}))
+        assert [change.title for change in find_changes(active, [], 2, 8)] == titles

@@ -1,4 +1,4 @@
-"""How much a training waits, for what, and what would help: from the events of its processes."""
+"""Analysis of a training from the events of its processes: waits, stages, and changes that would help."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,22 +15,22 @@ from bench.report.waiting import (
     VALIDATION,
     Event,
     Machine,
-    Replaced,
+    MeasuredReplacement,
     Stream,
     find_changes,
     find_streams,
-    stage,
+    longest_stage,
 )
 
 PARTS = {"decode": 4e-3, "python": 1e-3, "read": 1e-3}
 IMAGES = 32
 ANY_TIME = settings(deadline=None, max_examples=60)  # a busy machine is no bug
-QUIET = Machine(cpus=8, ours=0.2, others=0.0)
+QUIET = Machine(cpus=8, script_share=0.2, other_share=0.0)
 Times = Sequence[tuple[float, float]]
 
 
-class Script:
-    """Events of a process as the hook writes them, on a clock of its own."""
+class FakeScript:
+    """Script that makes the events that the hook would write, on a clock of its own."""
 
     def __init__(self, rank: str = "", **info: Any) -> None:
         self.now, self.steps, self.numbers = 100.0, 0, 0
@@ -41,7 +41,7 @@ class Script:
         """Iterate a loader for the first time."""
         number, self.numbers = self.numbers, self.numbers + 1
         self.events.append({"event": "stream", "stream": number, "key": key, "where": key, **self.info})
-        described = {"source": {"root": ""}, "side": 64, "bytes": 1, "kinds": []}
+        described = {"record": {"root": ""}, "side": 64, "bytes": 1, "kinds": []}
         self.events.append({"event": "described", "stream": number, **described})
         return number
 
@@ -70,7 +70,8 @@ class Script:
             }
         )
         self.now = got_s + step_s
-        self.steps += trains
+        if trains:
+            self.steps += 1
 
     def end(self, number: int) -> None:
         """Find that there is no further batch."""
@@ -78,19 +79,21 @@ class Script:
         self.events.append({"event": "end", "stream": number, "steps": self.steps, **times})
 
     def epoch(self, number: int, times: Times, *, trains: bool = True, making_s: float = 0.0) -> None:
-        """All batches of an epoch."""
+        """Iterate all batches of an epoch."""
         self.begin(number, making_s)
         for wait_s, step_s in times:
             self.batch(number, wait_s, step_s, trains=trains)
         self.end(number)
 
     def time_parts(self, number: int) -> None:
-        """Time what a sample takes."""
+        """Time the parts of a sample."""
         self.events.append({"event": "parts", "stream": number, "parts": PARTS, "quartiles": [5e-3, 7e-3]})
 
 
-def training(times: Times, *, epochs: int = 1, making_s: float = 0.0, rank: str = "", **info: Any) -> Script:
-    script = Script(rank, **info)
+def training(
+    times: Times, *, epochs: int = 1, making_s: float = 0.0, rank: str = "", **info: Any
+) -> FakeScript:
+    script = FakeScript(rank, **info)
     number = script.loader()
     for _ in range(epochs):
         script.epoch(number, times, making_s=making_s)
@@ -104,28 +107,30 @@ batches = st.lists(st.tuples(seconds, seconds), min_size=20, max_size=40)
 
 @ANY_TIME
 @given(batches, st.integers(0, 8), st.integers(1, 3))
-def test_share_is_what_was_waited_of_what_was_counted(times: Times, workers: int, epochs: int) -> None:
-    (found,) = find_streams([training(times, workers=workers, epochs=epochs).events])
-    counted = [*times] * epochs
-    counted = counted[max(3, 2 * workers) :]
-    total_s = sum(wait_s + step_s for wait_s, step_s in counted)
-    assert found.batches == len(counted)
-    assert found.share.median == pytest.approx(sum(wait_s for wait_s, _ in counted) / total_s)
-    assert found.images_per_s == pytest.approx(IMAGES * len(counted) / total_s)
+def test_share_is_the_wait_over_the_time_of_counted_batches(times: Times, workers: int, epochs: int) -> None:
+    (stream,) = find_streams([training(times, workers=workers, epochs=epochs).events])
+    all_times = list(times) * epochs
+    steady_times = all_times[max(3, 2 * workers) :]
+    total_s = sum(wait_s + step_s for wait_s, step_s in steady_times)
+    assert stream.batches == len(steady_times)
+    assert stream.share.median == pytest.approx(sum(wait_s for wait_s, _ in steady_times) / total_s)
+    assert stream.images_per_s == pytest.approx(IMAGES * len(steady_times) / total_s)
 
 
 @ANY_TIME
 @given(batches, batches, st.booleans())
-def test_validation_is_no_training_and_takes_nothing_from_it(train: Times, val: Times, first: bool) -> None:
+def test_validation_is_a_stream_of_its_own_and_leaves_training_as_it_is(
+    train: Times, val: Times, first: bool
+) -> None:
     (alone,) = find_streams([training(train, epochs=2).events])
-    script = Script()
-    trained = script.loader()
+    script = FakeScript()
+    train_loader = script.loader()
     for _ in range(2):
         if not first:
-            script.epoch(trained, train)
+            script.epoch(train_loader, train)
         script.epoch(script.loader("val.py:1"), val, trains=False)  # a loader for each evaluation
         if first:
-            script.epoch(trained, train)
+            script.epoch(train_loader, train)
     both = find_streams([script.events])
     assert [stream.role for stream in both] == [TRAINING, VALIDATION]
     assert both[0].share.median == pytest.approx(alone.share.median)
@@ -133,67 +138,66 @@ def test_validation_is_no_training_and_takes_nothing_from_it(train: Times, val: 
     assert both[1].batches == 2 * len(val) - 3
 
 
-def test_each_batch_of_an_iterator_of_its_own_is_training() -> None:
-    script = Script()
+def test_training_may_make_a_new_iterator_for_each_batch() -> None:
+    script = FakeScript()
     number = script.loader()
     for _ in range(20):
         script.begin(number)
         script.batch(number, 0.3, 0.1)
-    (found,) = find_streams([script.events])
-    assert found.role == TRAINING
-    assert found.share.median == pytest.approx(0.75)
+    (stream,) = find_streams([script.events])
+    assert stream.role == TRAINING
+    assert stream.share.median == pytest.approx(0.75)
 
 
-def test_loaders_that_a_step_takes_from_are_added_up() -> None:
-    script = Script()
+def test_waits_for_several_loaders_of_a_step_are_added_up() -> None:
+    script = FakeScript()
     labelled, unlabelled = script.loader(), script.loader()
     script.begin(labelled)
     script.begin(unlabelled)
     for _ in range(20):
         script.batch(labelled, 0.1, 0.0, trains=False)
         script.batch(unlabelled, 0.3, 0.6)
-    found = find_streams([script.events])
-    assert [stream.role for stream in found] == [TRAINING, TRAINING]
-    for stream in found:
+    streams = find_streams([script.events])
+    assert [stream.role for stream in streams] == [TRAINING, TRAINING]
+    for stream in streams:
         assert stream.all_share.median == pytest.approx(0.4)
         assert stream.images_per_s == pytest.approx(2 * IMAGES)
-    assert found[0].share.median == pytest.approx(0.3)
+    assert streams[0].share.median == pytest.approx(0.3)
 
 
-def test_what_keeps_up_is_left_alone() -> None:
-    (keeping,) = find_streams([training([(0.0005, 0.1)] * 30, workers=2).events])
-    assert find_changes(keeping, [keeping], QUIET) == []
+def test_loader_that_keeps_up_gets_no_advice() -> None:
+    (stream,) = find_streams([training([(0.0005, 0.1)] * 30, workers=2).events])
+    assert find_changes(stream, [stream], QUIET) == []
 
 
-def test_device_waits_less_than_its_host() -> None:
+def test_wait_on_a_device_is_its_idle_time() -> None:
     script = training([(0.09, 0.01)] * 40)  # the host waits for the data, the device still computes
     idle = [{"event": "idle", "stream": 0, "batch": number, "seconds": 0.02} for number in range(40)]
-    (computing,) = find_streams([[*script.events, *idle]])
-    assert computing.share.median == pytest.approx(0.2)
+    (stream,) = find_streams([[*script.events, *idle]])
+    assert stream.share.median == pytest.approx(0.2)
 
 
 def waiting_stream(workers: int = 0, **changes: Any) -> Stream:
-    (found,) = find_streams([training([(0.3, 0.1)] * 40, workers=workers).events])
-    return replace(found, **changes)
+    (stream,) = find_streams([training([(0.3, 0.1)] * 40, workers=workers).events])
+    return replace(stream, **changes)
 
 
-def test_stage_is_the_longest_part() -> None:
-    assert stage(waiting_stream()) == "decode"
-    assert stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
+def test_longest_stage_is_the_longest_part() -> None:
+    assert longest_stage(waiting_stream()) == "decode"
+    assert longest_stage(waiting_stream(parts={"read": 2.0, "decode": 1.0})) == "read"
 
 
-def test_only_persistent_workers_are_credited_with_starts() -> None:
-    each = [(0.0, 0.1)] * 20
-    script = training(each, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
+def test_only_persistent_workers_save_the_starts_of_epochs() -> None:
+    script = training([(0.0, 0.1)] * 20, epochs=4, making_s=3.0, workers=1, pillow="12.0.0")
     (restarting,) = find_streams([script.events])
-    assert stage(restarting) == "workers"
-    half = Replaced("ImageDataset", Estimate(0.5, 0.5, 0.5), None)
-    found = find_changes(restarting, [restarting], QUIET, [half])
-    assert [change.arguments for change in found] == [{"persistent_workers": True}]
+    assert longest_stage(restarting) == "workers"
+    half = MeasuredReplacement("ImageDataset", Estimate(0.5, 0.5, 0.5), None)
+    changes = find_changes(restarting, [restarting], QUIET, [half])
+    assert [change.arguments for change in changes] == [{"persistent_workers": True}]
 
 
-def test_held_steps_and_what_follows_them_are_not_counted() -> None:
-    script = Script(workers=1)
+def test_held_batches_and_those_after_them_are_not_counted() -> None:
+    script = FakeScript(workers=1)
     number = script.loader()
     script.begin(number)
     for _ in range(20):
@@ -204,10 +208,10 @@ def test_held_steps_and_what_follows_them_are_not_counted() -> None:
         script.batch(number, 2.0, 0.4)
     for _ in range(5):
         script.batch(number, 0.0, 0.4)
-    (found,) = find_streams([script.events])
-    assert (found.alone_s, found.step_s) == (pytest.approx(0.1), pytest.approx(0.4))
-    assert found.share.median == 0
-    assert found.batches == 17 + 5 - 1  # the last one has no end
+    (stream,) = find_streams([script.events])
+    assert (stream.alone_s, stream.step_s) == (pytest.approx(0.1), pytest.approx(0.4))
+    assert stream.share.median == 0
+    assert stream.batches == 17 + 5 - 1  # the last one has no end
 
 
 @ANY_TIME
@@ -218,13 +222,14 @@ def test_held_steps_and_what_follows_them_are_not_counted() -> None:
     st.floats(0.0, 1.0),
     st.floats(0.01, 0.3),
 )
-def test_no_change_has_todays_rate_in_its_range(
-    workers: int, cpus: int, ours: float, others: float, alone_s: float
+def test_predicted_range_of_a_change_lies_above_todays_rate(
+    workers: int, cpus: int, script_share: float, other_share: float, alone_s: float
 ) -> None:
     stream = waiting_stream(workers=workers, alone_s=alone_s if workers else 0.1)
-    half = Replaced("ImageDataset", Estimate(0.5, 0.4, 0.9), None)
-    fast = Replaced("build", None, Estimate(500.0, 200.0, 600.0))
-    for change in find_changes(stream, [stream], Machine(cpus, ours, others), [half, fast]):
+    half = MeasuredReplacement("ImageDataset", Estimate(0.5, 0.4, 0.9), None)
+    fast = MeasuredReplacement("build", None, Estimate(500.0, 200.0, 600.0))
+    machine = Machine(cpus, script_share, other_share)
+    for change in find_changes(stream, [stream], machine, [half, fast]):
         rate = change.images_per_s
         assert stream.images_per_s < rate.low <= rate.median <= rate.high
         assert rate.high <= IMAGES / min(alone_s, stream.step_s) * 1.0001  # no more than without waiting
@@ -232,9 +237,9 @@ def test_no_change_has_todays_rate_in_its_range(
             assert workers < change.arguments["num_workers"] <= 8 * cpus
 
 
-def test_loading_shares_the_cpus_with_a_step_that_uses_them_all() -> None:
-    stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # of 4 CPUs, for 0.1 s
-    fast = Replaced("build", None, Estimate(320.0, 320.0, 320.0))  # a batch in 0.1 s of all CPUs
+def test_loading_shares_the_cpus_with_steps_on_all_of_them() -> None:
+    stream = waiting_stream(step_cpu_s=0.4, process_cpu_s=0.7)  # the step keeps 4 CPUs busy for 0.1 s
+    fast = MeasuredReplacement("build", None, Estimate(320.0, 320.0, 320.0))  # a batch in 0.1 s of all CPUs
     machine = Machine(4, 0.4, 0.0)
     (change,) = find_changes(stream, [stream], machine, [fast])[-1:]
     assert change.images_per_s.median == pytest.approx(IMAGES / 0.2)
@@ -243,7 +248,7 @@ def test_loading_shares_the_cpus_with_a_step_that_uses_them_all() -> None:
     assert build.images_per_s.median == pytest.approx(IMAGES / 0.1)
 
 
-def test_other_load_widens_the_range() -> None:
+def test_other_processes_widen_the_predicted_range() -> None:
     stream = waiting_stream()
     busy = Machine(8, 0.2, 0.5)
 
@@ -260,7 +265,7 @@ def test_reading_may_have_more_workers_than_cpus() -> None:
     assert change.arguments["num_workers"] == 4
 
 
-def test_few_batches_or_a_thread_ahead_lead_to_no_change() -> None:
+def test_few_batches_or_a_prefetching_thread_get_no_advice() -> None:
     assert find_changes(waiting_stream(), [], QUIET)
     assert not find_changes(waiting_stream(batches=FEWEST - 1), [], QUIET)
     assert not find_changes(waiting_stream(ahead=True), [], QUIET)

@@ -1,4 +1,4 @@
-"""The result of `bench watch`: its sentences, and that its file says the same again."""
+"""Result of `bench watch`: its sentences, and the same result made again from its file."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,8 +7,8 @@ import pytest
 
 from bench.report.result import Result, format_document, parse_document
 from bench.report.stats import Estimate
-from bench.report.waiting import Change, Event, Replaced, find_streams
-from bench.report.watch import make_result, paste_to_trial, replaced_to_trial, stream_to_trial
+from bench.report.waiting import Change, Event, MeasuredReplacement, find_streams
+from bench.report.watch import make_result, paste_to_trial, replacement_to_trial, stream_to_trial
 from tests.bench.report.test_waiting import training
 
 MACHINE = {"cpu": "a CPU", "memory": "1 GiB", "accelerator": "none", "date": "2026-01-01"}
@@ -30,7 +30,8 @@ WAITING = [(0.3, 0.1)] * 40
 def result_of(
     processes: Sequence[Sequence[Event]], *more: Any, price: float | None = None, **settings: Any
 ) -> Result:
-    trials = [stream_to_trial(position, each) for position, each in enumerate(find_streams(processes))]
+    streams = find_streams(processes)
+    trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     return make_result(MACHINE, {**SETTINGS, **settings}, [*trials, *more], {}, price)
 
 
@@ -38,18 +39,18 @@ def text_of(result: Result) -> str:
     return " ".join(sentence for paragraph in result.answer for sentence in paragraph)
 
 
-def test_result_read_from_its_file_says_the_same() -> None:
-    measured = Replaced("build", None, Estimate(900.0, 800.0, 950.0), "1 GB")
-    pasted = paste_to_trial(Change("build", measured.rate), ["train.py:7", "- old", "+ new"])  # type: ignore[arg-type]
-    result = result_of([training(WAITING).events], replaced_to_trial(measured), pasted)
+def test_result_can_be_made_again_from_its_file() -> None:
+    measured = MeasuredReplacement("build", None, Estimate(900.0, 800.0, 950.0), "1 GB")
+    lines = paste_to_trial(Change("build", measured.rate), ["train.py:7", "- old", "+ new"])  # type: ignore[arg-type]
+    result = result_of([training(WAITING).events], replacement_to_trial(measured), lines)
     document = parse_document(format_document(result.to_json()), "watch.json")
     again = make_result(document.machine, document.settings, document.trials, document.skipped)
     assert format_document(again.to_json()) == format_document(result.to_json())
-    build = next(row for row in again.rows if row.of.get("change") == "build")
+    build = next(row for row in again.rows if row.key.get("change") == "build")
     assert build.paste == ("train.py:7", "- old", "+ new")
 
 
-def test_slowest_rank_is_named_with_what_all_cost() -> None:
+def test_slowest_rank_is_named_with_the_cost_of_all_ranks() -> None:
     shares = (0.3, 0.9, 0.2)
     ranks = [training([(wait, 1 - wait)] * 20, rank=str(rank)).events for rank, wait in enumerate(shares)]
     text = text_of(result_of(ranks, price=1.0))
@@ -66,13 +67,16 @@ def test_slowest_rank_is_named_with_what_all_cost() -> None:
         (WAITING[:9], {}, "Too few batches"),
     ],
 )
-def test_answer_of(times: Any, settings: dict[str, Any], expected: str) -> None:
+def test_answer_says_what_follows_from_the_run(times: Any, settings: dict[str, Any], expected: str) -> None:
     assert expected in text_of(result_of([training(times).events], **settings))
 
 
-def test_crash_leads_to_no_conclusion() -> None:
+def test_nothing_is_concluded_from_a_crash() -> None:
     result = result_of([training(WAITING).events], exit_code=1, ended=False)
     assert len(result.answer) == 1
-    assert [row.of["stream"] for row in result.rows] == ["training"]
-    nothing = result_of([], exit_code=3, ended=False, batches=0)
-    assert text_of(nothing) == "The script ended with exit code 3 before it asked for a batch."
+    assert [row.key["stream"] for row in result.rows] == ["training"]
+
+
+def test_crash_before_the_first_batch_is_reported() -> None:
+    result = result_of([], exit_code=3, ended=False, batches=0)
+    assert text_of(result) == "The script ended with exit code 3 before it asked for a batch."

@@ -56,7 +56,7 @@ def nasty_dataset(nasty: Path) -> Path:
     return out
 
 
-def test_inspecting_and_verifying(nasty: Path, nasty_dataset: Path) -> None:
+def test_commands_print_no_control_characters_of_names(nasty: Path, nasty_dataset: Path) -> None:
     copy = Path(shutil.copytree(nasty_dataset, nasty / f"copy{NASTY}"))
     (copy / "train-00000.safetensors").unlink()
     for words, code, mentions in (
@@ -83,7 +83,9 @@ def test_inspecting_and_verifying(nasty: Path, nasty_dataset: Path) -> None:
     assert ("<i>" in shown, "&lt;i&gt;" in shown) == (False, True), "nor does it write a page"
 
 
-def test_what_loaders_say(nasty: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_of_loaders_have_no_control_characters(
+    nasty: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     reading = loaders.Reading(workers=0, on_error="skip")
     with loaders.build(nasty / NASTY, size=32, reading=reading) as loader:
         assert sum(1 for _ in loader)

@@ -37,7 +37,7 @@ MISSPELT = (
 
 
 @pytest.mark.parametrize(("command", "meant"), MISSPELT)
-def test_a_misspelt_word_is_answered_with_the_one_meant(command: str, meant: str, tmp_path: Path) -> None:
+def test_a_misspelt_word_is_answered_with_a_similar_one(command: str, meant: str, tmp_path: Path) -> None:
     result = run_here(*command.split(), cwd=tmp_path)
     check_bad_input(result, "id you mean", meant)
 
@@ -50,7 +50,7 @@ def folder(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_what_would_change_nothing_is_refused(folder: Path) -> None:
+def test_options_without_effect_are_refused(folder: Path) -> None:
     for command, mention in IN_VAIN:
         check_bad_input(run_here("precache", *command.split(), cwd=folder), mention)
     assert not (folder / "out").exists()

@@ -71,7 +71,7 @@ def test_a_lost_terminal_does_not_end_a_conversion(
         ("precache inspect $1 >&-", 2, "stdout: cannot be written"),
     ],
 )
-def test_where_messages_go_does_not_matter_but_a_result_that_is_lost_is_an_error(
+def test_lost_messages_are_no_error_but_a_lost_result_is(
     script: str, code: int, message: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     """Unless its reader had enough."""

@@ -15,7 +15,7 @@ COMMAND = re.compile(r"precache (?:convert|clean|push|pull|verify) [^'`#\n]*")
 
 
 @pytest.mark.parametrize("name", ["ray-on-slurm.sh", "rayjob.yaml", "ray-vm-cluster.yaml", "README.md"])
-def test_each_command_in_a_file_is_one_that_this_release_takes(name: str) -> None:
+def test_each_command_in_a_cluster_file_is_valid(name: str) -> None:
     text = (CLUSTER / name).read_text().replace("\\\n", " ").replace('"$@"', "SRC DST --format shards")
     lines = [match[0] for match in COMMAND.finditer(text) if match[0].count(" ") > 3]  # a whole command line
     assert any("--engine" in line for line in lines)
@@ -25,7 +25,7 @@ def test_each_command_in_a_file_is_one_that_this_release_takes(name: str) -> Non
         assert "--engine" not in arguments or context.params["engine"] == "ray", arguments
 
 
-def test_the_script_for_slurm_is_bash_that_says_how_it_is_called() -> None:
+def test_the_slurm_script_prints_its_usage() -> None:
     ended = subprocess.run(["bash", SLURM, "SRC"], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr[:13]) == (2, "usage: sbatch")
     text = SLURM.read_text()

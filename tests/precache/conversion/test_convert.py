@@ -15,7 +15,7 @@ from PIL import Image
 from precache import check, convert, open_dataset, verify
 from precache.dataset.manifest import MANIFEST_NAME
 from precache.errors import DatasetError, SettingError
-from precache.sources.rejected_list import default_list, read_list, rejected_rows
+from precache.sources.rejected_list import default_list_path, read_list, rejected_rows
 from precache.sources.tree import list_tree, scan_tree
 from tests.command import ROOT
 from tests.conftest import IMAGES, small_recipe
@@ -70,14 +70,12 @@ def test_too_many_rejects_publish_nothing_and_can_be_allowed(tree: Path, tmp_pat
 # `precache check`: which pictures cannot be decoded, and the list of them.
 
 
-def test_check_lists_what_the_converter_rejects_while_the_files_are_as_they_were(
-    raw_tree: Path, tmp_path: Path
-) -> None:
+def test_check_lists_the_pictures_that_convert_rejects(raw_tree: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     bad = [scan_tree(raw_tree).samples[row].path for row in damage_tree(raw_tree, tree)]
     report = check(tree, workers=2)
     assert (report.pictures, [picture.path for picture in report.rejected]) == (IMAGES, bad)
-    assert report.list_file == default_list(tree) == tmp_path / "tree.rejected.csv"
+    assert report.list_file == default_list_path(tree) == tmp_path / "tree.rejected.csv"
     assert read_list(report.list_file) == report.rejected
     converted = convert(tree, tmp_path / "out", small_recipe("shards"), workers=0, max_rejects=1).manifest
     assert [(r.path, r.reason) for r in converted.rejected] == [(r.path, r.reason) for r in report.rejected]

@@ -9,7 +9,7 @@ import pytest
 from PIL import ExifTags, Image
 
 from precache import convert, open_dataset, verify_deep
-from precache.conversion.shard_writer import predict_bytes, store
+from precache.conversion.shard_writer import make_stored_picture, predict_bytes
 from precache.errors import ImageError
 from precache.recipe import Recipe
 from precache.sources.tree import scan_tree
@@ -57,7 +57,7 @@ ENCODED: dict[str, bytes] = {
 
 @pytest.mark.parametrize("kind", ENCODED)
 def test_what_decoders_may_see_otherwise_is_encoded(kind: str) -> None:
-    stored, _, pixels = store(ENCODED[kind], "x", DALI, DALI.rendering)
+    stored, _, pixels = make_stored_picture(ENCODED[kind], "x", DALI, DALI.rendering)
     assert isinstance(stored, bytes)
     assert stored != ENCODED[kind]
     with Image.open(io.BytesIO(stored)) as image:
@@ -70,10 +70,10 @@ def test_a_damaged_jpeg_is_never_copied() -> None:
     for whole in (jpeg(), jpeg("L")):
         for damaged in (whole[: len(whole) // 2] + b"\xff\xd9", whole[:-2]):
             with pytest.raises(ImageError, match="truncated or damaged"):
-                store(damaged, "x", DALI, DALI.rendering)
-            stored, *_ = store(damaged, "x", LENIENT, LENIENT.rendering)
+                make_stored_picture(damaged, "x", DALI, DALI.rendering)
+            stored, *_ = make_stored_picture(damaged, "x", LENIENT, LENIENT.rendering)
             assert stored != damaged
-            store(stored, "x", DALI, DALI.rendering)  # type: ignore[arg-type]  # bytes of a JPEG
+            make_stored_picture(stored, "x", DALI, DALI.rendering)  # type: ignore[arg-type]  # bytes of a JPEG
 
 
 def test_a_jpeg_that_needs_no_resizing_is_copied_and_counted_as_what_is_served(tmp_path: Path) -> None:

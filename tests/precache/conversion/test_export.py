@@ -17,9 +17,9 @@ from tests.command import check_bad_input, run_here
 from tests.conftest import IMAGES, small_recipe
 from tests.damage import flip_a_bit
 from tests.format_contract import stored
+from tests.precache.sources.archives import read_shards
 from tests.precache.sources.objects import Items, picture
-from tests.precache.sources.tables import spotted
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.tables import write_spot_table
 from tests.stopping import KilledError, Stop, stopping
 
 
@@ -27,9 +27,7 @@ def files(tree: Path) -> list[str]:
     return sorted(path.relative_to(tree).as_posix() for path in tree.rglob("*") if path.is_file())
 
 
-def test_what_comes_back_has_the_names_and_the_pixels(
-    converted: dict[str, Path], raw_tree: Path, tmp_path: Path
-) -> None:
+def test_export_keeps_names_and_pixels(converted: dict[str, Path], raw_tree: Path, tmp_path: Path) -> None:
     done = export(converted["shards"], tmp_path / "tree", workers=2)
     assert (done.pictures, done.source, done.flags) == (IMAGES, tmp_path / "tree", "")
     stems = [os.path.splitext(sample.path)[0] for sample in scan_tree(raw_tree).samples]
@@ -37,17 +35,17 @@ def test_what_comes_back_has_the_names_and_the_pixels(
     header, first, *_ = (tmp_path / "tree/labels.csv").read_text().splitlines()
     assert (header, first) == ("image,label,split", f"{stems[0]}.png,{os.path.dirname(stems[0])},train")
     convert(tmp_path / "tree", tmp_path / "again", small_recipe("shards"), workers=0)
-    assert shards(tmp_path / "again") == shards(converted["shards"])
+    assert read_shards(tmp_path / "again") == read_shards(converted["shards"])
 
 
-def test_jpegs_keep_their_bytes(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_export_keeps_the_bytes_of_jpegs(converted: dict[str, Path], tmp_path: Path) -> None:
     for name in ("webdataset", "dali"):
         export(converted[name], tmp_path / name, workers=0)
         held = {sample.data for _, sample in stored(open_dataset(converted[name]))}
         assert {file.read_bytes() for file in (tmp_path / name).rglob("*.jpg")} == held
 
 
-def test_splits_and_channels_come_back(raw_tree: Path, tmp_path: Path) -> None:
+def test_export_keeps_splits_and_channels(raw_tree: Path, tmp_path: Path) -> None:
     for name, settings in {"both": {"splits": "train=0.5,val=0.5"}, "rgba": {"channels": "rgba"}}.items():
         out, tree = tmp_path / name, tmp_path / f"{name}-tree"
         one = convert(raw_tree, out, small_recipe("shards", **settings), workers=0).manifest
@@ -55,7 +53,7 @@ def test_splits_and_channels_come_back(raw_tree: Path, tmp_path: Path) -> None:
         again = small_recipe("shards", channels=one.recipe.channels)
         two = convert(tree, tmp_path / f"{name}-again", again, workers=0).manifest
         assert two.samples_per_class == one.samples_per_class
-    assert shards(tmp_path / "rgba-again") == shards(tmp_path / "rgba")
+    assert read_shards(tmp_path / "rgba-again") == read_shards(tmp_path / "rgba")
 
 
 def labelled(labels: list[Any], **fields: list[Any]) -> Items:
@@ -84,7 +82,7 @@ DATASETS = {
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Path) -> None:
+def test_the_exported_table_holds_what_a_tree_cannot(name: str, tmp_path: Path) -> None:
     dataset, options = DATASETS[name]
     convert(dataset, tmp_path / "one", Recipe(format="shards", size=8), workers=0, **options)
     there_and_back(tmp_path, 8)
@@ -92,7 +90,10 @@ def test_what_a_tree_cannot_hold_comes_back_by_its_table(name: str, tmp_path: Pa
     for what in ("classes", "target", "samples_per_class"):
         assert getattr(one.manifest, what) == getattr(two.manifest, what)
     before, after = one.read_index(), two.read_index()
-    assert [shards(tmp_path / "one"), before.ids.tolist()] == [shards(tmp_path / "two"), after.ids.tolist()]
+    assert [read_shards(tmp_path / "one"), before.ids.tolist()] == [
+        read_shards(tmp_path / "two"),
+        after.ids.tolist(),
+    ]
     pairs = [(before.targets, after.targets)]
     renamed = {"split": "field_split"}
     pairs += [(column, after.fields[renamed.get(name, name)]) for name, column in before.fields.items()]
@@ -109,10 +110,10 @@ def there_and_back(folder: Path, size: int) -> None:
     assert answer.returncode == 0, answer.stderr
 
 
-def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
+def test_exported_boxes_and_masks_fit_the_stored_pictures(tmp_path: Path) -> None:
     """The boxes are those of the pictures that are written, not of the originals."""
     named = {"root": str(tmp_path / "pictures"), "fields": ("box",), "boxes": "box"}
-    table, mask = spotted(tmp_path), str(tmp_path / "masks")
+    table, mask = write_spot_table(tmp_path), str(tmp_path / "masks")
     convert(table, tmp_path / "one", Recipe(format="dali", size=40), workers=0, mask=mask, **named)
     there_and_back(tmp_path, 40)
     # ImageFolder, which reads tree/train, would take a folder of masks in it for a class
@@ -128,7 +129,7 @@ def test_boxes_and_masks_come_back_on_what_they_mark(tmp_path: Path) -> None:
     assert bright.sum() == round((right - left) * (bottom - top))
 
 
-def test_no_name_leads_out_of_the_tree_or_hides_another(tmp_path: Path) -> None:
+def test_exported_names_stay_in_the_tree_and_are_unique(tmp_path: Path) -> None:
     """Paths and classes are made to leave a folder, or to be alike."""
     names = "1.jpg", "1.png", "\u00e9.jpg", "e\u0301.jpg", "..%2f.jpg", "y" * 240 + ".jpg", "\udcfe.jpg"
     for folder in ("a\\b", "con\nsole", "A", "a", " ..", "x" * 250, "\udcff"):
@@ -148,7 +149,7 @@ def test_no_name_leads_out_of_the_tree_or_hides_another(tmp_path: Path) -> None:
     assert (len(again.samples), len(again.classes)) == (42, 7)
 
 
-def test_a_tree_that_is_there_is_not_touched(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_export_refuses_a_folder_that_is_not_empty(converted: dict[str, Path], tmp_path: Path) -> None:
     source = converted["dali"]
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("years of work")
@@ -159,7 +160,7 @@ def test_a_tree_that_is_there_is_not_touched(converted: dict[str, Path], tmp_pat
     assert files(tmp_path / "full") == ["thesis.txt"]
 
 
-def test_an_export_that_does_not_end_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
+def test_a_killed_export_leaves_no_tree(converted: dict[str, Path], tmp_path: Path) -> None:
     """Because a sample is damaged, or it is killed."""
     source = Path(shutil.copytree(converted["webdataset"], tmp_path / "source"))
     shard, _ = flip_a_bit(source)

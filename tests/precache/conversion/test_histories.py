@@ -295,7 +295,7 @@ def test_no_history_of_a_folder_loses_anything(examples: int, steps: int) -> Non
         *("update", "update a stopped update"),
     ],
 )
-def test_stopped_at_a_change_a_conversion_is_completed(kind: str, step: int) -> None:
+def test_a_conversion_stopped_at_any_change_is_completed(kind: str, step: int) -> None:
     """Each so many changes that it makes it is stopped, and then run again."""
     for moment in range(min(7, step), 1000, step):
         machine = Histories()

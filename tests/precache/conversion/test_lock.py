@@ -22,7 +22,7 @@ def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("where", ["folder", "URL"])
-def test_two_conversions_into_one_destination_are_refused(
+def test_a_second_conversion_into_a_destination_is_refused(
     where: str, bucket: Url, raw_tree: Path, tmp_path: Path
 ) -> None:
     """And what one has begun is not cleaned up."""
@@ -43,7 +43,7 @@ def test_two_conversions_into_one_destination_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["second name", "fifo"])
-def test_what_lies_at_the_locks_name_and_is_none_is_neither_damaged_nor_waited_for(
+def test_a_foreign_file_with_the_name_of_the_lock_is_refused(
     kind: str, raw_tree: Path, tmp_path: Path
 ) -> None:
     path, victim = lock_path(tmp_path / "out"), tmp_path / "victim"

@@ -32,7 +32,7 @@ def out(tmp_path: Path) -> Path:
 # What it may be.
 
 
-def test_a_file_and_a_folder_in_or_around_the_source_are_refused(tree: Path, tmp_path: Path) -> None:
+def test_convert_refuses_a_file_and_a_folder_that_overlaps_the_source(tree: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "loop").symlink_to("loop")
     before = contents(tmp_path)
@@ -42,7 +42,7 @@ def test_a_file_and_a_folder_in_or_around_the_source_are_refused(tree: Path, tmp
     assert contents(tmp_path) == before
 
 
-def test_the_working_folder_can_be_the_destination_but_not_be_replaced(
+def test_overwrite_refuses_to_replace_the_working_folder(
     raw_tree: Path, converted: dict[str, Path], out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out.mkdir(parents=True)
@@ -74,7 +74,7 @@ def list_thesis(out: Path) -> None:
 
 
 @pytest.mark.parametrize("spoil", [put_texts, cut_manifest, list_thesis])
-def test_what_may_be_somebody_elses_is_refused_and_not_touched(
+def test_convert_refuses_a_folder_with_files_of_others(
     spoil: Callable[[Path], None], raw_tree: Path, converted: dict[str, Path], out: Path
 ) -> None:
     if spoil is not put_texts:
@@ -87,7 +87,7 @@ def test_what_may_be_somebody_elses_is_refused_and_not_touched(
     assert contents(out.parent) == there
 
 
-def test_links_at_our_names_are_replaced_and_not_written_through(
+def test_convert_replaces_links_and_never_writes_through_them(
     raw_tree: Path, converted: dict[str, Path], out: Path, tmp_path: Path
 ) -> None:
     names = ("dataset.index", MANIFEST_NAME, REJECTED_NAME, "train-00005.safetensors", "dataset.json.partial")
@@ -109,7 +109,7 @@ def test_links_at_our_names_are_replaced_and_not_written_through(
 # Who meddles.
 
 
-def test_what_comes_to_the_old_dataset_meanwhile_survives_and_is_named(
+def test_a_file_put_into_the_old_dataset_survives_overwrite(
     raw_tree: Path, converted: dict[str, Path], out: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Before the swap it stops the run; after it the new dataset is in place."""
@@ -135,7 +135,7 @@ def test_what_comes_to_the_old_dataset_meanwhile_survives_and_is_named(
 
 
 @pytest.mark.parametrize("moment", ["converting", "overwriting", "finished"])
-def test_no_run_is_done_while_a_shard_is_missing(moment: str, tree: Path, tmp_path: Path) -> None:
+def test_convert_fails_while_a_shard_is_missing(moment: str, tree: Path, tmp_path: Path) -> None:
     """Whoever took it away, and whenever; and the same command, or --overwrite, makes it again."""
     out, recipe, damaged = tmp_path / "out", small_recipe("shards"), list[Path]()
     if moment != "converting":
@@ -155,7 +155,7 @@ def test_no_run_is_done_while_a_shard_is_missing(moment: str, tree: Path, tmp_pa
     assert verify(out) == []
 
 
-def test_pictures_that_changed_at_their_size_are_noticed_and_never_mixed_with_old_ones(
+def test_a_resumed_conversion_converts_changed_pictures_again(
     tree: Path, out: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(tree, out)

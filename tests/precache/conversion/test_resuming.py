@@ -16,7 +16,7 @@ import pytest
 from precache import convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.errors import DatasetError
-from precache.pictures.kinds import made_by
+from precache.pictures.kinds import decoder_versions
 from precache.storage import staging
 from tests.command import ROOT, run_here
 from tests.conftest import small_recipe
@@ -32,7 +32,7 @@ def has_two_shards(folder: Path) -> bool:
 @pytest.mark.parametrize(
     ("number", "code", "overwrites"), [(signal.SIGINT, 130, False), (signal.SIGTERM, 143, True)]
 )
-def test_signals_end_with_one_line_their_code_and_what_is_kept(
+def test_a_signal_ends_convert_with_its_code_and_what_is_kept(
     number: int, code: int, overwrites: bool, raw_tree: Path, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     arguments = ["convert", str(raw_tree), "out", *CONVERT, "--workers", "0"]
@@ -61,7 +61,7 @@ def test_signals_end_with_one_line_their_code_and_what_is_kept(
 
 
 @pytest.mark.parametrize("damage", ["cut off", "third line"])
-def test_what_is_damaged_is_converted_again_and_that_is_said(
+def test_convert_repeats_the_shards_that_a_damaged_journal_lost(
     damage: str, raw_tree: Path, converted: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(raw_tree, tmp_path / "out")
@@ -82,12 +82,14 @@ def test_what_is_damaged_is_converted_again_and_that_is_said(
     assert journal.read_text() == "Dear diary\n"
 
 
-def test_what_other_software_began_is_not_gone_on_with(
+def test_convert_refuses_to_resume_with_another_pillow(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupt(raw_tree, tmp_path / "out")
     before = contents(tmp_path / "out")
-    monkeypatch.setattr("precache.conversion.convert.made_by", lambda: {**made_by(), "pillow": "99"})
+    monkeypatch.setattr(
+        "precache.conversion.convert.decoder_versions", lambda: {**decoder_versions(), "pillow": "99"}
+    )
     with pytest.raises(DatasetError, match=r"out: .*pillow .*, here 99\).*--overwrite"):
         convert(raw_tree, tmp_path / "out", small_recipe("shards"), workers=0)
     assert contents(tmp_path / "out") == before
@@ -107,7 +109,7 @@ def test_staging_folders_of_dead_processes_are_removed(
         folder.mkdir()
         for name in names:
             (folder / name).write_bytes(THESIS)
-    assert staging.sweep() == [dead]
+    assert staging.remove_abandoned() == [dead]
     assert own.exists()
     assert (mine / "thesis.txt").read_bytes() == THESIS
     assert not dead.exists()
@@ -122,7 +124,7 @@ with temporary_folder() as folder:
 """
 
 
-def test_what_a_killed_process_left_in_tmpdir_goes_with_the_next(tmp_path: Path) -> None:
+def test_the_next_process_removes_what_a_killed_one_left_in_tmpdir(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
     for program, code in ((_KILLED, -signal.SIGKILL), (_KILLED.replace("SIGKILL", "SIGCONT"), 0)):
         command = [sys.executable, "-c", program]

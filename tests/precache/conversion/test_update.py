@@ -27,7 +27,7 @@ from precache import (
     verify_across,
     verify_deep,
 )
-from precache.conversion.journal import unfinished_names
+from precache.conversion.journal import unfinished_update_names
 from precache.errors import DatasetError, PrecacheError
 from precache.formats import FORMATS
 from precache.recipe import DEFAULT_SPLITS
@@ -35,7 +35,7 @@ from tests.command import ROOT
 from tests.conftest import IMAGES
 from tests.precache.destinations import contents
 from tests.precache.sources.archives import Files, make_zip, put
-from tests.precache.sources.listed import FIELDS, TARGETS
+from tests.precache.sources.examples import FIELDS, TARGETS
 from tests.precache.sources.objects import Items
 from tests.precache.sources.objects import picture as grey
 from tests.precache.sources.tables import write_csv, write_jsonl
@@ -257,7 +257,7 @@ def rejected(out: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "seed"), [(kind, number % 3) for number, kind in enumerate(KINDS)])
-def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tmp_path: Path) -> None:
+def test_an_update_serves_the_same_as_a_new_conversion(kind: str, seed: int, tmp_path: Path) -> None:
     """What stays is where it was; what comes has an id that was never used."""
     world, out = World(seed), tmp_path / "out"
     name = sorted(FORMATS)[seed % len(FORMATS)]
@@ -291,7 +291,7 @@ def test_an_update_serves_what_converting_afresh_serves(kind: str, seed: int, tm
         assert not follow(source, out, name, options, **how)
 
 
-def test_a_mask_that_was_damaged_where_it_is_stored_is_a_reject(tmp_path: Path) -> None:
+def test_a_picture_whose_stored_mask_is_damaged_is_rejected(tmp_path: Path) -> None:
     source, options = masked_tree(World(1), tmp_path)
     follow(source, tmp_path / "first", "shards", options)
     victim, stored = next((path, of[1]) for path, of in contents_of(tmp_path / "first").items() if of[1])
@@ -302,7 +302,7 @@ def test_a_mask_that_was_damaged_where_it_is_stored_is_a_reject(tmp_path: Path) 
     assert rejected(tmp_path / "second") == [victim]
 
 
-def test_the_same_history_gives_the_same_bytes_whatever_workers_copies_and_hashes(tmp_path: Path) -> None:
+def test_the_same_updates_give_the_same_bytes(tmp_path: Path) -> None:
     world, first, copy = World(0), tmp_path / "first", tmp_path / "copy"
     script = "import sys, pathlib; from tests.precache.conversion.test_update import follow; "
     script += "follow(*map(pathlib.Path, sys.argv[1:]), 'shards', workers=2)"
@@ -333,7 +333,7 @@ def test_an_id_is_never_used_again(tree: Path, tmp_path: Path) -> None:
     assert used == [IMAGES, IMAGES + 1]
 
 
-def test_statistics_grow_with_what_is_stored(tree: Path, tmp_path: Path) -> None:
+def test_an_update_adds_to_the_statistics(tree: Path, tmp_path: Path) -> None:
     follow(tree, tmp_path / "out", "shards", splits=DEFAULT_SPLITS)
     shutil.copytree(min(tree.iterdir()), tree / "new")
     for name in ("out", "whole"):
@@ -343,7 +343,7 @@ def test_statistics_grow_with_what_is_stored(tree: Path, tmp_path: Path) -> None
     assert (*grown.mean, *grown.std) == pytest.approx((*whole.mean, *whole.std), abs=1e-9)
 
 
-def test_a_source_that_lost_everything_leaves_the_dataset_as_it_is(tree: Path, tmp_path: Path) -> None:
+def test_an_update_to_an_empty_source_leaves_the_dataset_as_it_is(tree: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     follow(tree, out, "shards")
     before = contents(out)
@@ -378,7 +378,7 @@ def test_an_update_may_keep_no_picture_or_one(target: str, tmp_path: Path) -> No
         assert contents_of(out) == contents_of(afresh)
 
 
-def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(tree: Path, tmp_path: Path) -> None:
+def test_an_update_never_overwrites_a_file_of_the_user(tree: Path, tmp_path: Path) -> None:
     """Also where another update is unfinished."""
     out, folder = tmp_path / "out", min(tree.iterdir())
     follow(tree, out, "shards")
@@ -387,7 +387,7 @@ def test_a_file_under_a_name_that_an_update_needs_is_not_overwritten(tree: Path,
         follow(tree, out, "shards")
     shutil.copytree(folder, tree / "new-2")
     follow(tree, Path(shutil.copytree(out, tmp_path / "copy")), "shards")
-    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - unfinished_names(out))
+    mine = out / max(contents(tmp_path / "copy").keys() - contents(out).keys() - unfinished_update_names(out))
     mine.write_text("mine")
     with pytest.raises(DatasetError, match=f"not part of the dataset.*{mine.name}"):
         follow(tree, out, "shards")

@@ -14,7 +14,7 @@ from precache.conversion.journal import JOURNAL_NAME
 from precache.conversion.url import leftovers, working_folder
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.objects import ObjectStore
-from precache.storage.retries import PATIENCE
+from precache.storage.retries import PATIENCE_VARIABLE
 from precache.storage.urls import Url
 from tests.cloud.storages import FAULTS, Storage
 from tests.cloud.uploading import objects
@@ -34,7 +34,7 @@ def replace_one(url: Url) -> None:
     store.put(name, bytes(len(store.get(name))))
 
 
-def test_workers_push_what_they_write_and_leave_nothing_here(
+def test_workers_push_their_shards_and_leave_no_local_files(
     bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     url = bucket / "sets/caltech"
@@ -45,7 +45,7 @@ def test_workers_push_what_they_write_and_leave_nothing_here(
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else(
+def test_a_conversion_stopped_at_any_request_is_completed_or_cleaned(
     step: int, bucket: Url, raw_tree: Path, converted: dict[str, Path]
 ) -> None:
     """Nothing there looks finished before, and objects of the user's stay, also under a name of ours."""
@@ -75,7 +75,7 @@ def test_stopped_at_a_request_it_is_completed_or_cleaned_and_leaves_nothing_else
     assert is_finished
 
 
-def test_on_another_machine_it_starts_anew_and_says_so(
+def test_a_conversion_starts_over_on_another_machine_and_warns(
     bucket: Url,
     raw_tree: Path,
     converted: dict[str, Path],
@@ -90,7 +90,7 @@ def test_on_another_machine_it_starts_anew_and_says_so(
     assert objects(bucket) == contents(converted["shards"])
 
 
-def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
+def test_the_later_of_two_conversions_fails_and_keeps_the_other_dataset(
     bucket: Url,
     raw_tree: Path,
     converted: dict[str, Path],
@@ -113,7 +113,7 @@ def test_of_two_converters_one_is_told_and_the_other_ones_dataset_stays(
 
 
 @pytest.mark.parametrize("damage", ["gone", "replaced"])
-def test_a_finished_shard_that_is_not_as_it_was_is_converted_again(
+def test_a_finished_shard_that_changed_at_the_url_is_converted_again(
     damage: str, bucket: Url, raw_tree: Path, converted: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     interrupt(raw_tree, bucket)
@@ -140,7 +140,7 @@ def test_a_shard_that_another_process_replaced_is_never_committed(
     assert ObjectStore(bucket).find("dataset.json") is None
 
 
-def test_nothing_is_removed_where_nobody_can_be_asked(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
+def test_clean_removes_nothing_without_a_terminal_or_yes(bucket: Url, raw_tree: Path, tmp_path: Path) -> None:
     interrupt(raw_tree, bucket)
     before = objects(bucket)
     check_bad_input(run_here("precache", "clean", bucket, cwd=tmp_path), str(bucket), "pass --yes")
@@ -161,11 +161,11 @@ def test_a_storage_that_fails_at_random_loses_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One request in four fails, in any way that there is; but stalls take their time."""
-    monkeypatch.setenv(PATIENCE, "1")
+    monkeypatch.setenv(PATIENCE_VARIABLE, "1")
     storage.plan = lambda seen: "503" if seen.method == "PUT" and "train-" in seen.path else None
     with pytest.raises(StorageError, match=r"s3://bucket.*train-0000.*SlowDown"):
         convert(raw_tree, bucket / "none", small_recipe("shards"), workers=0)
-    monkeypatch.setenv(PATIENCE, "2")
+    monkeypatch.setenv(PATIENCE_VARIABLE, "2")
     kinds = [fault for fault in FAULTS if fault not in ("flip", "stall")]
     for seed in seeds:
         url, draw = bucket / str(seed), random.Random(seed)

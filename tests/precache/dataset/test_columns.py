@@ -24,9 +24,12 @@ def values_in(column: Column) -> list[Any]:
 @pytest.mark.parametrize("name", VALUES)
 def test_rows_of_a_column_are_those_of_a_list_whatever_is_asked_for(name: str) -> None:
     (values, kind), random = VALUES[name], np.random.default_rng(len(name))
-    many, rows = Column.of(values * 1000), random.permutation(3000)  # they are gathered some at a time
+    many, rows = (
+        Column.from_values(values * 1000),
+        random.permutation(3000),
+    )  # they are gathered some at a time
     assert values_in(many.select(rows)) == [values[row % 3] for row in rows]
-    whole, listed = Column.of(values * 5), values * 5
+    whole, listed = Column.from_values(values * 5), values * 5
     assert (whole.kind, values_in(whole)) == (kind, listed)
     for _ in range(20):
         first, last = sorted(random.integers(0, 16, 2).tolist())
@@ -60,8 +63,8 @@ def test_rows_of_a_range_from_0_on_are_the_array_itself() -> None:
 
 @pytest.mark.parametrize("name", VALUES)
 def test_values_are_the_same_row_by_row_also_of_no_rows(name: str) -> None:
-    column = Column.of(VALUES[name][0])
-    assert column.same(column).tolist() == [True] * 3
-    assert column.same(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
+    column = Column.from_values(VALUES[name][0])
+    assert column.equal_rows(column).tolist() == [True] * 3
+    assert column.equal_rows(column.select(np.array([1, 1, 1]))).tolist() == [False, True, False]
     none = column.select(np.empty(0, np.int64))
-    assert none.same(none).tolist() == []
+    assert none.equal_rows(none).tolist() == []

@@ -17,8 +17,8 @@ from precache.dataset.inspection import write_duplicates
 from precache.errors import SettingError
 from precache.formats import FORMATS
 from tests.command import run_here
-from tests.precache.pictures.drawing import encoded
-from tests.precache.sources.listed import listed_pictures
+from tests.precache.pictures.drawing import encode_image
+from tests.precache.sources.examples import source_of_pictures
 
 FILES = {
     "train/cat/a.png": 1,
@@ -110,9 +110,9 @@ def test_copies_are_listed_those_that_matter_first(name: str, tree: Path, tmp_pa
     ],
 )
 def test_labels_differ_by_what_they_say(target: str, values: Any, differ: int, tmp_path: Path) -> None:
-    pictures = [encoded(draw(what)) for what in (1, 1, 2, 2, 3)]
+    pictures = [encode_image(draw(what)) for what in (1, 1, 2, 2, 3)]
     fields = {"number": [*range(len(pictures))]}
-    found = make(listed_pictures(pictures, target, values, fields), tmp_path / "out").find_duplicates()
+    found = make(source_of_pictures(pictures, target, values, fields), tmp_path / "out").find_duplicates()
     assert (len(found), found.in_splits, found.in_labels) == (2, 0, differ)
 
 

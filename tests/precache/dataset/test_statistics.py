@@ -15,7 +15,7 @@ from tests.format_contract import stored
 def test_sums_are_exact_of_the_brightest_picture_too(dtype: type[np.integer]) -> None:
     picture = np.full((200, 7, 4), np.iinfo(dtype).max, dtype)
     picture[:5] = np.random.default_rng(0).integers(0, 255, (5, 7, 4), dtype)
-    sums = PixelSums.of(picture)
+    sums = PixelSums.from_picture(picture)
     wide = picture.astype(object).reshape(-1, 4)
     assert sums == PixelSums(len(wide), tuple(wide.sum(0)), tuple((wide**2).sum(0)))
     assert sums + NO_PIXELS == NO_PIXELS + sums == sums

@@ -16,7 +16,7 @@ import simplejpeg
 from precache import Conversion, convert
 from precache.conversion.journal import JOURNAL_NAME
 from precache.dataset.manifest import MANIFEST_NAME
-from precache.engines import KILLED, nodes_of
+from precache.engines import KILLED, prepare_nodes
 from precache.errors import PrecacheError, SettingError, SourceError, WorkerError
 from precache.pictures.reading import read_picture
 from precache.sources.tree import TreeSource
@@ -47,7 +47,7 @@ def on_ray(source: Any, out: Path, **settings: Any) -> Conversion:
     return convert(source, out, RECIPE, engine="ray", **settings)
 
 
-def test_an_error_names_its_file_and_the_same_command_ends_with_the_same_bytes(
+def test_an_error_names_its_file_and_the_next_run_completes(
     engine: str, tree: Path, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From relative paths: they are those of the driver."""
@@ -64,7 +64,7 @@ def test_an_error_names_its_file_and_the_same_command_ends_with_the_same_bytes(
     assert (len(result.nodes) > 0) == (engine == "ray")
 
 
-def test_a_picture_over_which_workers_die_is_left_out_by_name(
+def test_a_picture_that_kills_workers_is_rejected_by_name(
     engine: str, slow: Slow, raw_tree: Path, tmp_path: Path
 ) -> None:
     """As where the kernel kills who takes too much memory."""
@@ -134,7 +134,7 @@ def has_finished_two_shards(out: Path) -> bool:
         pytest.param(signal.SIGTERM, 143, "precache: error: terminated after ", marks=pytest.mark.slow),
     ],
 )
-def test_a_driver_that_ends_midway_leaves_what_the_same_command_goes_on_from(
+def test_the_same_command_continues_after_its_driver_ended(
     number: int, code: int, says: str, cluster: Any, slow: Slow, converted: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -154,10 +154,10 @@ def test_a_folder_that_a_node_does_not_share_is_named_with_the_node(raw_tree: Pa
     """Asked here of folders in which a file disappears."""
     (tmp_path / "out").mkdir()
     picture = put(tmp_path / "source", {"1.jpg": b"a picture"}) / "1.jpg"
-    as_scanned = (picture.stat().st_size, picture.stat().st_mtime_ns)
-    read = partial(read_picture, str(picture), as_scanned=as_scanned)
+    scanned_status = (picture.stat().st_size, picture.stat().st_mtime_ns)
+    read = partial(read_picture, str(picture), scanned_status=scanned_status)
     for folder, says in ((tmp_path / "out", "is missing there"), (tmp_path / "source", "disappeared")):
-        with nodes_of("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
+        with prepare_nodes("ray", tmp_path / "out", JOURNAL_NAME, read) as nodes:
             nodes.check("node a")
             next(folder.iterdir()).unlink()
             with pytest.raises(PrecacheError, match=rf"^node a: .*{folder}.*{says}.*mount"):

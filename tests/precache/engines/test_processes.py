@@ -38,7 +38,7 @@ def test_a_unit_that_kills_two_workers_is_left_out_and_the_rest_is_done(
     assert sum(counts) == UNITS * len(given)
 
 
-def test_a_task_whose_workers_go_on_dying_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_a_task_whose_workers_keep_dying_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(WorkerError, match=r"^7: its worker died 2 times \(exit code -9"):
         run(tasks.die, Deadly("7"))
     for function in (tasks.die_over_other_units, tasks.die_stubbornly):
@@ -51,7 +51,7 @@ def test_a_worker_that_dies_while_it_answers_is_replaced(tmp_path: Path) -> None
     assert len(answer) == 100_000_000
 
 
-def test_a_death_is_seen_although_a_child_holds_the_pipe(tmp_path: Path) -> None:
+def test_a_dead_worker_is_noticed_while_its_child_holds_the_pipe(tmp_path: Path) -> None:
     tries, start_s = tmp_path / "tries", time.monotonic()
     try:
         assert run(tasks.die_beside_a_child, Deadly("7", tries=tries)) == ["7"]

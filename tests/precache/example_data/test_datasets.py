@@ -12,7 +12,9 @@ from tests.precache.example_data.publishing import Server, published, tar_of
 from tests.precache.sources.archives import files_of, link, make_tar, make_zip
 
 
-def test_fetch_gives_the_tree(dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path) -> None:
+def test_fetch_unpacks_the_tree(
+    dataset: PublicDataset, server: Server, raw_tree: Path, tmp_path: Path
+) -> None:
     """An archive that is there, be it put there by hand, needs no network; a tree that exists stays."""
     progress: list[tuple[int, int]] = []
     fetch(dataset, tmp_path / "raw", on_progress=lambda *p: progress.append(p))
@@ -38,7 +40,7 @@ def test_an_archive_inside_a_zip_is_unpacked(server: Server, raw_tree: Path, tmp
     assert files_of(tmp_path / "raw") == files_of(raw_tree)
 
 
-def test_what_is_no_file_of_the_tree_is_left_out(server: Server, raw_tree: Path, tmp_path: Path) -> None:
+def test_fetch_leaves_out_files_outside_the_tree(server: Server, raw_tree: Path, tmp_path: Path) -> None:
     extra = [tarfile.TarInfo(name) for name in ("", ".", "./", "/evil.jpg", "other/evil.jpg")]
     for number, kind in enumerate((tarfile.SYMTYPE, tarfile.LNKTYPE)):
         extra.append(link(f"256_Objects/001.anchor/evil{number}.jpg", "/etc/passwd", kind))
@@ -57,7 +59,7 @@ OTHERS: list[tuple[dict[str, Any], bytes | None, str]] = [
 
 
 @pytest.mark.parametrize(("changes", "content", "said"), OTHERS)
-def test_an_archive_that_is_not_the_published_one_leaves_nothing(
+def test_fetch_leaves_no_tree_of_a_wrong_archive(
     changes: dict[str, Any], content: bytes | None, said: str, server: Server, raw_tree: Path, tmp_path: Path
 ) -> None:
     outside = [tarfile.TarInfo("256_Objects/../../evil.jpg")] if "outside" in said else []
@@ -81,7 +83,7 @@ SERVERS: list[tuple[dict[str, Any], int, list[str | None], str]] = [
 
 
 @pytest.mark.parametrize(("how", "partial", "requests", "said"), SERVERS, ids=str)
-def test_what_a_server_does_not_send_is_asked_for_again(
+def test_fetch_requests_what_a_server_has_not_sent(
     how: dict[str, Any], partial: int, requests: list[str | None], said: str,
     dataset: PublicDataset, server: Server, tmp_path: Path,
 ) -> None:  # fmt: skip

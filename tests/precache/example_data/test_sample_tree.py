@@ -10,7 +10,7 @@ from tests.precache.sources.archives import files_of, put
 
 
 @pytest.mark.parametrize("like", sorted(PICTURES_LIKE))
-def test_same_seed_same_bytes_whatever_the_workers(like: str, tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes_with_any_workers(like: str, tmp_path: Path) -> None:
     for name, seed, workers in (("one", 3, 0), ("again", 3, 2), ("other", 4, 0)):
         make_sample(tmp_path / name, images=5, classes=3, seed=seed, like=like, workers=workers)
     one, again, other = (files_of(tmp_path / name) for name in ("one", "again", "other"))
@@ -20,7 +20,7 @@ def test_same_seed_same_bytes_whatever_the_workers(like: str, tmp_path: Path) ->
     assert len(one) == 5
 
 
-def test_the_tree_has_the_kinds_and_sizes_of_what_it_is_like(tmp_path: Path) -> None:
+def test_a_sample_has_the_kinds_and_sizes_of_its_model(tmp_path: Path) -> None:
     """The mean of ImageNet's training pictures is 470x400."""
     for like, kinds, pixels in (
         ("caltech", {"JPEG RGB", "JPEG L", "JPEG CMYK", "JPEG RGB rotated", "PNG RGB"}, 110_000),
@@ -37,7 +37,7 @@ def test_the_tree_has_the_kinds_and_sizes_of_what_it_is_like(tmp_path: Path) -> 
         assert np.mean(areas) == pytest.approx(pixels, rel=0.3)
 
 
-def test_an_empty_folder_is_filled_and_neighbours_are_spared(
+def test_make_sample_fills_an_empty_folder_and_nothing_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(tmp_path, {"photos.partial/mine.jpg": b"mine"})

@@ -23,7 +23,7 @@ def noise(*shape: int, dtype: Any = np.uint8, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, np.iinfo(dtype).max + 1, shape, dtype=dtype)
 
 
-def encoded(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
+def encode_image(picture: Image.Image | np.ndarray, kind: str = "PNG", **options: Any) -> bytes:
     """A file; `exif=6` is its orientation."""
     if isinstance(options.get("exif"), int):
         exif = Image.Exif()

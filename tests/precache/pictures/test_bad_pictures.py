@@ -12,9 +12,9 @@ import precache
 from precache.errors import ImageError
 from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
-from precache.pictures.turns import LARGE_PIXELS, Turn
+from precache.pictures.large_pictures import LARGE_PIXELS, LargePictureLock
 from tests.conftest import small_recipe
-from tests.precache.pictures.drawing import encoded, noise, png, rendered_within, tiff
+from tests.precache.pictures.drawing import encode_image, noise, png, rendered_within, tiff
 
 SVG = b'\xef\xbb\xbf<?xml version="1.0"?>\n<!-- made by hand -->\n<svg xmlns="http://www.w3.org/2000/svg"/>\n'
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n%%EOF\n"
@@ -24,10 +24,10 @@ UNKNOWN = r": cannot be decoded \(not a known image format\)"
 def text_that_inflates() -> bytes:
     info = PngImagePlugin.PngInfo()
     info.add_text("bomb", "a" * (80 << 20), zip=True)
-    return encoded(noise(8, 8, 3), pnginfo=info)
+    return encode_image(noise(8, 8, 3), pnginfo=info)
 
 
-JPEG, PNG = encoded(noise(64, 64, 3), "JPEG"), encoded(noise(64, 64, 3))
+JPEG, PNG = encode_image(noise(64, 64, 3), "JPEG"), encode_image(noise(64, 64, 3))
 BAD = {
     "empty": (b"", r": cannot be decoded \(the file is empty\)"),
     "error page": (b"<html>404</html>", UNKNOWN),
@@ -54,7 +54,7 @@ def test_a_bad_picture_is_one_line_with_its_path_and_the_reason(name: str) -> No
 
 def gif_frame(width: int, height: int) -> bytes:
     """A screen of 8 x 8 with a frame of so many pixels."""
-    data = bytearray(encoded(Image.new("P", (8, 8)), "GIF"))
+    data = bytearray(encode_image(Image.new("P", (8, 8)), "GIF"))
     at = data.index(b",\0\0\0\0\x08\0\x08\0")
     data[at + 5 : at + 9] = struct.pack("<HH", width, height)
     return bytes(data)
@@ -62,7 +62,7 @@ def gif_frame(width: int, height: int) -> bytes:
 
 def webp_canvas(width: int, height: int) -> bytes:
     frames = [Image.new("RGBA", (8, 8), color) for color in ("#01020304", "red")]
-    body = bytearray(encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:]))
+    body = bytearray(encode_image(frames[0], "WEBP", save_all=True, append_images=frames[1:]))
     assert body[12:16] == b"VP8X"
     body[24:27], body[27:30] = (width - 1).to_bytes(3, "little"), (height - 1).to_bytes(3, "little")
     return bytes(body)
@@ -92,7 +92,7 @@ def test_a_bomb_is_refused_without_its_memory(name: str, tmp_path: Path) -> None
 
 def test_the_limit_is_the_callers_not_pillows(tmp_path: Path) -> None:
     """Of a conversion and of a check, beyond what Pillow refuses by itself; its own limit is as before."""
-    before, data = Image.MAX_IMAGE_PIXELS, encoded(Image.new("1", (18_000, 10_000), 1))
+    before, data = Image.MAX_IMAGE_PIXELS, encode_image(Image.new("1", (18_000, 10_000), 1))
     (tmp_path / "tree/a").mkdir(parents=True)
     (tmp_path / "tree/a/0.png").write_bytes(data)
     Image.new("RGB", (9, 9)).save(tmp_path / "tree/a/1.png")
@@ -107,8 +107,8 @@ def test_the_limit_is_the_callers_not_pillows(tmp_path: Path) -> None:
 
 
 def _in_turn(log: Path, hold_s: float) -> None:
-    with Turn() as turn:
-        turn.wait(LARGE_PIXELS + 1)
+    with LargePictureLock() as lock:
+        lock.acquire_if_large(LARGE_PIXELS + 1)
         with open(log, "a") as file:
             file.write("begins\n")
         time.sleep(hold_s)
@@ -130,8 +130,8 @@ def test_large_pictures_take_turns_over_processes(tmp_path: Path) -> None:
         holder.start()
         while not (tmp_path / kind).exists():
             time.sleep(0.01)
-        images.render(encoded(Image.new("L", (5000, 500)), kind), "x", Rendering(size=8))
-        large = encoded(Image.new("L", (5000, LARGE_PIXELS // 5000 + 1)), kind)
+        images.render(encode_image(Image.new("L", (5000, 500)), kind), "x", Rendering(size=8))
+        large = encode_image(Image.new("L", (5000, LARGE_PIXELS // 5000 + 1)), kind)
         waiting = context.Process(target=images.render, args=(large, "x", Rendering(size=8)))
         waiting.start()
         waiting.join(0.3)

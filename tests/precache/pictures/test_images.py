@@ -17,7 +17,7 @@ from precache.pictures import images, jpeg
 from precache.pictures.images import Rendering
 from precache.pictures.sizes import Size
 from precache.sources.tree import scan_tree
-from tests.precache.pictures.drawing import chunk, encoded, load, noise, png
+from tests.precache.pictures.drawing import chunk, encode_image, load, noise, png
 
 SIDES = [(90, 60), (60, 90), (64, 64), (333, 41), (20, 10), (48, 48), (48, 301), (1, 30), (30, 1)]
 
@@ -61,17 +61,17 @@ def fitted(picture: Image.Image, how: Rendering) -> Image.Image:
 @pytest.mark.parametrize("fit", images.FITS)
 def test_what_is_stored_is_the_whole_picture_resized(fit: str, channels: str) -> None:
     """By the box that is kept alone; of grey as Pillow converts to it. What is cropped may be off by 1."""
-    sizes: list[Size] = [48] if fit in images.KEPT else [48, (36, 60)]
+    sizes: list[Size] = [48] if fit in images.KEEPING_FITS else [48, (36, 60)]
     for number, (width, height) in enumerate(SIDES):
         picture = Image.fromarray(noise(height, width, 3)).convert(["RGB", "L", "LA"][number % 3])
         for size in sizes:
             for option in (False, True):
                 how = Rendering(size=size, fit=fit, channels=channels)
                 if option and fit != "stretch":
-                    how = replace(how, enlarge=fit in images.KEPT)
+                    how = replace(how, enlarge=fit in images.KEEPING_FITS)
                 elif option:
                     how = replace(how, resample="area")
-                pixels, original = images.render(encoded(picture), "x", how)
+                pixels, original = images.render(encode_image(picture), "x", how)
                 expected = np.asarray(fitted(picture.convert(images.MODES[channels]), how))
                 found = pixels[..., 0] if channels == "grey" else pixels
                 assert found.shape == expected.shape
@@ -82,7 +82,7 @@ def test_what_is_stored_is_the_whole_picture_resized(fit: str, channels: str) ->
 def test_by_default_pictures_are_kept_whole_and_shrunk_by_lanczos() -> None:
     for width, height, stored in ((672, 450, (669, 448)), (440, 3000, (440, 3000))):
         picture = Image.fromarray(noise(height, width, 3))
-        pixels, _ = images.render(encoded(picture), "x", Recipe(format="shards").rendering)
+        pixels, _ = images.render(encode_image(picture), "x", Recipe(format="shards").rendering)
         resized = picture if stored == picture.size else picture.resize(stored, Image.Resampling.LANCZOS)
         assert np.array_equal(pixels, np.asarray(resized))
 
@@ -105,7 +105,7 @@ def test_exif_orientation_is_applied_and_the_header_says_it(kind: str, mode: str
     if mode != "I;16":
         stored = image.convert(mode)
     for orientation in range(1, 9):
-        data = encoded(stored, kind, exif=orientation, quality=95)
+        data = encode_image(stored, kind, exif=orientation, quality=95)
         upright = images.decode(data, "x")
         assert (upright.size, upright.mode) == ((40, 24) if orientation < 5 else (24, 40), "RGB")
         assert images.upright_shape(data, "x") == upright.size[::-1]
@@ -120,21 +120,21 @@ def of_palette(kind: str, **options: Any) -> bytes:
     palette = Image.new("P", (8, 8), 0)
     palette.putpalette([10, 200, 30, 0, 0, 255])
     palette.paste(1, (4, 0, 8, 8))
-    return encoded(palette, kind, **options)
+    return encode_image(palette, kind, **options)
 
 
 def animated(kind: str) -> bytes:
     """The halves, and a frame of something else."""
-    frames = [of_palette("PNG"), encoded(noise(8, 8, 3))]
+    frames = [of_palette("PNG"), encode_image(noise(8, 8, 3))]
     first, second = (Image.open(io.BytesIO(frame)).convert("RGB") for frame in frames)
-    return encoded(first, kind, save_all=True, append_images=[second])
+    return encode_image(first, kind, save_all=True, append_images=[second])
 
 
 def half_transparent(side: int) -> bytes:
     rgba = np.zeros((side, side, 4), np.uint8)
     rgba[:, : side // 2, :3] = 10, 200, 30
     rgba[:, side // 2 :] = 0, 0, 255, 255
-    return encoded(rgba, compress_level=1)
+    return encode_image(rgba, compress_level=1)
 
 
 cmyk = Image.new("CMYK", (16, 16), (245, 55, 225, 0))
@@ -145,7 +145,7 @@ HALVES = {
     "colour key": (of_palette("PNG", transparency=0), (255, 255, 255)),
     "on white": (half_transparent(8), (255, 255, 255)),
     "on white, in several bands": (half_transparent(2100), (255, 255, 255)),
-    "CMYK": (encoded(cmyk, "JPEG", quality=100), (10, 200, 30)),  # inverted, as Adobe does
+    "CMYK": (encode_image(cmyk, "JPEG", quality=100), (10, 200, 30)),  # inverted, as Adobe does
 }  # fmt: skip
 
 
@@ -179,23 +179,23 @@ def test_transparency_is_kept_and_colours_are_weighed_with_it() -> None:
     picture[:, ::2] = (200, 100, 50, 255)
     picture[:, 1::2] = (0, 255, 0, 0)
     how = Rendering(size=4, channels="rgba", resample="area")
-    pixels, _ = images.render(encoded(picture), "x", how)
+    pixels, _ = images.render(encode_image(picture), "x", how)
     assert np.abs(pixels.astype(int) - (200, 100, 50, 128)).max() <= 1
-    same, _ = images.render(encoded(picture), "x", replace(how, size=8))
+    same, _ = images.render(encode_image(picture), "x", replace(how, size=8))
     assert np.array_equal(same, picture)
-    clear = encoded(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
+    clear = encode_image(Image.new("RGBA", (8, 8), (0, 0, 0, 0)))
     behind, _ = images.render(clear, "x", Rendering(size=8, background=(1, 2, 3)))
     assert (behind == (1, 2, 3)).all()
 
 
-JPEG = encoded(noise(64, 64, 3), "JPEG", comment=b"\xff\xd9")
+JPEG = encode_image(noise(64, 64, 3), "JPEG", comment=b"\xff\xd9")
 """The end that its comment has is not its own."""
 AS_PILLOW = {
-    "grey": encoded(noise(50, 40), "JPEG"),
-    "progressive": encoded(noise(70, 50, 3), "JPEG", progressive=True),
-    **{f"subsampling {n}": encoded(noise(70, 50, 3), "JPEG", subsampling=n) for n in (0, 1, 2)},
+    "grey": encode_image(noise(50, 40), "JPEG"),
+    "progressive": encode_image(noise(70, 50, 3), "JPEG", progressive=True),
+    **{f"subsampling {n}": encode_image(noise(70, 50, 3), "JPEG", subsampling=n) for n in (0, 1, 2)},
     "YCCK": simplejpeg.encode_jpeg(noise(16, 16, 4), quality=100, colorspace="CMYK"),
-    "CMYK": encoded(Image.fromarray(noise(16, 16, 4), "CMYK"), "JPEG"),
+    "CMYK": encode_image(Image.fromarray(noise(16, 16, 4), "CMYK"), "JPEG"),
     # real trees hold JPEGs that libjpeg warns about; only Pillow's verdict counts
     "harmless garbage": JPEG[:-2] + b"\x00\x00\x00" + JPEG[-2:],
     "something behind its end": JPEG + bytes(20),
@@ -214,7 +214,7 @@ def test_any_jpeg_gives_pillows_pixels(name: str) -> None:
 def test_a_scaled_decode_stays_near_the_whole_one(fit: str) -> None:
     for width, height, orientation in ((640, 480, 1), (640, 480, 6), (643, 485, 6)):
         smooth = Image.fromarray(noise(height // 16, width // 16, 3)).resize((width, height))
-        data, whole = encoded(smooth, "JPEG", quality=95, exif=orientation), Rendering(size=48, fit=fit)
+        data, whole = encode_image(smooth, "JPEG", quality=95, exif=orientation), Rendering(size=48, fit=fit)
         scaled = replace(whole, scaled_decode=True)
         pixels, size = images.render(data, "x.jpg", scaled)
         expected, expected_size = images.render(data, "x.jpg", whole)

@@ -10,7 +10,7 @@ from PIL import Image
 from precache import Recipe, convert
 from precache.sources.tree import scan_tree
 from tests.command import check_bad_input, run, run_here
-from tests.precache.pictures.drawing import encoded, load
+from tests.precache.pictures.drawing import encode_image, load
 from tests.precache.pictures.test_bad_pictures import EPS
 
 NAMES = {
@@ -26,7 +26,7 @@ def saved(kind: str) -> bytes:
     if kind not in Image.SAVE:
         Image.init()
     try:
-        return encoded(Image.new("RGB", (32, 32), (0, 0, 255)), kind, quality=90)
+        return encode_image(Image.new("RGB", (32, 32), (0, 0, 255)), kind, quality=90)
     except (KeyError, OSError):
         pytest.skip(f"this Pillow writes no {kind}")
 
@@ -86,7 +86,9 @@ def test_a_missing_decoder_is_said_before_damage(
     assert "rejected a/a.jpg" in second
 
 
-def test_postscript_runs_no_program(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_postscript_picture_runs_no_program(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The program that Pillow would run leaves a mark."""
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin/gs"

@@ -26,7 +26,7 @@ from tests.precache.pictures.drawing import rendered_within
     [errno.ESTALE, errno.EIO, errno.EACCES, errno.EMFILE, errno.ENFILE],
     ids=errno.errorcode.get,
 )
-def test_an_error_that_passes_costs_no_picture(
+def test_read_picture_retries_temporary_errors(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that stays is named with its path and a remedy."""
@@ -58,7 +58,7 @@ def pipe_instead(path: Path) -> None:
     ("spoil", "reason"), [(pipe_instead, "is not a regular file any more"), (os.unlink, "disappeared")]
 )
 @pytest.mark.parametrize("reader", ["convert", "pytorch", "dali"])
-def test_a_picture_that_becomes_a_pipe_ends_the_conversion_by_name(
+def test_picture_that_becomes_a_pipe_or_is_gone_raises_source_error(
     reader: str, spoil: Callable[[Path], None], reason: str, tree: Path, tmp_path: Path
 ) -> None:
     """And an epoch of a loader, which skips it no more than a conversion rejects it."""
@@ -128,7 +128,7 @@ def test_a_file_too_large_for_a_picture_is_refused_without_reading_it(tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
-def test_want_of_memory_is_no_fault_of_the_picture(kind: str, tmp_path: Path) -> None:
+def test_lack_of_memory_raises_source_error(kind: str, tmp_path: Path) -> None:
     """The same picture, under a limit that leaves no room for it."""
     Image.new("RGB", (7000, 7000)).save(tmp_path / f"x.{kind}")
     answer = rendered_within(60_000_000, tmp_path / f"x.{kind}")

@@ -16,7 +16,7 @@ from precache.formats.shards import DATA_START
 from tests import format_contract
 from tests.building import build_loader
 from tests.command import run_here
-from tests.precache.pictures.drawing import encoded, noise
+from tests.precache.pictures.drawing import encode_image, noise
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def alpha_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(9):
         picture = noise(30 + number, 40, dtype=np.uint16) if number % 3 == 0 else noise(30 + number, 40, 4)
         (path / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-        (path / "ab"[number % 2] / f"{number}.png").write_bytes(encoded(picture))
+        (path / "ab"[number % 2] / f"{number}.png").write_bytes(encode_image(picture))
     return path
 
 

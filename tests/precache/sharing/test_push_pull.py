@@ -103,7 +103,7 @@ def test_what_is_pushed_and_pulled_is_the_same_folder_and_goes_there_once(
 @pytest.mark.parametrize(
     ("before", "overwrite"), [("nothing", True), ("earlier", False), ("no manifest of ours", True)]
 )
-def test_push_leaves_objects_alone_that_it_did_not_send(
+def test_push_refuses_to_replace_objects_it_did_not_send(
     before: str, overwrite: bool, states: dict[str, Path], bucket: Url
 ) -> None:
     store = ObjectStore(bucket / "set")
@@ -119,7 +119,7 @@ def test_push_leaves_objects_alone_that_it_did_not_send(
         assert objects(bucket / "set") == there
 
 
-def test_push_leaves_an_unfinished_conversion_alone_unless_it_is_to_replace_it(
+def test_push_replaces_an_unfinished_conversion_only_with_overwrite(
     states: dict[str, Path], raw_tree: Path, bucket: Url
 ) -> None:
     """And the conversion is told of what has replaced it."""
@@ -140,7 +140,7 @@ def test_push_leaves_an_unfinished_conversion_alone_unless_it_is_to_replace_it(
 
 
 @pytest.mark.parametrize("before", ["begun", "earlier"])
-def test_pull_leaves_files_alone_that_it_did_not_fetch(
+def test_pull_refuses_to_replace_files_it_did_not_fetch(
     before: str, states: dict[str, Path], bucket: Url, storage: Storage, tmp_path: Path
 ) -> None:
     """And goes on where it was cut, or from an earlier state."""
@@ -212,7 +212,7 @@ def test_a_list_of_rejects_is_of_a_dataset_that_has_some(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_of_two_pushes_into_a_url_one_is_told(
+def test_push_raises_if_another_push_has_finished_meanwhile(
     overwrite: bool, converted: dict[str, Path], grey: dict[str, Path], raw_tree: Path, bucket: Url
 ) -> None:
     """The one that ends later; what the other one put there stays."""
@@ -236,7 +236,7 @@ def test_of_two_pushes_into_a_url_one_is_told(
 @pytest.mark.parametrize(
     ("command", "method"), [("push", "PUT"), ("pull", "GET"), ("verify", "GET"), ("convert", "PUT")]
 )
-def test_ctrl_c_does_not_wait_for_a_silent_storage(
+def test_ctrl_c_ends_a_command_that_waits_for_a_silent_storage(
     command: str,
     method: str,
     converted: dict[str, Path],

@@ -1,4 +1,4 @@
-"""Archives of files, as common programs make them."""
+"""Archives and folders of files for tests, as common programs make them."""
 
 import bz2
 import gzip
@@ -18,22 +18,30 @@ from precache.sources.tree import scan_tree
 from tests.faults.mutations import spoil
 
 Files = dict[str, bytes]
-"""The content of each, by its path with slashes."""
+"""Content of each file by its path with slashes."""
 JPEG = b"\xff\xd8\xff"
-_PACKED: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7z": lzma}
+"""Signature of a JPEG, which a scan takes for a picture."""
+_COMPRESSIONS: dict[bytes, Any] = {b"\x1f\x8b": gzip, b"BZh": bz2, b"\xfd7z": lzma}
 
 
 def scan_of(source: Any, **options: Any) -> Scan:
+    """Open a source with these options, and scan it."""
     return open_source(source, SourceOptions(**options)).scan()
 
 
 def files_of(tree: Path, prefix: str = "") -> Files:
-    """What lies in `tree`, as a file system lists it: in no order."""
+    """Read all files in `tree`, in an order unlike the sorted one."""
     paths = sorted((path for path in tree.rglob("*") if path.is_file()), reverse=True)
     return {f"{prefix}{path.relative_to(tree)}": path.read_bytes() for path in paths}
 
 
+def read_shards(folder: Path) -> list[bytes]:
+    """Content of each safetensors file in the folder, by name."""
+    return [path.read_bytes() for path in sorted(folder.glob("*.safetensors"))]
+
+
 def put(root: Path, files: Files) -> Path:
+    """Write files below `root`, and return it."""
     for name, content in files.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(content)
@@ -41,6 +49,7 @@ def put(root: Path, files: Files) -> Path:
 
 
 def make_tar(path: Path, files: Files, more: Iterable[tarfile.TarInfo] = (), mode: Any = "w") -> Path:
+    """Write a tar of `files`, and of members `more` without content, and return its path."""
     with tarfile.open(path, mode) as tar:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
@@ -52,12 +61,14 @@ def make_tar(path: Path, files: Files, more: Iterable[tarfile.TarInfo] = (), mod
 
 
 def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    """Make the header of a link, or of another member without content."""
     member = tarfile.TarInfo(name)
     member.type, member.linkname = kind, target
     return member
 
 
 def make_zip(path: Path, files: Files) -> Path:
+    """Write a zip of `files`, and return its path."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():
             archive.writestr(name, content)
@@ -65,7 +76,7 @@ def make_zip(path: Path, files: Files) -> Path:
 
 
 def make_webdataset(folder: Path, tree: Path) -> Path:
-    """The tree's samples in its order, 20 in a tar, with the class as `.cls` and its name in `.json`."""
+    """Write the tree's samples to tars of 20, with the class's index as `.cls` and its name in `.json`."""
     folder.mkdir()
     scan = scan_tree(tree)
     for start in range(0, len(scan.samples), 20):
@@ -82,13 +93,14 @@ def make_webdataset(folder: Path, tree: Path) -> Path:
 
 
 def spoil_archive(content: bytes, draw: random.Random) -> bytes:
-    """Damage that is not found at once: within what is compressed, and under sums of headers that fit."""
-    packed = next((packed for mark, packed in _PACKED.items() if content.startswith(mark)), None)
-    if packed is not None and draw.random() < 0.8:
-        return bytes(packed.compress(spoil_archive(packed.decompress(content), draw)))
+    """Damage an archive behind its checksums: inside a compressed stream, or with new sums of tar headers."""
+    for mark, compression in _COMPRESSIONS.items():
+        if content.startswith(mark) and draw.random() < 0.8:
+            return bytes(compression.compress(spoil_archive(compression.decompress(content), draw)))
     data = bytearray(spoil(content, draw))
-    for at in range(0, len(data) - 511 if draw.random() < 0.8 else 0, 512):
-        if data[at + 257 : at + 262] == b"ustar":
-            data[at + 148 : at + 156] = b" " * 8
-            data[at + 148 : at + 156] = b"%06o\0 " % sum(data[at : at + 512])
+    if draw.random() < 0.8:
+        for start in range(0, len(data) - 511, 512):
+            if data[start + 257 : start + 262] == b"ustar":
+                data[start + 148 : start + 156] = b" " * 8
+                data[start + 148 : start + 156] = b"%06o\0 " % sum(data[start : start + 512])
     return bytes(data)

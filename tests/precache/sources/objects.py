@@ -1,4 +1,4 @@
-"""Datasets as people write them, of a tree's pictures; importable, for worker processes."""
+"""Datasets as users write them, in a module so that worker processes can import their classes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,11 +8,15 @@ from PIL import Image
 
 
 class Items:
-    """Anything with `__len__` and `__getitem__`."""
+    """A dataset with `__len__` and `__getitem__`; an item that is an exception is raised.
+
+    Attributes:
+        reads: rows that were read so far.
+    """
 
     def __init__(self, items: Sequence[Any], **attributes: Any) -> None:
         self.items = items
-        self.asked: list[int] = []
+        self.reads: list[int] = []
         for name, value in attributes.items():
             setattr(self, name, value)
 
@@ -20,7 +24,7 @@ class Items:
         return len(self.items)
 
     def __getitem__(self, row: int) -> Any:
-        self.asked.append(row)
+        self.reads.append(row)
         item = self.items[row]
         if isinstance(item, Exception):
             raise item
@@ -28,7 +32,7 @@ class Items:
 
 
 class Tensor:
-    """What is known of torch's without importing it."""
+    """Stand-in for a torch tensor, with the methods by which one is recognized."""
 
     def __init__(self, array: Any) -> None:
         self.array, self.shape = array, array.shape
@@ -46,15 +50,18 @@ class Tensor:
         return self.array.tolist()
 
 
-def opened(path: Path) -> Image.Image:
+def load_image(path: Path) -> Image.Image:
+    """Open and decode a picture."""
     with Image.open(path) as image:
         image.load()
         return image
 
 
 def picture(shade: int) -> Image.Image:
+    """Make a grey picture of 8 x 8 pixels."""
     return Image.new("RGB", (8, 8), (shade, shade, shade))
 
 
-def numbered(values: list[Any], **attributes: Any) -> Items:
-    return Items([(picture(row), value) for row, value in enumerate(values)], **attributes)
+def labelled_items(labels: list[Any], **attributes: Any) -> Items:
+    """Make a dataset of pairs (picture, label), with a picture of its own shade for each label."""
+    return Items([(picture(row), label) for row, label in enumerate(labels)], **attributes)

@@ -1,4 +1,4 @@
-"""Tables of pictures, as their users write them."""
+"""Tables of pictures for tests, written as CSV, JSON lines and Parquet."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from precache.sources.base import Scan
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import put, scan_of
 
 
@@ -36,9 +36,9 @@ def write_parquet(path: Path, columns: Mapping[str, Sequence[Any]]) -> None:
 
 
 def write_pictures(
-    path: Path, columns: Mapping[str, Sequence[Any]], classes: Sequence[str] = (), **how: Any
+    path: Path, columns: Mapping[str, Sequence[Any]], classes: Sequence[str] = (), **options: Any
 ) -> Path:
-    """Parquet as Hugging Face's library writes it, with the names of the classes of its column `label`."""
+    """Write Parquet as Hugging Face's library does, with the names of classes of the column `label`."""
     pyarrow = pytest.importorskip("pyarrow", reason="the extra 'table' is not installed")
     parquet = pytest.importorskip("pyarrow.parquet")
     table = pyarrow.table({name: list(values) for name, values in columns.items()})
@@ -47,7 +47,7 @@ def write_pictures(
         features = {"info": {"features": {"image": {"_type": "Image"}, "label": label}}}
         table = table.replace_schema_metadata({"huggingface": json.dumps(features)})
     path.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(table, path, **how)
+    parquet.write_table(table, path, **options)
     return path
 
 
@@ -60,15 +60,16 @@ WRITERS: dict[str, Callable[[Path, Mapping[str, Sequence[Any]]], None]] = {
 
 
 def scan_text(folder: Path, text: str | bytes, name: str = "labels.csv", **options: Any) -> Scan:
+    """Write a table of this text into the folder, and scan it."""
     (folder / name).write_bytes(text if isinstance(text, bytes) else text.encode())
     return scan_of(folder / name, **options)
 
 
-def spotted(folder: Path) -> Path:
-    """A table of a black picture of 120 x 80 with a white spot, its box and, in `masks`, its mask."""
+def write_spot_table(folder: Path) -> Path:
+    """Write a table of one black picture of 120 x 80 pixels with a white spot, its box, and its mask."""
     left, top, right, bottom = 40, 20, 60, 30
     spot = np.zeros((80, 120), np.uint8)
     spot[top:bottom, left:right] = 255
-    put(folder, dict.fromkeys(("pictures/0.png", "masks/0.png"), encoded(spot)))
+    put(folder, dict.fromkeys(("pictures/0.png", "masks/0.png"), encode_image(spot)))
     (folder / "labels.csv").write_text(f'image,box\n0.png,"[[{left}, {top}, {right}, {bottom}]]"\n')
     return folder / "labels.csv"

@@ -1,4 +1,4 @@
-"""What is peculiar to datasets of Hugging Face's library; without it, it is skipped."""
+"""Datasets of Hugging Face's library as sources; skipped if the library is not installed."""
 
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,8 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return library
 
 
-def made(datasets: Any) -> Any:
-    """12 grey pictures, labelled a and b in turns; that of row 1 is missing."""
+def make_dataset(datasets: Any) -> Any:
+    """Make a dataset of 12 grey pictures, labelled a and b in turns; the picture of row 1 is missing."""
     columns = {
         "image": [None if row == 1 else picture(row * 20) for row in range(12)],
         "label": [row % 2 for row in range(12)],
@@ -30,8 +30,8 @@ def made(datasets: Any) -> Any:
     return dataset.cast_column("label", datasets.ClassLabel(names=["a", "b"]))
 
 
-def test_splits_an_order_of_its_own_and_missing_pictures_are_kept(datasets: Any, tmp_path: Path) -> None:
-    whole = made(datasets).select([*range(5, 12), *range(5)])
+def test_hf_datasets_keep_splits_order_and_missing_pictures(datasets: Any, tmp_path: Path) -> None:
+    whole = make_dataset(datasets).select([*range(5, 12), *range(5)])
     parts = datasets.DatasetDict({"train": whole.select(range(8)), "test": whole.select(range(8, 12))})
     parts.save_to_disk(tmp_path / "saved")
     for number, source in enumerate((parts, f"hf:{tmp_path}/saved")):
@@ -40,7 +40,7 @@ def test_splits_an_order_of_its_own_and_missing_pictures_are_kept(datasets: Any,
         done = convert(source, out, recipe, workers=0, max_rejects=0.5, fields=("caption",))
         index = open_dataset(out).read_index("test")
         (rejected,) = done.manifest.rejected
-        assert rejected.id == 8, "row 1 of the dataset as it was made"
+        assert rejected.id == 8, "row 1 before the rows were reordered"
         assert rejected.reason.startswith("has no picture")
         assert sorted(index.ids.tolist()) == [9, 10, 11]
         for row, sample_id in enumerate(index.ids.tolist()):

@@ -1,4 +1,4 @@
-"""What is peculiar to Parquet with pictures in it: published folders, splits, classes, what is missing."""
+"""Parquet files with pictures as sources: published folders, splits, classes, missing pictures."""
 
 from pathlib import Path
 from typing import Any
@@ -9,24 +9,24 @@ from precache import SettingError, SourceError, convert, open_dataset
 from precache.errors import ImageError
 from precache.sources.shard_files import find_split
 from tests.conftest import small_recipe
-from tests.precache.pictures.drawing import encoded
+from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.archives import put, scan_of
 from tests.precache.sources.objects import picture
 from tests.precache.sources.tables import write_parquet, write_pictures
 
-CLASSES = ["zebra", "ant"]  # in an order of its own
-PNGS = [encoded(picture(shade * 20)) for shade in range(6)]
+CLASSES = ["zebra", "ant"]  # not sorted: the order of the file must be kept
+PNGS = [encode_image(picture(shade * 20)) for shade in range(6)]
 
 
 def publish(folder: Path, labels: dict[str, list[Any]]) -> Path:
-    """Files with as many pictures as labels, by name."""
-    for name, own in labels.items():
-        pictures = [{"bytes": PNGS[row], "path": None} for row in range(len(own))]
-        write_pictures(folder / name, {"image": pictures, "label": own}, CLASSES)
+    """Write Parquet files with a picture for each label, by their names."""
+    for name, file_labels in labels.items():
+        pictures = [{"bytes": PNGS[row], "path": None} for row in range(len(file_labels))]
+        write_pictures(folder / name, {"image": pictures, "label": file_labels}, CLASSES)
     return folder
 
 
-def test_published_files_are_splits_with_the_names_of_classes(tmp_path: Path) -> None:
+def test_published_files_have_splits_and_names_of_classes(tmp_path: Path) -> None:
     names = ["data/train-00000-of-00002", "data/train-00001-of-00002", "data/validation-00000-of-00001"]
     publish(tmp_path / "set", {f"{name}.parquet": [1, 0, 1] for name in names})
     put(tmp_path / "set", {"README.md": b"", ".gitattributes": b""})
@@ -36,8 +36,8 @@ def test_published_files_are_splits_with_the_names_of_classes(tmp_path: Path) ->
     assert scan.samples.labels.tolist() == [1, 0, 1] * 3
     assert [scan.source.read(ref, 999) for ref in scan.samples] == PNGS[:3] * 3
     assert f"{names[1]}.parquet: row 2" in scan.source.where(scan.samples[5])
-    one = scan_of(tmp_path / "set" / f"{names[2]}.parquet")
-    assert one.samples.split_names == (find_split(names[2]),) == ("val",)
+    scan = scan_of(tmp_path / "set" / f"{names[2]}.parquet")
+    assert scan.samples.split_names == (find_split(names[2]),) == ("val",)
 
 
 def test_a_table_beside_pictures_is_no_shard(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_a_table_beside_pictures_is_no_shard(tmp_path: Path) -> None:
     assert ref.path == "1.png"
 
 
-def test_samples_labelled_minus_one_are_left_out_by_their_split(tmp_path: Path) -> None:
-    """Test splits of Hugging Face say so that there is no label."""
+def test_samples_labelled_minus_one_are_left_out_with_a_warning(tmp_path: Path) -> None:
+    """Test splits on Hugging Face have the label -1."""
     labels = {"train-0.parquet": [1, 0, -1], "test-0.parquet": [-1, -1], "validation-0.parquet": [0, None]}
     folder, out = publish(tmp_path / "set", labels), tmp_path / "out"
     scan = scan_of(folder)
@@ -70,7 +70,7 @@ def test_samples_labelled_minus_one_are_left_out_by_their_split(tmp_path: Path) 
         assert len(scan.samples) == scan.scanned
 
 
-def test_pictures_may_be_files_or_missing(tmp_path: Path) -> None:
+def test_parquet_pictures_may_be_files_or_missing(tmp_path: Path) -> None:
     put(tmp_path, {"a/pics/1.png": PNGS[1], "b/pics/1.png": PNGS[2]})
     pictures: list[Any] = [{"bytes": PNGS[0], "path": "pics/1.png"}, {"bytes": None, "path": "pics/1.png"}]
     pictures += [None, {"bytes": None, "path": None}, {"bytes": None, "path": "gone.png"}]
@@ -79,11 +79,12 @@ def test_pictures_may_be_files_or_missing(tmp_path: Path) -> None:
         scan = scan_of(path, **options)
         assert [scan.source.read(ref, 999) for ref in list(scan.samples)[:2]] == [PNGS[0], second]
         for row in (2, 3, 4):
-            with pytest.raises(ImageError, match=rf"t\.parquet: row {row}: has no picture"):
+            with pytest.raises(ImageError) as raised:
                 scan.source.read(scan.samples[row], 999)
+            assert raised.value.path == f"{path}: row {row}"
 
 
-def test_columns_of_bytes_are_told_from_columns_of_paths(tmp_path: Path) -> None:
+def test_a_column_of_paths_is_used_before_one_of_bytes(tmp_path: Path) -> None:
     put(tmp_path, {"1.png": PNGS[1]})
     columns: dict[str, list[Any]] = {"path": ["1.png"], "thumbnail": [PNGS[0]], "label": [1]}
     path = write_pictures(tmp_path / "t.parquet", columns, CLASSES)
@@ -91,28 +92,35 @@ def test_columns_of_bytes_are_told_from_columns_of_paths(tmp_path: Path) -> None
     assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[1], tuple(CLASSES))
     scan = scan_of(path, image="thumbnail")
     assert (scan.source.read(scan.samples[0], 999), scan.classes) == (PNGS[0], tuple(CLASSES))
-    (tmp_path / "bytes").mkdir()
-    write_pictures(tmp_path / "bytes/0.parquet", {"jpg": PNGS[:2], "filename": ["a", "b"], "label": [0, 1]})
-    scan = scan_of(tmp_path / "bytes")
-    assert scan.source.read(scan.samples[1], 999) == PNGS[1]
-    with pytest.raises(SourceError, match="--image jpg"):
-        scan_of(tmp_path / "bytes/0.parquet")
-    with pytest.raises(SettingError, match="--root gone"):
-        scan_of(tmp_path / "bytes", root="gone")
-    folder = tmp_path / "paths"
-    folder.mkdir()
-    write_parquet(folder / "t.parquet", {"path": ["1.png"]})
-    with pytest.raises(SourceError, match=r"t\.parquet: has no column of pictures"):
-        scan_of(folder)
     with pytest.raises(SettingError, match="--mask thumbnail"):
         scan_of(path, image="thumbnail", mask="thumbnail")
 
 
-def test_files_of_other_columns_or_classes_are_refused(tmp_path: Path) -> None:
+def test_a_parquet_folder_needs_bytes_and_one_file_may_have_paths(tmp_path: Path) -> None:
+    (tmp_path / "bytes").mkdir()
+    write_pictures(tmp_path / "bytes/0.parquet", {"jpg": PNGS[:2], "filename": ["a", "b"], "label": [0, 1]})
+    scan = scan_of(tmp_path / "bytes")
+    assert scan.source.read(scan.samples[1], 999) == PNGS[1]
+    with pytest.raises(SourceError, check=lambda error: "--image jpg" in error.remedy):
+        scan_of(tmp_path / "bytes/0.parquet")
+    with pytest.raises(SettingError, match="--root gone"):
+        scan_of(tmp_path / "bytes", root="gone")
+    (tmp_path / "paths").mkdir()
+    write_parquet(tmp_path / "paths/t.parquet", {"path": ["1.png"]})
+    with pytest.raises(SourceError) as raised:
+        scan_of(tmp_path / "paths")
+    assert raised.value.path == str(tmp_path / "paths/t.parquet")
+    assert "--image" in raised.value.remedy
+
+
+def test_parquet_files_with_other_columns_or_classes_are_refused(tmp_path: Path) -> None:
     publish(tmp_path, {"0.parquet": [0, 1]})
-    write_pictures(tmp_path / "1.parquet", {"image": PNGS[:1], "label": [0]}, [*reversed(CLASSES)])
-    with pytest.raises(SourceError, match=rf"1\.parquet: .*'{CLASSES[-1]}'.*0\.parquet"):
-        scan_of(tmp_path)
-    write_pictures(tmp_path / "1.parquet", {"image": PNGS[:1], "class": [0]}, None)
-    with pytest.raises(SourceError, match=r"1\.parquet: .*'class'.*'label'.*0\.parquet"):
-        scan_of(tmp_path)
+    second = tmp_path / "1.parquet"
+    for columns, classes, details in (
+        ({"image": PNGS[:1], "label": [0]}, [*reversed(CLASSES)], rf"'{CLASSES[-1]}'.*0\.parquet"),
+        ({"image": PNGS[:1], "class": [0]}, [], r"'class'.*'label'.*0\.parquet"),
+    ):
+        write_pictures(second, columns, classes)
+        with pytest.raises(SourceError, match=details) as raised:
+            scan_of(tmp_path)
+        assert raised.value.path == str(second)

@@ -1,4 +1,4 @@
-"""What a new kind of rows takes: a reader, and nothing else."""
+"""A new kind of rows as a source: it needs a `RowReader`, and nothing else."""
 
 import sqlite3
 from collections.abc import Iterator, Sequence
@@ -8,13 +8,12 @@ from pathlib import Path
 from precache import SourceOptions, convert, open_dataset, verify_deep
 from precache.sources.rows import Row, RowPart, RowSource, StoredPictures, TableColumn
 from tests.conftest import small_recipe
-from tests.precache.sources.archives import files_of
-from tests.precache.sources.test_dataset import shards
+from tests.precache.sources.archives import files_of, read_shards
 
 
 @dataclass(frozen=True)
 class SqliteReader:
-    """The rows of the table `pictures` of a database of SQLite."""
+    """Reader of the table `pictures` in a SQLite database."""
 
     file: Path
     counts_lines = False
@@ -42,8 +41,9 @@ class SqliteReader:
         return bytes(picture)
 
 
-def test_a_reader_of_rows_makes_a_source(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> None:
-    """Its shards are those of the tree of the same pictures."""
+def test_a_row_reader_converts_to_the_shards_of_its_tree(
+    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
+) -> None:
     files = files_of(raw_tree)
     with sqlite3.connect(tmp_path / "pictures.db") as database:
         database.execute("CREATE TABLE pictures (image BLOB, label TEXT, caption TEXT)")
@@ -53,7 +53,7 @@ def test_a_reader_of_rows_makes_a_source(raw_tree: Path, converted: dict[str, Pa
     reader = SqliteReader(tmp_path / "pictures.db")
     source = RowSource(reader.file, (reader.file,), (RowPart(reader),), options)
     convert(source, tmp_path / "out", small_recipe("shards"), workers=2)
-    assert shards(tmp_path / "out") == shards(converted["shards"]) != []
+    assert read_shards(tmp_path / "out") == read_shards(converted["shards"]) != []
     index = open_dataset(tmp_path / "out").read_index()
     captions = {index.fields["caption"].value(row) for row in range(len(index.ids))}
     assert captions == {f"of {name}" for name in files}

@@ -91,7 +91,7 @@ def test_an_object_is_written_only_in_the_place_of_the_one_that_was_seen(
     second = store.put_if("lock", b"second", first)
     assert second is not None
     assert store.put_if("lock", b"third", first) is None
-    found = store.get_as_found("lock")
+    found = store.get_with_info("lock")
     assert (found[0], store.put_if("lock", b"third", found[1]) is None) == (b"second", False)
     store.delete(["lock"])
     assert store.put_if("lock", b"fourth", second) is None

@@ -60,8 +60,8 @@ def test_what_is_given_up_or_fails_in_the_background_leaves_nothing(tmp_path: Pa
             raise OSError("enough")
 
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for most_bytes, says in ((limits[0], "enough"), (1 << 20, "File too large")):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most_bytes, limits[1]))
+    for max_bytes, says in ((limits[0], "enough"), (1 << 20, "File too large")):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, limits[1]))
         try:
             with pytest.raises(OSError, match=says):
                 give_up()

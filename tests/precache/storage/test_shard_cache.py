@@ -44,13 +44,13 @@ def put(url: Url, count: int = 6) -> list[FileEntry]:
 
 def cached(url: Url, folder: Path, shards: float | None = None) -> CachedFiles:
     """One whose cache holds so many files."""
-    most_bytes = None if shards is None else int(shards * SHARD_BYTES)
-    return CachedFiles(url, f"digest-{url.name}", Cache(folder=folder, bytes=most_bytes))
+    max_bytes = None if shards is None else int(shards * SHARD_BYTES)
+    return CachedFiles(url, f"digest-{url.name}", Cache(folder=folder, bytes=max_bytes))
 
 
 def fetch(read: CachedFiles, *files: FileEntry) -> None:
     for number, file in enumerate(files):
-        with read.held(file) as path:
+        with read.local_file(file) as path:
             assert crc32c_file(path) == file.crc32c
         os.utime(path, (number, number))  # as old as that: the clock of a file system is not a fine one
 
@@ -78,7 +78,7 @@ def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Pa
         path.write_bytes(bytes(3 * SHARD_BYTES))
         os.utime(path, (0, 0))
     with ExitStack() as stack:
-        paths = [stack.enter_context(read.held(file)) for file in files[:3]]  # more than fit
+        paths = [stack.enter_context(read.local_file(file)) for file in files[:3]]  # more than fit
         assert [crc32c_file(path) for path in paths] == [file.crc32c for file in files[:3]]
     fetch(read, files[3])
     assert len(names(read)) == 2
@@ -88,7 +88,7 @@ def test_what_is_in_use_stays_and_what_is_not_ours_too(bucket: Url, tmp_path: Pa
 
 
 @pytest.mark.parametrize("claimed", [SHARD_BYTES + 1, 2 * SHARD_BYTES, 2**50, 2**62])
-def test_nothing_goes_for_a_file_that_is_not_as_large_as_said(
+def test_cache_removes_nothing_for_an_object_of_another_size(
     claimed: int, bucket: Url, tmp_path: Path
 ) -> None:
     """A manifest may be a stranger's; what is kept of other datasets stays."""
@@ -98,7 +98,7 @@ def test_nothing_goes_for_a_file_that_is_not_as_large_as_said(
     lie = FileEntry(entry.name, claimed, entry.crc32c)
     with (
         pytest.raises(StorageError, match=f"{bucket / 'b'}/s-0: expected {claimed:,} bytes"),
-        forged.held(lie),
+        forged.local_file(lie),
     ):
         pass
     with (
@@ -117,7 +117,7 @@ import pickle, sys
 from precache.storage import crc32c_file
 read, files = pickle.loads(bytes.fromhex(sys.argv[1]))
 for file in files:
-    with read.held(file) as path:
+    with read.local_file(file) as path:
         assert crc32c_file(path) == file.crc32c
 """
 

@@ -386,8 +386,8 @@ class SplitData:
         cut = "" if needed == served else f" is cut from {size_text(needed)}, and"
         result = "is enlarged from them, so it is blurred" if enlarged else "has black around them"
         warnings.warn(
-            f"{self.path} stores {size_text(self.size)} pixels: size {size_text(served)}{cut} {result}; convert "
-            f"with --size {size_text(needed)}, or build with a smaller size",
+            f"{self.path} stores {size_text(self.size)} pixels: size {size_text(served)}{cut} {result}; "
+            f"convert with --size {size_text(needed)}, or build with a smaller size",
             stacklevel=2,
         )
 

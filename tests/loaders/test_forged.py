@@ -46,7 +46,9 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         recipe = make_recipe(name, fit)
         convert(example_source(target, fields, missing=(3,)), root / name, recipe, **settings)
         if name != "dali":
-            convert(example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings)
+            convert(
+                example_source(target, fields, missing=(3, 8)), root / name, recipe, update=True, **settings
+            )
         paths.append(root / name)
     trees = draw_trees(root)
     masked = SourceOptions(mask=str(trees.masks))

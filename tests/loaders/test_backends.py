@@ -122,13 +122,13 @@ def test_a_backend_holds_the_loader_contract(opened: BackendCase, check: Any) ->
 
 def test_without_shuffle_the_order_is_the_stored_one(opened: BackendCase) -> None:
     stored = open_split(opened.path, "train").ids.tolist()
-    assert (stored == sorted(stored)) == opened.raw
+    assert (stored == sorted(stored)) == opened.is_raw
     contract.check_without_shuffle_the_order_is_the_stored_one(opened.build, stored)
 
 
 def test_a_subset_is_served_like_a_whole_split(opened: BackendCase, samples: list[tuple[int, int]]) -> None:
     contract.check_ranks_share_each_epoch(opened.build, [sample_id for sample_id, _ in samples])
-    sampling_contract.check_a_part(opened.build, samples, full=opened.raw or opened.path.name == "shards")
+    sampling_contract.check_a_part(opened.build, samples, full=opened.is_raw or opened.path.name == "shards")
 
 
 def test_weights_draw_with_replacement(opened: BackendCase, samples: list[tuple[int, int]]) -> None:
@@ -144,7 +144,7 @@ def test_set_size_serves_the_next_epoch_in_another_size(opened: BackendCase) -> 
 def test_a_cache_changes_no_order_and_no_pixels(opened: BackendCase, cache: str) -> None:
     weights = np.arange(IMAGES) % 3 if cache == "ram" else None  # a third never comes
     contract.check_a_cache_changes_nothing_but_the_reading(partial(opened.build, weights=weights), cache)
-    if cache == "ram" and not opened.raw:
+    if cache == "ram" and not opened.is_raw:
         sampling_contract.check_views(partial(opened.build, cache=cache))
 
 

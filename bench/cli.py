@@ -1,4 +1,4 @@
-"""The command `bench`: which file is which command."""
+"""The command `bench`: its group, the module of each command, and its entry point."""
 
 import os
 import sys
@@ -19,36 +19,42 @@ COMMANDS = {
     "report": "bench.commands.report",
     "watch": "bench.commands.watch",
 }
-"""Each module holds its click command as `command`, and is imported when that is asked for."""
-
+"""Module of each command; it holds the click command as `command`, and is imported when that is run."""
 
 FIRST = ("watch", "loaders", "recommend", "hardware")
-"""Commands that a newcomer needs."""
+"""Commands that `bench --help` lists first: those that a newcomer needs."""
 
 
-@click.group(cls=commandline.Group, name="bench", modules=COMMANDS, first=FIRST)
+HELP = """
+Does your GPU wait for data, and what would fix it?
+
+\b
+bench watch train.py --epochs 3 photos          does my own training, unchanged, wait?
+bench recommend photos                          what would converting these pictures bring?
+bench loaders photos --backend imagefolder,pytorch --html report.html
+"""
+
+
+@click.group(cls=commandline.Group, name="bench", help=HELP, modules=COMMANDS, first=FIRST)
 @click.version_option(precache.__version__, prog_name="bench")
 def main() -> None:
-    """Does your GPU wait for data, and what would fix it?
-
-    \b
-    bench watch train.py --epochs 3 photos          does my own training, unchanged, wait?
-    bench recommend photos                          what would converting these pictures bring?
-    bench loaders photos --backend imagefolder,pytorch --html report.html
-    """
+    """Check that this is the only process of the command; a subcommand runs after it."""
     refuse_several_processes()
 
 
 def refuse_several_processes() -> None:
-    """SettingError in a process that torchrun started beside others: they would measure one another."""
+    """Raise SettingError in a process that torchrun started beside others.
+
+    Several processes of `bench` would measure one another.
+    """
     count = os.environ.get("WORLD_SIZE", "1")
     if "TORCHELASTIC_RUN_ID" in os.environ and count != "1":
         raise SettingError(
-            f"torchrun started {count} processes of bench, which would measure one another; "
-            f"run 'bench loaders --ranks {count}' without torchrun: it starts the ranks itself"
+            f"torchrun started {count} processes of bench, which would measure one another",
+            remedy=f"run 'bench loaders --ranks {count}' without torchrun: it starts the ranks itself",
         )
 
 
 def entry_point() -> None:
-    """Entry point of the console script."""
+    """Run the command line of this process, and exit with its code: the entry point of the script `bench`."""
     sys.exit(commandline.run(main, "bench"))

@@ -1,4 +1,4 @@
-"""Page of what `bench/gpu.sh` has measured: the answer and the table of each step, a link to its file.
+"""Page of the results of `bench/gpu.sh`: for each step its answer, its table and a link to its file.
 
 python -m bench.gpu_page FOLDER [STEP-WITHOUT-A-RESULT ...]
 """
@@ -17,14 +17,19 @@ TITLE = "Does the GPU wait for data?"
 
 
 def make_page(folder: Path, without_result: list[str]) -> str:
-    """HTML of the results in the folder, in the order in which they were measured."""
+    """Return HTML of the results in the folder, in the order in which they were measured.
+
+    Args:
+        folder: holds STEP.json for each step with a result, and tests.txt, what pytest printed.
+        without_result: names of steps that have no result yet.
+    """
     parts = [f"<h1>{TITLE}</h1>"]
     if without_result:
         parts.append(page.paragraphs([f"Not measured yet: {', '.join(without_result)}."]))
     for path in sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime):
         parts.append(f"<h2>{escape(path.stem)}</h2>")
         try:
-            parts.append(_draw(path))
+            parts.append(_draw_step(path))
         except SettingError as error:
             parts.append(page.paragraphs([str(error)]))
     tests = folder / "tests.txt"
@@ -33,8 +38,8 @@ def make_page(folder: Path, without_result: list[str]) -> str:
     return page.document(TITLE, "".join(parts), style=STYLE)
 
 
-def _draw(path: Path) -> str:
-    """The answer, a bar for each loader, the table, when it holds, and where the rest is."""
+def _draw_step(path: Path) -> str:
+    """Return HTML of one result: answer, a bar for each loader, table, conditions, link to the file."""
     result = read_result(path)
     skipped = [f"Skipped {name}: {reason}." for name, reason in result.skipped.items()]
     if result.settings.get("device") == "cpu":
@@ -50,5 +55,5 @@ def _draw(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    measured = Path(sys.argv[1])
-    page.write(measured / "page.html", make_page(measured, sys.argv[2:]))
+    results = Path(sys.argv[1])
+    page.write(results / "page.html", make_page(results, sys.argv[2:]))

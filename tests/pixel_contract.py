@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision.transforms import v2
 
 import loaders
-from bench.lab.stored_sizes import shown
+from bench.lab.stored_sizes import reference_pixels
 from loaders.dataset import RAW, open_split
 from precache.pictures import images
 from precache.pictures.jpeg import psnr
@@ -40,7 +40,7 @@ def check_random_crops(build: Build, path: Path, tree: Path, size: int, worst: f
     for original, sample_id, served in _each(build, tree, size=size, augment="train"):
         shape = np.array([[original.height, original.width]])
         stored = shape if data.kind == RAW else data.shapes_at(np.array([positions[sample_id]]))
-        expected = shown(original, sample_id, stored, size, random=True)
+        expected = reference_pixels(original, sample_id, stored, size, random=True)
         found[original.filename] = min(99.0, psnr(served, expected))
     _check_distances(found, worst, mean)
 

@@ -1,1 +1,1 @@
-"""One file per command, named as the command."""
+"""Commands of `bench`: a file for each, named as the command; `options` and `output` are shared by them."""

@@ -1,4 +1,4 @@
-"""`bench accuracy`: the same model trained from several sources of the same pictures; is one worse?"""
+"""`bench accuracy`: trains one model from several sources of the same pictures, and compares accuracies."""
 
 import math
 import re
@@ -10,7 +10,13 @@ import click
 from bench.commands.options import PATH, option
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import resolve_amp
-from bench.measure.accuracy import Recipe, compare_sources, find_pictures, open_source, write_splits
+from bench.measure.accuracy import (
+    TrainingRecipe,
+    compare_sources,
+    find_pictures,
+    open_source,
+    write_splits,
+)
 from loaders.device import find_device
 from loaders.examples.models import MODELS
 from precache.cli import commandline
@@ -19,22 +25,23 @@ from precache.engines import worker_count
 from precache.errors import SettingError, check_choice
 
 
-def _recipe(
+def _make_recipe(
     *, model: str, lr: float | None, device: str, workers: int | None, amp: str, **others: Any
-) -> Recipe:
+) -> TrainingRecipe:
+    """Return the recipe that the options below mean; SettingError for a value that cannot be."""
     check_choice("model", model, MODELS)
-    chosen = find_device(device)
-    return Recipe(
+    torch_device = find_device(device)
+    return TrainingRecipe(
         model=model,
         lr=MODELS[model].lr if lr is None else lr,
-        device=chosen,
+        device=torch_device,
         workers=worker_count(workers),
-        amp=resolve_amp(amp, chosen),
+        amp=resolve_amp(amp, torch_device),
         **others,
     )
 
 
-_RECIPE = {
+_RECIPE_OPTIONS = {
     "model": click.option(
         "--model", default="resnet10", show_default=True, help=f"Model to train, one of: {', '.join(MODELS)}."
     ),
@@ -60,7 +67,7 @@ _RECIPE = {
 @click.option(
     "--baseline", default="imagefolder", show_default=True, help="Source that the others are compared with."
 )
-@combine_options("recipe", _recipe, _RECIPE)
+@combine_options("recipe", _make_recipe, _RECIPE_OPTIONS)
 @click.option(
     "--seeds", default="5", show_default=True, help="Trainings of each source: how many, or which, as in 3-4."
 )
@@ -74,7 +81,7 @@ def command(
     split_list: Path | None,
     per_class: int,
     baseline: str,
-    recipe: Recipe,
+    recipe: TrainingRecipe,
     seeds: str,
     margin: float,
     output: Output,
@@ -101,19 +108,28 @@ def command(
         raise click.UsageError("name at least one SOURCE, such as crop=shards:data/shards")
     if not 0 < margin < math.inf:
         raise SettingError(f"margin must be positive, got {margin}")
-    asked = parse_seeds(seeds)
+    chosen_seeds = parse_seeds(seeds)
     sources = [open_source(text, raw) for text in (baseline, *others)]
     pictures = find_pictures(raw, sources)
-    with output.measuring("accuracy", "epoch") as on_progress:
-        result = compare_sources(sources, pictures, recipe, asked, output.json_path, on_progress, margin)
+    with output.progress("accuracy", "epoch") as on_progress:
+        result = compare_sources(
+            sources, pictures, recipe, chosen_seeds, output.json_path, on_progress, margin
+        )
     output.finish(result)
 
 
 def parse_seeds(text: str) -> range:
-    """`5` to the seeds 0 to 4, `3-4` to these; SettingError if it is something else."""
+    """Return the seeds 0 to 4 for `5`, the seeds 3 and 4 for `3-4`.
+
+    Raises:
+        SettingError: `text` has another form, or means no seed.
+    """
+    seeds = range(0)
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text.strip())
-    if match:
-        seeds = range(int(match[2])) if match[1] is None else range(int(match[1]), int(match[2]) + 1)
-    if not match or not seeds:
+    if match and match[1] is None:
+        seeds = range(int(match[2]))
+    elif match:
+        seeds = range(int(match[1]), int(match[2]) + 1)
+    if not seeds:
         raise SettingError(f"seeds must be how many, as 5, or the first and the last, as 0-4; got {text!r}")
     return seeds

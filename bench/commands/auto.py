@@ -1,6 +1,6 @@
 """`precache auto`: convert a tree to what suits this machine, and measure what that brought.
 
-It is registered with `precache` by the name of this module, for `precache` imports nothing of `bench`.
+`precache` knows this module by its name alone, because it imports nothing of `bench`.
 """
 
 from typing import Any
@@ -10,13 +10,13 @@ import click
 from bench.commands.options import PLACE
 from bench.commands.output import Output, output_options
 from bench.commands.recommend import (
-    CONVERTING,
+    CONVERSION_OPTIONS,
     FORMATS_HELP,
-    MEASURING,
+    TRIAL_OPTIONS,
     Conversions,
-    chosen_formats,
+    choose_formats,
     convert_as_recommended,
-    on_disk,
+    require_local,
 )
 from bench.measure.trainers import EPILOG
 from precache.cli import commandline
@@ -32,8 +32,8 @@ from precache.storage.urls import Location
 @click.option("--max-bytes", metavar="SIZE", help="What DST may take, as in 20GB.  [default: what is free]")
 @click.option("--format", "formats", help=FORMATS_HELP)
 @click.option("--yes", is_flag=True, help="Convert without asking.")
-@combine_options("converting", dict, CONVERTING)
-@combine_options("asked", dict, MEASURING)
+@combine_options("conversion_options", dict, CONVERSION_OPTIONS)
+@combine_options("trial_options", dict, TRIAL_OPTIONS)
 @output_options
 def command(
     src: Location,
@@ -41,8 +41,8 @@ def command(
     max_bytes: str | None,
     formats: str | None,
     yes: bool,
-    converting: dict[str, Any],
-    asked: dict[str, Any],
+    conversion_options: dict[str, Any],
+    trial_options: dict[str, Any],
     output: Output,
 ) -> None:
     """Convert the tree SRC (default data/raw) to what suits this machine, into DST (default data/FORMAT).
@@ -52,10 +52,10 @@ def command(
     another loader of the tree is as fast, or beside other busy processes. Killed, the same command goes on.
     """
     conversions = Conversions(
-        dst=None if dst is None else resolve_place(on_disk("DST", dst)),
+        dst=None if dst is None else resolve_place(require_local("DST", dst)),
         max_bytes=max_bytes,
-        formats=chosen_formats(formats),
+        formats=choose_formats(formats),
         yes=yes,
-        **converting,
+        **conversion_options,
     )
-    convert_as_recommended(src, conversions, asked, output)
+    convert_as_recommended(src, conversions, trial_options, output)

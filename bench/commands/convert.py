@@ -1,4 +1,4 @@
-"""`bench convert`: what a conversion spends its time on."""
+"""`bench convert`: times each stage of a conversion, and whole conversions beside other writers."""
 
 import sys
 import tempfile
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, names_of
+from bench.commands.options import PATH, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.conversion import ConversionSpec, measure
 from bench.peers.libraries import WRITERS
@@ -17,7 +17,7 @@ from precache.pictures.images import FITS
 from precache.recipe import DEFAULT_QUALITY, DEFAULT_SIZE, FORMAT_NAMES, Recipe
 
 DATA = Path("data")
-_RECIPE = {
+_RECIPE_OPTIONS = {
     "format": click.option(
         "--format", default="shards", show_default=True, help=f"What to write: {', '.join(FORMAT_NAMES)}."
     ),
@@ -44,7 +44,7 @@ _RECIPE = {
 
 @click.command(name="convert", cls=commandline.Command)
 @click.argument("src", type=PATH, default=DATA / "raw")
-@combine_options("recipe", Recipe, _RECIPE)
+@combine_options("recipe", Recipe, _RECIPE_OPTIONS)
 @click.option("--workers", type=int, help="Processes of each writer.  [default: one per CPU]")
 @click.option("--pictures", default=1000, show_default=True, help="Pictures that the stages are timed on.")
 @click.option("--repeats", default=5, show_default=True, help="Repeats of each measurement, taking turns.")
@@ -88,10 +88,10 @@ def command(
         processes=worker_count(workers, least=1),
         stage_images=pictures,
         repeats=repeats,
-        against=names_of(against),
+        against=split_names(against),
         peer_python=peer_python,
         scratch=scratch,
     )
-    with output.measuring("bench", "run") as on_progress:
+    with output.progress("bench", "run") as on_progress:
         result = measure(spec, output.json_path, on_progress)
     output.finish(result)

@@ -1,4 +1,4 @@
-"""`bench hardware`: what each part of this machine gives, and how long that takes for a data set."""
+"""`bench hardware`: measures each part of this machine alone, and how long it takes for a data set."""
 
 import tempfile
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 from precache.storage.staging import temporary_folder
 
-_GENERATED = 64  # pictures; making them takes longer than measuring
-_WITHOUT_DATA = 1_000  # pictures that times are for where no tree is given
+_GENERATED_PICTURES = 64  # where no tree is given; making more takes longer than measuring
+_TIMED_PICTURES = 1_000  # where no tree is given, times are given for as many
 
 
 @click.command(name="hardware", cls=commandline.Command)
@@ -50,7 +50,7 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, outp
     """
     spec = HardwareSpec(scratch=scratch, repeats=repeats, seconds=seconds)
     device = find_device("auto")
-    with output.measuring("hardware", "run") as on_progress, _scan(data, scratch) as scan:
+    with output.progress("hardware", "run") as on_progress, _scan(data, scratch) as scan:
         jpegs = sample_jpegs(scan)
         trials = Trials(
             output.json_path,
@@ -65,12 +65,16 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, outp
             },
         )
         with prepare_probes(spec, jpegs, device) as probes:
-            trials.skipped.update({probe.part: probe.how for probe in probes if probe.measure is None})
-            measurable = [probe for probe in probes if probe.measure is not None]
+            measurable = []
+            for probe in probes:
+                if probe.measure is None:
+                    trials.skipped[probe.part] = probe.conditions
+                else:
+                    measurable.append(probe)
             done = 0
             for repeat in range(repeats):
                 for probe in measurable:
-                    trials.measure({"part": probe.part, "repeat": repeat}, partial(_measure, probe))
+                    trials.measure({"part": probe.part, "repeat": repeat}, partial(_run_probe, probe))
                     done += 1
                     on_progress(done, repeats * len(measurable))
     result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
@@ -78,24 +82,25 @@ def command(data: Path | None, scratch: Path, repeats: int, seconds: float, outp
     output.finish(result)
 
 
-def _measure(probe: Probe) -> Trial:
+def _run_probe(probe: Probe) -> Trial:
+    """Measure once; note what other processes took of the CPUs meanwhile."""
     assert probe.measure is not None
     others = OtherProcesses()
     numbers = {PARTS[probe.part].number: probe.measure()}
     share = others.share()
     if share is not None:
         numbers["other_cpu_share"] = share
-    return Trial(numbers=numbers, facts={"how": probe.how})
+    return Trial(numbers=numbers, facts={"how": probe.conditions})
 
 
 def _describe_pictures(data: Path | None, scan: Scan, jpegs: list[bytes]) -> dict[str, Any]:
-    """Settings that say which pictures are decoded, and which the times are for."""
+    """Return the settings that say which pictures are decoded, and for how many the times are given."""
     if data is None:
         mean_bytes = sum(map(len, jpegs)) / len(jpegs)
         return {
             "pictures": "generated photographs",
-            "images": _WITHOUT_DATA,
-            "file_bytes": round(_WITHOUT_DATA * mean_bytes),
+            "images": _TIMED_PICTURES,
+            "file_bytes": round(_TIMED_PICTURES * mean_bytes),
         }
     return {
         "pictures": str(data),
@@ -107,10 +112,10 @@ def _describe_pictures(data: Path | None, scan: Scan, jpegs: list[bytes]) -> dic
 
 @contextmanager
 def _scan(data: Path | None, scratch: Path) -> Iterator[Scan]:
-    """The tree `data`, or a generated one for the duration of the block."""
+    """Yield the scan of the tree `data`, or of a generated tree that is removed after the block."""
     if data is not None:
         yield scan_tree(data)
         return
     with temporary_folder(scratch) as folder:
-        make_sample(folder / "tree", images=_GENERATED, like="caltech", workers=0)
+        make_sample(folder / "tree", images=_GENERATED_PICTURES, like="caltech", workers=0)
         yield scan_tree(folder / "tree")

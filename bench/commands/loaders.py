@@ -1,4 +1,4 @@
-"""`bench loaders`: loaders fed to a trainer and against one another, over workers, batch sizes or ranks."""
+"""`bench loaders`: compares loaders, alone and feeding a trainer, over workers, batch sizes or ranks."""
 
 import sys
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import click
 
-from bench.commands.options import PATH, PLACE, names_of, parse_numbers, price_option, run_options
+from bench.commands.options import PATH, PLACE, parse_numbers, price_option, run_options, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.candidates import CHOICES as BACKENDS
 from bench.measure.candidates import Candidate, choose_candidates
 from bench.measure.comparison import Comparison, compare
-from bench.measure.peers import PeerCandidate, choose_peers, limits
+from bench.measure.peers import PeerCandidate, choose_peers, limit_candidates
 from bench.measure.profile import profile
 from bench.measure.ranks import compare_ranks
 from bench.measure.settings import Settings
@@ -30,12 +30,12 @@ DATA = Path("data")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerOptions:
-    """Which loaders of other libraries are compared.
+    """Options that choose loaders of other libraries to compare with.
 
     Attributes:
-        against: their names, with commas.
-        peer_python: the Python that has them.
-        peer_data: folder for data of their own formats.
+        against: names of `bench.peers.libraries.PEERS`, separated by commas.
+        peer_python: the Python interpreter that has their packages.
+        peer_data: folder in which data of their own formats is written.
     """
 
     against: str
@@ -44,7 +44,7 @@ class PeerOptions:
 
 
 peer_options = combine_options(
-    "peers",
+    "peer_options",
     PeerOptions,
     {
         "against": click.option(
@@ -113,7 +113,7 @@ def command(
     settings: Settings,
     ranks: int | None,
     profile_path: Path | None,
-    peers: PeerOptions,
+    peer_options: PeerOptions,
     gpu_price: float | None,
     output: Output,
 ) -> None:
@@ -139,11 +139,11 @@ def command(
         check_range("batch_size", size, 1)
     for count in counts:
         check_range("workers", count, 0)
-    candidates = choose_candidates(data, names_of(backend) or [backend], DATA)
+    candidates = choose_candidates(data, split_names(backend) or [backend], DATA)
     if profile_path is not None:
         profile(candidates, settings, counts[0], batch_sizes[0], profile_path)
         return
-    with output.measuring("bench", "run") as on_progress:
+    with output.progress("bench", "run") as on_progress:
         if ranks is not None:
             result = compare_ranks(
                 candidates,
@@ -156,7 +156,7 @@ def command(
             comparison = Comparison(
                 candidates=candidates,
                 settings=settings,
-                peers=_choose_peers(data, candidates, settings, peers),
+                peers=_choose_peers(data, candidates, settings, peer_options),
                 workers=counts,
                 batch_sizes=batch_sizes,
             )
@@ -170,15 +170,17 @@ def _choose_peers(
     settings: Settings,
     options: PeerOptions,
 ) -> list[PeerCandidate]:
-    """Peers that were asked for, and the limit of each folder of shards."""
+    """Return the peers that `options` names, and for each folder of shards the peer that only copies."""
     if options.against and settings.device.type != "cpu":
-        raise SettingError("peers deliver to main memory; compare with --against on --device cpu")
+        raise SettingError("peers deliver to main memory", remedy="compare with --against on --device cpu")
     paths = list(data) or [path for name in ("raw", *FORMAT_NAMES) if (path := DATA / name).exists()]
-    folders = [path for path in paths if isinstance(path, Path)]  # peers read no URL of ours
+    folders = [path for path in paths if isinstance(path, Path)]  # other libraries cannot read our URLs
     peers = choose_peers(
-        names_of(options.against), folders, settings.size, options.peer_python, options.peer_data
+        split_names(options.against), folders, settings.size, options.peer_python, options.peer_data
     )
-    peers += limits(
-        [one.path for one in candidates if one.backend == "shards" and isinstance(one.path, Path)]
-    )
-    return list({(peer.name, peer.path): peer for peer in peers}.values())
+    shard_folders = []
+    for candidate in candidates:
+        if candidate.backend == "shards" and isinstance(candidate.path, Path):
+            shard_folders.append(candidate.path)
+    peers += limit_candidates(shard_folders)
+    return list({(peer.name, peer.path): peer for peer in peers}.values())  # each once

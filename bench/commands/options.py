@@ -1,7 +1,7 @@
-"""What the commands have in common: options, how their values are read, and the `Settings` that they fill.
+"""Options that several commands of `bench` take, and the `Settings` that their values make.
 
-An option of `SHARED` means the same wherever it is, and has the default of the field of `Settings` that it
-fills; a command that needs another says so.
+An option of `SHARED` means the same in every command, and has the default of the field of `Settings` that it
+fills; a command that needs another default gives it to `option` or `run_options`.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ from precache.errors import SettingError
 PATH = click.Path(path_type=Path)
 PLACE = PathOrUrl()
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_DEFAULTS = {each.name: each.default for each in fields(Settings)}
+_DEFAULTS = {field.name: field.default for field in fields(Settings)}
 
 SHARED: dict[str, dict[str, Any]] = {
     "trainer": {"default": "auto", "help": f"What takes the batches: {CHOICES}."},
@@ -51,27 +51,29 @@ SHARED: dict[str, dict[str, Any]] = {
     },
     "shuffle": {"default": "auto", "help": "How samples are shuffled: auto, full, window or none."},
 }
-"""By the name of the parameter, what click is told."""
+"""Arguments of `click.option` for each shared option, by the name of its parameter."""
 _FLAGS = {"compiled": "--compile"}
-"""Flags of options that are not called as their parameter."""
-_Own = Mapping[str, Any]
+"""Flags of the options whose flag is not made from the name of their parameter."""
+_Attributes = Mapping[str, Any]
 
 
-def option(name: str, own: _Own | None = None) -> Callable[[_Function], _Function]:
-    """The option of SHARED with that name; what is in `own` differs."""
-    told = {**SHARED[name], **(own or {})}
+def option(name: str, changes: _Attributes | None = None) -> Callable[[_Function], _Function]:
+    """Return the decorator of the shared option `name`, with `changes` to its arguments of SHARED."""
+    attributes = {**SHARED[name], **(changes or {})}
     flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
-    return click.option(flag, name, show_default="default" in told, **told)
+    return click.option(flag, name, show_default="default" in attributes, **attributes)
 
 
-def run_options(*names: str, **own: _Own) -> Callable[[_Function], _Function]:
-    """Options of SHARED, whose values make the parameter `settings`, a Settings.
+def run_options(*names: str, **changes: _Attributes) -> Callable[[_Function], _Function]:
+    """Return the decorator of shared options whose values make the parameter `settings`, a Settings.
 
     Args:
-        names: of SHARED; what has no option keeps the default of `Settings`.
-        own: what differs from SHARED, by name.
+        names: names of SHARED; a setting without an option keeps the default of `Settings`.
+        changes: arguments that differ from those of SHARED, by the option's name.
     """
-    return combine_options("settings", make_settings, {name: option(name, own.get(name)) for name in names})
+    return combine_options(
+        "settings", make_settings, {name: option(name, changes.get(name)) for name in names}
+    )
 
 
 def make_settings(
@@ -83,19 +85,23 @@ def make_settings(
     workers: int | None = None,
     **others: Any,
 ) -> Settings:
-    """Settings from the values of options; SettingError as `Settings`."""
-    chosen = find_device(device)
+    """Return the Settings that values of options mean.
+
+    Raises:
+        SettingError: a value is not allowed, or a device is missing.
+    """
+    torch_device = find_device(device)
     return Settings(
-        trainer=chosen_trainer(trainer, trainer_rate) or "none",
-        device=chosen,
-        warmup=choose_warmup(warmup, chosen),
+        trainer=choose_trainer(trainer, trainer_rate) or "none",
+        device=torch_device,
+        warmup=choose_warmup(warmup, torch_device),
         workers=worker_count(workers),
         **others,
     )
 
 
-def chosen_trainer(trainer: str | None, rate: float | None) -> str | None:
-    """The name that `--trainer` and `--trainer-rate` together mean; None where neither was asked for.
+def choose_trainer(trainer: str | None, rate: float | None) -> str | None:
+    """Return the trainer that `--trainer` and `--trainer-rate` together name; None where both are missing.
 
     Raises:
         SettingError: both were given, or a rate that is not positive.
@@ -103,14 +109,14 @@ def chosen_trainer(trainer: str | None, rate: float | None) -> str | None:
     if rate is None:
         return trainer
     if trainer not in (None, SHARED["trainer"]["default"]):
-        raise SettingError("--trainer and --trainer-rate cannot be combined; give one of them")
+        raise SettingError("--trainer and --trainer-rate cannot be combined", remedy="give one of them")
     if not 0 < rate < float("inf"):
         raise SettingError(f"trainer_rate must be positive, got {rate}")
     return f"emulated:{rate:.10g}"
 
 
 def price_option(function: _Function) -> _Function:
-    """`--gpu-price`."""
+    """Add the option `--gpu-price` to a command."""
     return click.option(
         "--gpu-price",
         type=click.FloatRange(min=0, min_open=True),
@@ -120,13 +126,20 @@ def price_option(function: _Function) -> _Function:
 
 
 def parse_numbers(name: str, text: str) -> tuple[int, ...]:
-    """`0,2,1` to (0, 1, 2); SettingError if it is something else."""
+    """Return the numbers of a list such as `0,2,1`, sorted: (0, 1, 2).
+
+    Args:
+        name: the flag that has this value, for the message.
+
+    Raises:
+        SettingError: `text` is no such list.
+    """
     try:
         return tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
         raise SettingError(f"{name} must be numbers as in 1,2,4, got {text!r}") from error
 
 
-def names_of(text: str) -> list[str]:
-    """`a, b` to ["a", "b"]."""
+def split_names(text: str) -> list[str]:
+    """Return the names of a list such as `a, b`: ["a", "b"]."""
     return [name.strip() for name in text.split(",") if name.strip()]

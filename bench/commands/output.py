@@ -1,4 +1,4 @@
-"""What the commands have in common at their end: where a result goes, and how it is shown."""
+"""Options and steps with which a command of `bench` ends: write its result to files, and show it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from bench.measure.trials import is_kept
+from bench.measure.trials import can_keep_trials
 from bench.report.page import make_page
 from bench.report.result import Result, format_document
 from bench.report.show import Showing, show
@@ -23,14 +23,15 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Output:
-    """Where a result goes, and how it is shown.
+    """Files that a result is written to, and the form in which it is shown.
 
     Attributes:
-        json_path: file that keeps trials while they are measured, and the result; `-` prints it alone.
+        json_path: file that keeps trials while they are measured, and then the result; `-` prints the result
+            alone.
         html_path: file of the page.
-        details: every column and finding.
-        markdown: as Markdown.
-        quiet: nothing is printed but errors.
+        details: whether every column and finding is printed.
+        markdown: whether the table is printed as Markdown.
+        quiet: whether nothing is printed but errors.
     """
 
     json_path: Path | None = None
@@ -40,13 +41,17 @@ class Output:
     quiet: bool = False
 
     @contextmanager
-    def measuring(self, title: str, unit: str) -> Iterator[Progress]:
-        """Check the files before anything is measured, then show progress of the block.
+    def progress(self, title: str, unit: str) -> Iterator[Progress]:
+        """Check that the files can be written, then yield the callback that shows the block's progress.
+
+        Args:
+            title: what is done, before the bar.
+            unit: what is counted: "run".
 
         Raises:
             SettingError: a file cannot be written.
         """
-        for path in (self.json_path, self.html_path):  # now, not after minutes of measuring
+        for path in (self.json_path, self.html_path):  # before minutes of measuring, not after
             check_output(path)
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,14 +66,16 @@ class Output:
                     yield bar
 
     def finish(self, result: Result) -> None:
-        """Show the result, and write what was asked for."""
+        """Show the result, and write it to the files that the options name."""
         if self.json_path == STDOUT:
             click.echo(format_document(result.to_json()), nl=False)
         elif not self.quiet:
             showing = Showing(markdown=self.markdown, details=self.details)
             show(result, showing, has_page=self.html_path is not None)
         is_written = self.json_path is None or self.json_path == STDOUT or self.json_path.is_file()
-        if self.json_path is not None and not is_written:  # a device, or the result was read from a file
+        # `Trials` has written its file already, but no device; a result that was read from another file is
+        # not written yet
+        if self.json_path is not None and not is_written:
             self.json_path.parent.mkdir(parents=True, exist_ok=True)
             self.json_path.write_text(format_document(result.to_json()), encoding="utf-8")
         if self.html_path is not None:
@@ -80,14 +87,15 @@ class Output:
                     click.echo(f"wrote {path}")
 
     def _describe_unfinished(self) -> str:
-        if self.json_path is not None and is_kept(self.json_path):
-            kept = f"{self.json_path} keeps those that were: the same command goes on"
-            return f" before all runs were done; {kept}"
+        """Return the end of the message with which a signal stops the block: which runs are kept."""
+        if self.json_path is not None and can_keep_trials(self.json_path):
+            reason = f"{self.json_path} keeps those that were: the same command goes on"
+            return f" before all runs were done; {reason}"
         return " before all runs were done; nothing was written: with --json FILE finished runs are kept"
 
 
 def output_options(function: _Function) -> _Function:
-    """Options whose values make the parameter `output`, an Output."""
+    """Add the options whose values make the parameter `output`, an Output, to a command."""
     options = {
         "json_path": click.option(
             "--json",

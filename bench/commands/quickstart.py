@@ -1,4 +1,4 @@
-"""`bench quickstart`: the whole path on generated photographs, to one sentence."""
+"""`bench quickstart`: makes photographs, converts them, compares loaders and writes the report."""
 
 import json
 import os
@@ -30,7 +30,7 @@ QUICKSTART = Path("data/quickstart")
 _LOADERS = ("imagefolder", "pytorch", "shards", "webdataset", "dali")
 _FORMATS = ("shards", "webdataset", "dali")
 _TIMES = "conversions.json"
-"""File beside the data with the seconds of each conversion, which a second call finds done."""
+"""File beside the data that keeps the seconds of each conversion for later calls, which find it done."""
 
 
 @click.command(name="quickstart", cls=commandline.Command)
@@ -51,7 +51,7 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
         settings,
         trainer="emulated" if settings.trainer == "none" else settings.trainer,
         batch_size=min(settings.batch_size, images),
-        augment="train",  # what training does; from the centres of photographs no model learns
+        augment="train",  # random crops, as trainings have them
         cold=hasattr(os, "posix_fadvise"),
     )
     _make_sample(QUICKSTART / "raw", images)
@@ -65,7 +65,7 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
     result_path = QUICKSTART / "result.json"
     result_path.unlink(missing_ok=True)  # each call measures anew
     output = Output(json_path=result_path, html_path=QUICKSTART / "report.html")
-    with output.measuring("bench", "run") as on_progress:
+    with output.progress("bench", "run") as on_progress:
         comparison = Comparison(
             candidates=choose_candidates((), backends, QUICKSTART),
             settings=settings,
@@ -81,36 +81,39 @@ def command(images: int, settings: Settings, gpu_price: float | None) -> None:
 
 
 def _make_sample(raw: Path, images: int) -> None:
-    """The tree, made unless it is there; SettingError if it is there with another number of pictures."""
+    """Make the tree unless it is there; SettingError where it has another number of pictures."""
     if not raw.exists():
         with ProgressBar("sample", "image") as bar:
             make_sample(raw, images=images, on_progress=bar)
         return
-    found = len(scan_tree(raw).samples)
-    if found != images:
+    count = len(scan_tree(raw).samples)
+    if count != images:
         raise SettingError(
-            f"{raw}: has {found:,} pictures, --images asks for {images:,}; remove {QUICKSTART}"
+            f"has {count:,} pictures, --images asks for {images:,}",
+            path=raw,
+            remedy=f"remove {QUICKSTART}",
         )
 
 
 def _convert(formats: list[str], size: int) -> dict[Location, float]:
     """Convert to each format, for training at `size` pixels.
 
-    Returns the seconds of each by its folder; those of a conversion that another call did are remembered,
-    those of one that another call began are not known.
+    Returns:
+        Seconds that each conversion took, by its folder. The seconds of a conversion by an earlier call are
+        read from the file `_TIMES`; a conversion that an earlier call began has none.
     """
     times = QUICKSTART / _TIMES
-    known: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
+    seconds: dict[str, float] = json.loads(times.read_text()) if times.exists() else {}
     for name in formats:
         path = QUICKSTART / name
         is_new = not path.exists()
         if is_new:
-            known.pop(name, None)
+            seconds.pop(name, None)
         start_s = time.perf_counter()
         with ProgressBar(f"convert to {name}", "image") as bar:
             convert(QUICKSTART / "raw", path, Recipe(format=name, size=stored_size(size)), on_progress=bar)
         if is_new:
-            known[name] = time.perf_counter() - start_s
+            seconds[name] = time.perf_counter() - start_s
         with atomic_write(times) as file:
-            file.write(json.dumps(known).encode())
-    return {QUICKSTART / name: known[name] for name in formats if name in known}
+            file.write(json.dumps(seconds).encode())
+    return {QUICKSTART / name: seconds[name] for name in formats if name in seconds}

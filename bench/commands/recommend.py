@@ -1,4 +1,4 @@
-"""`bench recommend`: what converting a tree would bring, predicted from a sample of it; and converting it.
+"""`bench recommend`: predicts from a sample of a tree what converting it would bring, and can convert it.
 
     command                  parse -> `recommend` -> show
     convert_as_recommended   parse -> `recommend` -> ask -> convert -> compare -> show
@@ -15,15 +15,15 @@ from typing import Any
 
 import click
 
-from bench.commands.options import PLACE, make_settings, names_of, option
+from bench.commands.options import PLACE, make_settings, option, split_names
 from bench.commands.output import Output, output_options
 from bench.measure.candidates import choose_candidates
 from bench.measure.comparison import Comparison, compare
-from bench.measure.imagefolder import find_refused
-from bench.measure.recommend import Question, look_at_sample, recommend
+from bench.measure.imagefolder import find_faults
+from bench.measure.recommend import Question, describe_sample, recommend
 from bench.measure.sample import train_images
 from bench.measure.settings import Settings
-from bench.measure.storing import check_free, choose, find_begun, find_limit, free_folder
+from bench.measure.storing import check_free, choose_recipe, find_begun_recipe, find_limit, free_folder
 from bench.measure.trainers import EPILOG, emulated_images_per_s
 from bench.measure.trials import read_document
 from bench.report.forecast import PREDICTED, RISK, SAMPLE, stored_size, stored_words
@@ -56,12 +56,16 @@ from precache.sources.tree import ObjectTree, scan_tree
 from precache.storage.urls import Location, Url
 
 _BATCH_SIZE = 64
-# On 2 quiet cores the quick way ends within 25 s; a limit that begins no turn keeps it there on slow ones.
 QUICK: dict[str, Any] = {"pictures": 100, "limit_s": 22.0}
-QUICK_S, THOROUGH_S = 0.5, 2.0  # of each run
+"""Arguments of `Question` without --thorough.
+
+On 2 quiet cores a quick estimate ends within 25 s; on slower ones `limit_s` keeps it near that, because no
+turn begins after it.
+"""
+QUICK_S, THOROUGH_S = 0.5, 2.0  # seconds of each run
 QUICK_FORMATS = ("shards", "webdataset")
-_BATCHES = 20  # of each run that compares the tree and what was converted
-MEASURING = {
+_BATCHES = 20  # of each run that compares the tree and its converted folder
+TRIAL_OPTIONS = {
     "trainer": option("trainer"),
     "trainer_rate": option("trainer_rate"),
     "size": option("size"),
@@ -71,11 +75,11 @@ MEASURING = {
         help=f"Samples per batch.  [default: {_BATCH_SIZE}, or all of a smaller tree]",
     ),
 }
-"""Options that say what is measured."""
+"""Options of the trainer and of the batches that are measured."""
 STORED_SIZE = click.option(
     "--stored-size", type=int, help="Most of the stored shorter side, pixels.  [default: twice --size]"
 )
-WHAT_IF = {
+WHAT_IF_OPTIONS = {
     "gpus": click.option("--gpus", type=int, help="What if there were so many GPUs?"),
     "accelerator": click.option(
         "--accelerator", metavar="NAME", help="What if it were this one, as h100, or of so many images/s?"
@@ -83,7 +87,7 @@ WHAT_IF = {
     "workers": click.option("--workers", type=int, help="What if there were so many CPUs, a worker each?"),
     "disk_mbps": click.option("--disk-mbps", type=float, help="What if the disk gave so many MB/s?"),
 }
-CONVERTING = {
+CONVERSION_OPTIONS = {
     "splits": click.option(
         "--splits", default=DEFAULT_SPLITS, show_default=True, help="Shares, as in train=0.9,val=0.1."
     ),
@@ -95,20 +99,21 @@ CONVERTING = {
         "--overwrite", is_flag=True, help="Choose and convert again, and replace DST when all is done."
     ),
 }
-"""Options of `precache convert`, handed on."""
+"""Options that are handed on to `precache convert`."""
 FORMATS_HELP = f"all, or some of: {', '.join(FORMAT_NAMES)}.  [default: {', '.join(QUICK_FORMATS)}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversions:
-    """What may be converted to, and how.
+    """Conversions to choose from, and the options with which the chosen one is run.
 
     Attributes:
         dst: folder to convert into; None: data/FORMAT.
-        max_bytes: what it may take, as in 20GB; None: what is free.
-        formats: names to choose from.
-        yes: convert without asking.
-        splits, max_rejects, overwrite: see `precache convert`; None for `max_rejects`: what the sample needs.
+        max_bytes: most bytes that it may take, as in 20GB; None: the free space of the disk.
+        formats: names of the formats to choose from.
+        yes: whether to convert without asking.
+        splits, max_rejects, overwrite: see `precache convert`; None for `max_rejects`: the share of damaged
+            pictures in the sample.
     """
 
     dst: Path | None = None
@@ -121,36 +126,42 @@ class Conversions:
 
     def __post_init__(self) -> None:
         if self.max_bytes is not None:
-            parse_bytes(self.max_bytes)  # an error now, not after minutes
+            parse_bytes(self.max_bytes)  # raises now, not after minutes of measuring
         if self.max_rejects is not None:
             parse_share("max_rejects", self.max_rejects)
         parse_splits(self.splits)
         if not self.yes and not sys.stdin.isatty():
             raise SettingError(
-                "there is no terminal to ask at before converting; give --yes to convert at once"
+                "there is no terminal to ask at before converting", remedy="give --yes to convert at once"
             )
 
     @property
     def places(self) -> dict[str, Path]:
-        """Where each format would be converted to."""
+        """Folder that each format would be converted into, by the format's name."""
         return {name: self.dst or DATA / name for name in self.formats}
 
 
-def what_if(
+def parse_what_if(
     gpus: int | None, accelerator: str | None, workers: int | None, disk_mbps: float | None
 ) -> dict[str, Any]:
-    """Options that were given, as fields of `Inputs`; SettingError for one that is not positive."""
-    given = {"gpus": gpus, "workers": workers, "disk_mbps": disk_mbps}
-    for name, value in given.items():
+    """Return the what-if options that were given, as fields of `bench.report.forecast.Inputs`.
+
+    Raises:
+        SettingError: a number is not positive, or the accelerator is unknown.
+    """
+    for name, value in (("gpus", gpus), ("workers", workers), ("disk_mbps", disk_mbps)):
         if value is not None and not 0 < value < float("inf"):
             raise SettingError(f"{name} must be positive, got {value}")
-    fields = {
-        "gpus": gpus,
-        "trainer_images_per_s": None if accelerator is None else emulated_images_per_s(accelerator),
-        "cpus": workers,
-        "disk_bytes_per_s": None if disk_mbps is None else disk_mbps * 1e6,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    changes: dict[str, Any] = {}
+    if gpus is not None:
+        changes["gpus"] = gpus
+    if accelerator is not None:
+        changes["trainer_images_per_s"] = emulated_images_per_s(accelerator)
+    if workers is not None:
+        changes["cpus"] = workers
+    if disk_mbps is not None:
+        changes["disk_bytes_per_s"] = disk_mbps * 1e6
+    return changes
 
 
 @click.command(
@@ -166,8 +177,8 @@ def what_if(
 @click.option(
     "--convert", "dst", type=PLACE, metavar="DST", help="Convert as recommended, into DST, and measure that."
 )
-@combine_options("changes", what_if, WHAT_IF)
-@combine_options("asked", dict, {**MEASURING, "stored_size": STORED_SIZE})
+@combine_options("changes", parse_what_if, WHAT_IF_OPTIONS)
+@combine_options("trial_options", dict, {**TRIAL_OPTIONS, "stored_size": STORED_SIZE})
 @output_options
 def command(
     src: Location,
@@ -175,7 +186,7 @@ def command(
     formats: str | None,
     dst: Location | None,
     changes: dict[str, Any],
-    asked: dict[str, Any],
+    trial_options: dict[str, Any],
     output: Output,
 ) -> None:
     """Predict what converting would bring: what gains over ImageFolder and DataLoader for the tree SRC?
@@ -189,108 +200,130 @@ def command(
     minutes. Sizes, times and rates of the whole tree are computed from that and from what the disk gives.
     --gpus, --accelerator, --workers and --disk-mbps change what they are computed for.
     """
-    stored = asked.pop("stored_size")
+    stored = trial_options.pop("stored_size")
+    size = trial_options["size"]
     if dst is not None:
         if thorough or changes or stored is not None:
             raise SettingError(
-                "--convert measures this machine, and chooses how pictures are stored; leave out --thorough, "
-                "--stored-size and what-if options"
+                "--convert measures this machine, and chooses how pictures are stored",
+                remedy="leave out --thorough, --stored-size and what-if options",
             )
-        place = resolve_place(on_disk("DST", dst))
-        conversions = Conversions(dst=place, formats=chosen_formats(formats))
-        return convert_as_recommended(src, conversions, asked, output)
-    names = FORMAT_NAMES if thorough and formats is None else chosen_formats(formats)
-    stored = stored or stored_size(asked["size"])
-    if asked["size"] > stored:
-        raise SettingError(f"size must be at most the stored size {stored}, got {asked['size']}")
+        place = resolve_place(require_local("DST", dst))
+        conversions = Conversions(dst=place, formats=choose_formats(formats))
+        convert_as_recommended(src, conversions, trial_options, output)
+        return
+    names = FORMAT_NAMES if thorough and formats is None else choose_formats(formats)
+    stored = stored or stored_size(size)
+    if size > stored:
+        raise SettingError(f"size must be at most the stored size {stored}, got {size}")
     scan = ObjectTree(src).scan() if isinstance(src, Url) else scan_tree(src)
     question = Question(
         scan=scan,
         recipe=Recipe(format=names[0], size=stored),
-        settings=measuring(asked, train_images(scan), THOROUGH_S if thorough else QUICK_S),
+        settings=make_trial_settings(trial_options, train_images(scan), THOROUGH_S if thorough else QUICK_S),
         formats=names,
         **({} if thorough else QUICK),
     )
     folders = {name: str(free_folder(scan, name, DATA)) for name in names}
-    with output.measuring("recommend", "turn") as bar:
+    with output.progress("recommend", "turn") as bar:
         result = recommend(question, output.json_path, bar, changes, folders)
     output.finish(result)
     if not thorough and not output.quiet and output.json_path != STDOUT:
         click.echo("A quick estimate: --thorough measures longer.")
 
 
-def chosen_formats(asked: str | None) -> tuple[str, ...]:
-    """Formats that were named; SettingError for an unknown one."""
-    names = FORMAT_NAMES if asked == "all" else tuple(names_of(asked or "")) or QUICK_FORMATS
+def choose_formats(text: str | None) -> tuple[str, ...]:
+    """Return the formats that `--format` names, 'all' for all of them; SettingError for an unknown one."""
+    names = FORMAT_NAMES if text == "all" else tuple(split_names(text or "")) or QUICK_FORMATS
     for name in names:
         check_choice("format", name, FORMAT_NAMES)
     return names
 
 
-def measuring(asked: Mapping[str, Any], most: int, seconds: float) -> Settings:
-    """Settings by the options MEASURING; batches of at most `most` pictures, unless asked for."""
-    given = {name: value for name, value in asked.items() if value is not None}
-    return make_settings(**{"batch_size": max(1, min(_BATCH_SIZE, most)), "seconds": seconds, **given})
+def make_trial_settings(trial_options: Mapping[str, Any], max_batch_size: int, seconds: float) -> Settings:
+    """Return the Settings of trials of at least `seconds` each, from the values of TRIAL_OPTIONS.
+
+    Without `--batch-size` a batch has at most `max_batch_size` samples.
+    """
+    values: dict[str, Any] = {"batch_size": max(1, min(_BATCH_SIZE, max_batch_size)), "seconds": seconds}
+    for name, value in trial_options.items():
+        if value is not None:
+            values[name] = value
+    return make_settings(**values)
 
 
 def convert_as_recommended(
-    src: Location, conversions: Conversions, asked: Mapping[str, Any], output: Output
+    src: Location, conversions: Conversions, trial_options: Mapping[str, Any], output: Output
 ) -> None:
     """Choose what suits this machine, ask, convert, measure and say what that brought.
 
-    Nothing is converted where another loader of the tree is as fast, or beside other busy processes. Killed,
-    the same call goes on. It ends with exit code 1 where the trainer then gets less, or more bytes are taken
-    than asked.
+    Nothing is converted where another loader of the tree is as fast, or while other processes keep the CPUs
+    busy. If it is killed, the same call goes on. It ends with exit code 1 where the trainer then gets fewer
+    images/s, or the dataset takes more than `conversions.max_bytes`.
 
     Args:
-        asked: values of the options MEASURING.
+        trial_options: values of TRIAL_OPTIONS.
         output: its file keeps what was measured of the sample.
     """
     if output.json_path == STDOUT:
-        raise SettingError("--json - prints a result alone, and converting has more to say; name a file")
-    scan = scan_tree(on_disk("SRC", src))
-    # a picture of the sample may be damaged, and left out by the conversion
-    settings = measuring(asked, train_images(scan) // 2, QUICK_S)
+        raise SettingError(
+            "--json - prints a result alone, and converting has more to say", remedy="name a file"
+        )
+    scan = scan_tree(require_local("SRC", src))
+    # half of them: a picture of the sample may be damaged, and left out by the conversion
+    settings = make_trial_settings(trial_options, train_images(scan) // 2, QUICK_S)
     if conversions.splits != DEFAULT_SPLITS:
         plan_conversion(scan.samples, Recipe(format=FORMAT_NAMES[0], splits=conversions.splits))
     recipe = None if conversions.overwrite else _find_begun(scan, conversions, settings.size)
     predicted: Result | None = None
     if recipe is None:
-        chosen = _choose(scan, conversions, settings, output)
-        if chosen is None:
+        decision = _choose(scan, conversions, settings, output)
+        if decision is None:
             return
-        recipe, predicted, conversions = chosen
+        recipe, predicted, conversions = decision.recipe, decision.predicted, decision.conversions
     elif conversions.max_rejects is None:
         conversions = _allow_rejects_again(scan, conversions, recipe, settings)
     place = conversions.places[recipe.format]
-    done = _convert(scan, place, recipe, conversions)
-    _prove(scan, place, settings, done, predicted, conversions, output)
+    conversion = _convert(scan, place, recipe, conversions)
+    _report_gain(scan, place, settings, conversion, predicted, conversions, output)
 
 
 def _find_begun(scan: Scan, conversions: Conversions, size: int) -> Recipe | None:
-    """How an earlier call has stored the pictures, or has begun to; None where none did."""
+    """Return the recipe of a conversion that an earlier call finished or began; None where there is none."""
     for name, place in conversions.places.items():
-        recipe = find_begun(place, scan, name, size)
+        recipe = find_begun_recipe(place, scan, name, size)
         if recipe is not None:
             if not is_converted(place):
-                what = f"a conversion to {name}, {stored_words(recipe)}"
-                note(f"{place}: {what}, is unfinished; continuing it")
+                note(f"{place}: a conversion to {name}, {stored_words(recipe)}, is unfinished; continuing it")
             return recipe
     return None
 
 
-def _choose(
-    scan: Scan, conversions: Conversions, settings: Settings, output: Output
-) -> tuple[Recipe, Result, Conversions] | None:
-    """Measure the sample, show what it says, and ask; None where nothing is to be converted."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Decision:
+    """The conversion that was chosen.
+
+    Attributes:
+        recipe: the format and the size of stored pictures.
+        predicted: the result of the sample, which it was chosen by.
+        conversions: the options of the call, with the share of damaged pictures that may be left out.
+    """
+
+    recipe: Recipe
+    predicted: Result
+    conversions: Conversions
+
+
+def _choose(scan: Scan, conversions: Conversions, settings: Settings, output: Output) -> _Decision | None:
+    """Measure the sample, show the result, and ask; None where nothing is to be converted."""
     places = conversions.places
-    if conversions.dst is not None:  # else it is not known yet which it will be
+    if conversions.dst is not None:  # without it the folder depends on the format that is chosen
         check_free(scan, conversions.dst, conversions.overwrite)
     limit_bytes, limit = find_limit(next(iter(places.values())), conversions.max_bytes)
-    recipe, fitting = choose(scan, settings.size, tuple(places), limit_bytes, limit)
+    recipe, fitting = choose_recipe(scan, settings.size, tuple(places), limit_bytes, limit)
     question = Question(scan=scan, recipe=recipe, settings=settings, formats=fitting, **QUICK)
     folders = {name: str(place) for name, place in places.items()}
-    with output.measuring("recommend", "turn") as bar:
+    with output.progress("recommend", "turn") as bar:
         result = recommend(question, output.json_path, bar, folders=folders)
     if all(row.key["data"] == RAW_TREE for row in result.rows):
         raise DatasetError(f"no format could be measured: {'; '.join(result.skipped.values())}")
@@ -304,7 +337,7 @@ def _choose(
             line = convert_line(str(scan.root), places[recipe.format], recipe, rejects)
             click.echo(f"    {printable(line)}")
         return None
-    replace(output, html_path=None).finish(result)  # the page is of what comes of it
+    replace(output, html_path=None).finish(result)  # the page shows the result after the conversion
     name = result.rows[result.best[0]].key["data"]
     recipe = replace(recipe, format=name, splits=conversions.splits)
     risk = "" if recipe.size == stored_size(settings.size) else f" {RISK}"
@@ -314,11 +347,11 @@ def _choose(
     if not conversions.yes and not click.confirm(f"Convert to {name}, into {places[name]}?", default=True):
         note("nothing was converted")
         return None
-    return recipe, result, conversions
+    return _Decision(recipe=recipe, predicted=result, conversions=conversions)
 
 
 def _with_rejects(conversions: Conversions, sample: Trial, images: int) -> Conversions:
-    """Allow as many damaged pictures as the sample needs, unless the user has said how many.
+    """Return `conversions` with the share of damaged pictures that the sample has, unless it has a share.
 
     Raises:
         SettingError: many pictures lack a decoder, so that they may be intact.
@@ -331,8 +364,9 @@ def _with_rejects(conversions: Conversions, sample: Trial, images: int) -> Conve
         raise SettingError(
             f"{sample.numbers['undecodable']:,.0f} of {sample.numbers['taken']:,.0f} pictures that were "
             f"tried may be intact, first {sample.facts['undecodable']}: this Pillow has no decoder for that "
-            f"kind; install one, by the command that 'precache doctor' prints, or leave them out with "
-            f"--max-rejects {share}"
+            f"kind",
+            remedy=f"install one, by the command that 'precache doctor' prints, or leave them out with "
+            f"--max-rejects {share}",
         )
     note(f"Up to {share} of the pictures may be left out as damaged, by what the sample has: --max-rejects.")
     return replace(conversions, max_rejects=share)
@@ -341,18 +375,18 @@ def _with_rejects(conversions: Conversions, sample: Trial, images: int) -> Conve
 def _allow_rejects_again(
     scan: Scan, conversions: Conversions, recipe: Recipe, settings: Settings
 ) -> Conversions:
-    """Allow as many damaged pictures as an earlier call of the same command did."""
+    """Return `conversions` with the share of damaged pictures that an earlier call of the command allowed."""
     place = conversions.places[recipe.format]
     if is_converted(place):
         rejected = len(open_dataset(place).manifest.rejected)
         return replace(conversions, max_rejects=f"{100 * rejected / len(scan.samples):.3f}%")
     question = Question(scan=scan, recipe=recipe, settings=settings, formats=(recipe.format,), **QUICK)
-    return _with_rejects(conversions, look_at_sample(question), len(scan.samples))
+    return _with_rejects(conversions, describe_sample(question), len(scan.samples))
 
 
 def _convert(scan: Scan, place: Path, recipe: Recipe, conversions: Conversions) -> Conversion:
-    """Convert as `precache convert` does, with all that it says."""
-    done: Conversion = click.get_current_context().invoke(
+    """Run `precache convert`, which prints its own progress and messages."""
+    conversion: Conversion = click.get_current_context().invoke(
         convert,
         src=scan.folder,
         dst=place,
@@ -363,60 +397,68 @@ def _convert(scan: Scan, place: Path, recipe: Recipe, conversions: Conversions) 
         max_rejects=conversions.max_rejects or "1%",
         overwrite=conversions.overwrite,
     )
-    return done
+    return conversion
 
 
-def _prove(
+def _report_gain(
     scan: Scan,
     place: Path,
     settings: Settings,
-    done: Conversion,
+    conversion: Conversion,
     predicted: Result | None,
     conversions: Conversions,
     output: Output,
 ) -> None:
-    """Feed the trainer from the tree and from the dataset, by turns, and say what converting brought.
+    """Feed the trainer from the tree and from the dataset, taking turns, and say what converting brought.
 
-    The result is kept beside the dataset, in AUTO_NAME, trial by trial.
+    The result is kept in the dataset's folder, in AUTO_NAME, trial by trial. The command ends with exit code
+    1 where the dataset takes too many bytes, or the trainer gets fewer images/s from it than from the tree.
     """
-    manifest = done.manifest
+    manifest = conversion.manifest
     output = replace(output, json_path=place / AUTO_NAME)
-    with output.measuring("measure", "run") as bar:
-        result = _compare(scan, place, settings, done, bar)
+    with output.progress("measure", "run") as bar:
+        result = _compare(scan, place, settings, conversion, bar)
     measured = {
         **result.settings,
         "batch_size": result.settings["batch_sizes"][-1],
         "trainer": result.settings["trainers"][-1],
     }
     steps = f"To train from it:\n    loader = {build_line(place, measured)}\n{describe_dtype(measured)}"
-    paragraphs = [tuple(find_refused(scan, [each.path for each in manifest.rejected]).sentences())]
+    answer = list(result.answer)
+    if sentences := find_faults(scan, [reject.path for reject in manifest.rejected]).sentences():
+        answer.append(tuple(sentences))
     if predicted is not None:
-        off = _median_error(predicted, result)
-        paragraphs.append((f"Predicted images/s were {off:.0%} off in the median.",))
-    answer = (*result.answer, *(paragraph for paragraph in paragraphs if paragraph))
-    output.finish(replace(result, answer=answer, next_step=steps))
-    takes = manifest.stored_bytes
-    if conversions.max_bytes is not None and takes > parse_bytes(conversions.max_bytes):
-        said = f"{place}: takes {human_bytes(takes)}, more than --max-bytes {conversions.max_bytes}"
-        click.echo(printable(f"{said}; make room, or remove it"), err=True)
+        error = _median_error(predicted, result)
+        answer.append((f"Predicted images/s were {error:.0%} off in the median.",))
+    output.finish(replace(result, answer=tuple(answer), next_step=steps))
+    stored_bytes = manifest.stored_bytes
+    if conversions.max_bytes is not None and stored_bytes > parse_bytes(conversions.max_bytes):
+        message = (
+            f"{place}: takes {human_bytes(stored_bytes)}, more than --max-bytes {conversions.max_bytes}; "
+            f"make room, or remove it"
+        )
+        click.echo(printable(message), err=True)
         raise click.exceptions.Exit(1)
-    line, converted = _row_of(result, RAW_TREE), _row_of(result, manifest.recipe.format)
-    if line is None or converted is None or is_disturbed(other_cpu_share(result.trials)):
+    tree_row = _find_row(result, RAW_TREE)
+    converted_row = _find_row(result, manifest.recipe.format)
+    if tree_row is None or converted_row is None or is_disturbed(other_cpu_share(result.trials)):
         return
-    before, after = training_rate(line), training_rate(converted)
+    before, after = training_rate(tree_row), training_rate(converted_row)
     if after.high < before.low:
         note(
             f"Converting lost: from {manifest.recipe.format} the trainer gets {after.median:,.0f} images/s, "
-            f"by {source_name(line)} from the tree {before.median:,.0f}."
+            f"by {source_name(tree_row)} from the tree {before.median:,.0f}."
         )
         raise click.exceptions.Exit(1)
 
 
-def _compare(scan: Scan, place: Path, settings: Settings, done: Conversion, on_progress: Progress) -> Result:
-    """Compare loaders of the tree and of the dataset, as `bench loaders` does, and keep the trials there."""
+def _compare(
+    scan: Scan, place: Path, settings: Settings, conversion: Conversion, on_progress: Progress
+) -> Result:
+    """Compare loaders of the tree and of the dataset, as `bench loaders` does; keep trials in AUTO_NAME."""
     path = place / AUTO_NAME
     samples = len(open_split(place, "train"))
-    backends = [TODAY_BACKEND, "pytorch", done.manifest.recipe.format]
+    backends = [TODAY_BACKEND, "pytorch", conversion.manifest.recipe.format]
     comparison = Comparison(
         candidates=choose_candidates((scan.folder, place), backends, DATA),
         settings=replace(
@@ -426,20 +468,20 @@ def _compare(scan: Scan, place: Path, settings: Settings, done: Conversion, on_p
             batches=_BATCHES,
             batch_size=min(settings.batch_size, samples),
         ),
-        convert_s=_find_convert_s(place, done),
+        convert_s=_find_convert_s(place, conversion),
     )
     if path.exists():
         try:
             return compare(comparison, path, on_progress)
-        except SettingError:  # it is of another machine, or of other settings
+        except SettingError:  # the file was measured on another machine, or with other settings
             path.unlink()
     return compare(comparison, path, on_progress)
 
 
-def _find_convert_s(place: Path, done: Conversion) -> dict[Location, float]:
-    """Seconds that converting took, by the folder; nothing where several calls did it."""
-    if done.converted == done.manifest.samples:
-        return {place: done.elapsed_s}
+def _find_convert_s(place: Path, conversion: Conversion) -> dict[Location, float]:
+    """Return the seconds of converting into `place`, by that folder; empty where several calls did it."""
+    if conversion.converted == conversion.manifest.samples:
+        return {place: conversion.elapsed_s}
     try:
         earlier = read_document(place / AUTO_NAME).settings["data"][str(place)]["convert_s"]
     except (SettingError, KeyError):
@@ -447,8 +489,8 @@ def _find_convert_s(place: Path, done: Conversion) -> dict[Location, float]:
     return {} if earlier is None else {place: earlier}
 
 
-def _row_of(result: Result, data: str) -> Row | None:
-    """The row of ours that reads this data, in a comparison."""
+def _find_row(result: Result, data: str) -> Row | None:
+    """Return the row of this project's loader of that data; None where it was not measured."""
     for row in result.rows:
         if row.key["data"] == data and row.key["backend"] != TODAY_BACKEND:
             return row
@@ -456,21 +498,22 @@ def _row_of(result: Result, data: str) -> Row | None:
 
 
 def _median_error(predicted: Result, measured: Result) -> float:
-    """How far off the predicted images/s are in the median, as a share of what was measured."""
+    """Return the median relative error of the predicted images/s: |predicted / measured - 1|."""
     errors = []
     for after in measured.rows:
         for before in predicted.rows:
-            same = all(before.key[name] == after.key[name] for name in ("backend", "data"))
-            if same and before.key["trainer"] == PREDICTED:
+            is_same_loader = all(before.key[name] == after.key[name] for name in ("backend", "data"))
+            if is_same_loader and before.key["trainer"] == PREDICTED:
                 errors.append(abs(training_rate(before).median / training_rate(after).median - 1))
     return median(errors) if errors else 0.0
 
 
-def on_disk(name: str, place: Location) -> Path:
-    """The folder of that argument; SettingError for a URL."""
+def require_local(name: str, place: Location) -> Path:
+    """Return the folder that the argument `name` names; SettingError for a URL."""
     if isinstance(place, Url):
         raise SettingError(
-            f"{place}: precache auto measures on a disk, so {name} has to lie on one; 'bench recommend URL' "
-            f"advises, 'precache convert' reads and writes URLs"
+            f"precache auto measures on a disk, so {name} has to lie on one",
+            path=place,
+            remedy="'bench recommend URL' advises, 'precache convert' reads and writes URLs",
         )
     return place

@@ -1,4 +1,4 @@
-"""`bench report`: results that were written before: one is shown, two are compared."""
+"""`bench report`: shows a result that another command wrote to a file, or compares two of them."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -27,14 +27,15 @@ from precache.reporting import quantity
 
 
 def _make_loaders_result(document: Document, gpu_price: float | None) -> Result:
-    make: Callable[..., Result] = loaders.make_result
     if document.settings.get("ranks") is not None:
         return ranks.make_result(document.machine, document.settings, document.trials, document.skipped)
-    return make(document.machine, document.settings, document.trials, document.skipped, gpu_price)
+    return loaders.make_result(
+        document.machine, document.settings, document.trials, document.skipped, gpu_price
+    )
 
 
 def _without_price(make: Callable[..., Result]) -> Callable[[Document, float | None], Result]:
-    """A maker whose result does not depend on what an accelerator costs."""
+    """Return a maker that ignores the price of an accelerator and calls `make`."""
 
     def make_result(document: Document, _: float | None) -> Result:
         return make(document.machine, document.settings, document.trials, document.skipped)
@@ -56,24 +57,28 @@ MAKERS: dict[str, Callable[[Document, float | None], Result]] = {
     "recommend": _without_price(recommendation.make_result),
     "watch": _make_watch_result,
 }
-"""By the command whose file it is: the function that works out what the trials in it say."""
+"""Functions that make a result from the trials in a file, by the command that wrote it."""
 
 
 def read_result(path: Path, gpu_price: float | None = None) -> Result:
-    """The result in the file at `path`.
+    """Return the result in the file at `path`.
+
+    Args:
+        gpu_price: dollars per hour of an accelerator, for the cost of waiting; None: no cost is given.
 
     Raises:
-        SettingError: it cannot be read, is something else, or has no finished run.
+        SettingError: the file cannot be read, is no result, or has no finished run.
     """
     document = read_document(path)
     if document.command not in MAKERS:
-        raise SettingError(f"{path}: is of 'bench {document.command}', which bench report does not know")
+        raise SettingError(f"is of 'bench {document.command}', which bench report does not know", path=path)
     try:
         return MAKERS[document.command](document, gpu_price)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise SettingError(
-            f"{path}: holds too few finished runs, or is not a result of bench ({error!r}); run the command "
-            f"that wrote it again"
+            f"holds too few finished runs, or is not a result of bench ({error!r})",
+            path=path,
+            remedy="run the command that wrote it again",
         ) from error
 
 
@@ -103,32 +108,36 @@ def command(
     repeat, or if AFTER.json lacks a row.
     """
     if len(paths) > 2:
-        raise SettingError(f"{paths[2]}: is one result too many; give one to show, or two to compare")
+        raise SettingError(
+            "is one result too many", path=paths[2], remedy="give one to show, or two to compare"
+        )
     check_share("tolerance", tolerance)
     if len(paths) == 1:
         if output.json_path in paths:
-            raise SettingError(f"{paths[0]}: --json names the result itself; name another file")
+            raise SettingError("--json names the result itself", path=paths[0], remedy="name another file")
         output.finish(read_result(paths[0], gpu_price))
         return
     before, after = read_result(paths[0]), read_result(paths[1])
     differing = find_differing_work(before, after)
     if differing and not force:
         raise SettingError(
-            f"{paths[0]} and {paths[1]} differ in {'; '.join(differing)}; use --force to compare them "
-            f"all the same"
+            f"{paths[0]} and {paths[1]} differ in {'; '.join(differing)}",
+            remedy="use --force to compare them all the same",
         )
     comparison = compare_results(before, after, tolerance)
     if not comparison.differences:
-        raise SettingError(f"{paths[0]} and {paths[1]} have no row in common; measure the same loaders")
+        raise SettingError(
+            f"{paths[0]} and {paths[1]} have no row in common", remedy="measure the same loaders"
+        )
     lost_rows = () if force else comparison.only_before
     if output.json_path is not None:
-        written: dict[str, Any] = {
+        document: dict[str, Any] = {
             "before": str(paths[0]),
             "after": str(paths[1]),
             "tolerance": tolerance,
             **comparison.to_json(),
         }
-        _write_json(output.json_path, written, quiet=output.quiet)
+        _write_json(output.json_path, document, quiet=output.quiet)
     if not output.quiet and output.json_path != STDOUT:
         count = quantity(len(comparison.differences), "figure")
         say(f"{len(comparison.regressions)} of {count} got worse by more than {tolerance:.0%}.")
@@ -157,6 +166,7 @@ def _write_json(path: Path, content: object, *, quiet: bool) -> None:
 def _show_differences(
     comparison: ResultComparison, results: Sequence[tuple[Path, Result]], *, markdown: bool
 ) -> None:
+    """Print the table of differences, the rows that only one result has, and what else was running."""
     table = make_difference_table(comparison)
     if markdown:
         click.echo(table.markdown())

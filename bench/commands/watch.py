@@ -1,4 +1,4 @@
-"""`bench watch`: does somebody's own training wait, for what, and what would change that."""
+"""`bench watch`: runs a user's own training script, and says how much it waits for data, and for what."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ import torch
 from bench.commands.options import price_option
 from bench.commands.output import Output, output_options
 from bench.machine.hardware import describe_machine
-from bench.measure.watched import measure_replaced
+from bench.measure.replacements import measure_replacements
 from bench.report import waiting
 from bench.report.result import Result, format_document, make_document, parse_document
 from bench.report.stats import is_disturbed
@@ -29,20 +29,20 @@ _SHARDS = "data/shards"
 
 
 class _Command(commandline.Command):
-    """Leaves what stands behind `-m MODULE` to the module, as `python -m` does."""
+    """Command that leaves the options behind `-m MODULE` to the module, as `python -m` does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Split the command line at the module, and leave the options before it to click."""
-        with_value = {
-            name
-            for each in self.params
-            if isinstance(each, click.Option) and not each.is_flag
-            for name in each.opts
+        flags_with_value = {
+            flag
+            for param in self.params
+            if isinstance(param, click.Option) and not param.is_flag
+            for flag in param.opts
         }
         place = 0
         while place < len(args) and args[place].startswith("-") and args[place] != "--":
             is_module = args[place].startswith("-m")
-            place += 2 if args[place] in with_value else 1
+            place += 2 if args[place] in flags_with_value else 1
             if is_module:
                 args = [*args[:place], "--", *args[place:]]
                 break
@@ -82,86 +82,97 @@ def command(
     a minute of steady batches it ends the script, with exit code 0. A script that ends before that keeps its
     exit code. Ctrl-C ends it, too, and says what was seen so far.
     """
-    seconds = _seconds(length)
+    seconds = _parse_seconds(length)
     for path in (output.json_path, output.html_path):
         check_output(path)
-    alone = output.quiet or output.json_path == STDOUT
-    found = watch(
+    is_stdout_free = output.quiet or output.json_path == STDOUT  # the script's output goes to stderr
+    observed = watch(
         command_line(words, module),
         seconds=seconds,
         batches=batches,
         whole=whole,
-        output=sys.stderr.fileno() if alone else None,
+        output=sys.stderr.fileno() if is_stdout_free else None,
     )
-    if not alone:
+    if not is_stdout_free:
         click.echo()
-    result = _make_result(found, [*(["-m", module] if module else []), *words], gpu_price)
+    script = [*words] if module is None else ["-m", module, *words]
+    result = _make_result(observed, script, gpu_price)
     if output.json_path is not None and output.json_path.is_file():
-        output.json_path.unlink()  # a script that is watched again is another one
+        output.json_path.unlink()  # a second run of the script is a new result, which keeps nothing of it
     output.finish(result)
-    raise click.exceptions.Exit(130 if found.interrupted else found.code)
+    raise click.exceptions.Exit(130 if observed.interrupted else observed.code)
 
 
-def _make_result(found: WatchedRun, script: list[str], gpu_price: float | None) -> Result:
-    """Measure what would help, and work out what all of it says."""
-    streams = waiting.find_streams(found.processes)
-    faults = found.events("fault")
+def _make_result(observed: WatchedRun, script: list[str], gpu_price: float | None) -> Result:
+    """Measure what other data sets would change, and make the result of the watched script.
+
+    Args:
+        script: the words of the command line behind the options of `bench watch`.
+        gpu_price: dollars per hour of an accelerator; None: waiting has no cost.
+    """
+    streams = waiting.find_streams(observed.processes)
+    faults = observed.events("fault")
     settings: dict[str, Any] = {
         "script": script,
-        "exit_code": found.code,
-        "ended": found.ended,
-        "interrupted": found.interrupted,
-        "batches": len(found.events("batch")),
+        "exit_code": observed.code,
+        "ended": observed.ended,
+        "interrupted": observed.interrupted,
+        "batches": len(observed.events("batch")),
         "fault": faults[0]["text"] if faults else "",
         "left_out": [],
-        "cpus": found.machine.cpus,
-        "ours": found.machine.script_share,
-        "others": found.machine.other_share,
+        "cpus": observed.machine.cpus,
+        "ours": observed.machine.script_share,
+        "others": observed.machine.other_share,
     }
     trials = [stream_to_trial(position, stream) for position, stream in enumerate(streams)]
     skipped: dict[str, str] = {}
     first = streams[0] if streams else None
-    if first is not None and not found.failed and waiting.can_change(first):
-        advised = Replacements()
-        replaced: list[MeasuredReplacement] = []
-        if first.record and not found.interrupted:
+    if first is not None and not observed.failed and waiting.can_change(first):
+        replacements = Replacements()
+        measured: list[MeasuredReplacement] = []
+        if first.record and not observed.interrupted:
             remade = bool(first.info.get("remade"))
-            advised = find_replacements(first.record, _SHARDS, remade=remade)
-        if advised.advices and not is_disturbed(found.machine.other_share):
+            replacements = find_replacements(first.record, _SHARDS, remade=remade)
+        if replacements.advices and not is_disturbed(observed.machine.other_share):
             note("measuring what would help, on a sample of the pictures ...")
             try:
-                replaced = measure_replaced(advised.advices, first.info.get("batch_size"), first.parts)
+                measured = measure_replacements(
+                    replacements.advices, first.info.get("batch_size"), first.parts
+                )
             except PrecacheError as error:
                 skipped["another data set"] = str(error)
-        settings["left_out"] = advised.left_out
-        trials += [replacement_to_trial(each) for each in replaced]
-        by_name = {each.name: each for each in advised.advices}
-        for change in waiting.find_changes(first, streams, found.machine, replaced):
-            trials.append(paste_to_trial(change, _lines(first, change, by_name)))
+        settings["left_out"] = replacements.left_out
+        trials += [replacement_to_trial(replaced) for replaced in measured]
+        advice_by_name = {item.name: item for item in replacements.advices}
+        for change in waiting.find_changes(first, streams, observed.machine, measured):
+            trials.append(paste_to_trial(change, _lines_to_paste(first, change, advice_by_name)))
     machine = describe_machine(torch.device("cpu"))
-    # read back as from a file: what it says when it is shown again is the same
+    # read back as from a file, so that 'bench report' prints the same to the last digit
     document = parse_document(
         format_document(make_document("watch", machine, settings, tuple(trials), skipped)), "watch"
     )
     return make_result(document.machine, document.settings, document.trials, document.skipped, gpu_price)
 
 
-def _lines(first: Stream, change: Change, advised: Mapping[str, Advice]) -> list[str]:
-    """What to write into the script, or to run; nothing where the script cannot have the change."""
+def _lines_to_paste(first: Stream, change: Change, advice_by_name: Mapping[str, Advice]) -> list[str]:
+    """Return the lines to write into the script, or to run; empty where the script cannot have the change."""
     if change.name == "pillow-simd":
         return advice.put_simd(first.record).lines(os.getcwd())
-    told = advised.get(change.name)
-    if told is None:
-        told = advice.set_arguments(first.record, change.arguments, remade=bool(first.info.get("remade")))
-    return [] if told is None else told.lines(os.getcwd())
+    if change.name in advice_by_name:
+        return advice_by_name[change.name].lines(os.getcwd())
+    edit = advice.set_arguments(first.record, change.arguments, remade=bool(first.info.get("remade")))
+    return [] if edit is None else edit.lines(os.getcwd())
 
 
-def _seconds(text: str) -> float:
-    units = {"s": 1.0, "min": 60.0, "h": 3600.0}
-    value = text.strip()
-    unit = next((unit for unit in sorted(units, key=len, reverse=True) if value.endswith(unit)), "")
+def _parse_seconds(text: str) -> float:
+    """Return the seconds of a time such as `60s`, `2min` or `90`; SettingError for anything else."""
+    value, factor = text.strip(), 1.0
+    for unit, unit_s in (("min", 60.0), ("s", 1.0), ("h", 3600.0)):
+        if value.endswith(unit):
+            value, factor = value.removesuffix(unit), unit_s
+            break
     try:
-        seconds = float(value.removesuffix(unit)) * units.get(unit, 1.0)
+        seconds = float(value) * factor
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):

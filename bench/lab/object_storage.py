@@ -1,13 +1,13 @@
-"""Speed of a loader that reads from an object storage, beside a plain download.
+"""Compare loaders that read from an object storage with a plain download.
 
     python -m bench.lab.object_storage DATA
 
-DATA holds folders that `precache convert` made, named by their format: `shards`, and `webdataset` where it is
-to be measured, too. They lie behind a server on this machine that answers late, and over one line of a given
-width, so that more requests at a time bring no more bytes.
+DATA holds folders that `precache convert` made, named by their format: `shards`, and `webdataset` if it is
+to be measured, too. A server on this machine serves them: it delays each answer, and limits the bytes per
+second of all answers together, so that more requests at a time bring no more bytes.
 
-Each run has a process of its own and an empty cache: a plain download of the files of `shards`, several at a
-time, which is what the line gives; and two epochs of each loader, the first one with opening the dataset.
+Each run has a process of its own and an empty cache. A plain download fetches the files of `shards`, several
+at a time: no loader can be faster. Each loader serves two epochs; the first includes opening the dataset.
 """
 
 import multiprocessing
@@ -28,8 +28,8 @@ import click
 
 import loaders
 from bench.lab import harness
-from bench.lab.harness import Column
-from bench.measure.fresh import run_fresh
+from bench.lab.harness import FigureColumn
+from bench.measure.processes import run_in_process
 from bench.report.table import Table
 from precache import open_dataset
 from precache.cli import commandline
@@ -41,12 +41,18 @@ from precache.storage.urls import Url
 FORMATS = ("shards", "webdataset")
 _PLAIN = "plain download"
 _FILES_AT_A_TIME = 4
-_PART_BYTES = 256 << 10  # 2.6 ms of a line of 100 MB/s
+_PART_BYTES = 256 << 10  # sent at a time; a line of 100 MB/s takes 2.6 ms for it
 _RANGE = re.compile(r"bytes=(\d+)-(\d*)")
 
 
 class Server(ThreadingHTTPServer):
-    """Answers GET, with a range or without, and HEAD for the files below a folder."""
+    """Server of the files below a folder that answers HEAD and GET, with a range or without, late.
+
+    Args:
+        root: the folder.
+        latency_s: seconds before each answer.
+        bytes_per_s: most bytes per second of all answers together.
+    """
 
     daemon_threads = True
 
@@ -57,7 +63,7 @@ class Server(ThreadingHTTPServer):
         self._free_s = 0.0
 
     def wait(self, count: int) -> None:
-        """Wait until `count` bytes have gone over the line, which all answers share."""
+        """Wait until the line, which all answers share, would have carried `count` bytes."""
         with self._lock:
             now_s = time.monotonic()
             self._free_s = max(self._free_s, now_s) + count / self._bytes_per_s
@@ -100,28 +106,29 @@ class _Handler(SimpleHTTPRequestHandler):
     do_HEAD = do_GET
 
 
-def _serve(told: Connection, root: Path, latency_s: float, bytes_per_s: float) -> None:
+def _serve(sender: Connection, root: Path, latency_s: float, bytes_per_s: float) -> None:
+    """Send the server's address to the parent process, and serve until this process is killed."""
     server = Server(root, latency_s, bytes_per_s)
-    told.send(f"http://127.0.0.1:{server.server_address[1]}")
+    sender.send(f"http://127.0.0.1:{server.server_address[1]}")
     server.serve_forever()
 
 
 @contextmanager
-def serving(root: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
-    """Address of a storage of the files in `root`, which a process of its own serves while the block runs."""
+def run_server(root: Path, latency_s: float, bytes_per_s: float) -> Iterator[str]:
+    """Serve the files in `root` by a `Server` in a new process during the block; yield its address."""
     context = multiprocessing.get_context("spawn")
-    told, telling = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(telling, root, latency_s, bytes_per_s), daemon=True)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(sender, root, latency_s, bytes_per_s), daemon=True)
     process.start()
     try:
-        yield told.recv()
+        yield receiver.recv()
     finally:
         process.kill()
         process.join()
 
 
 def download(url: Url, sizes: dict[str, int], folder: Path) -> float:
-    """Bytes/s of a plain download of files of these names and sizes into `folder`, several at a time."""
+    """Download the files of these names and sizes into `folder`, several at a time; return bytes/s."""
     store = ObjectStore(url)
 
     def fetch(name: str) -> None:
@@ -136,7 +143,7 @@ def download(url: Url, sizes: dict[str, int], folder: Path) -> float:
 
 
 def read(url: Url, folder: Path, batch_size: int, workers: int, size: int) -> list[float]:
-    """Images/s of both epochs of our loader, which caches in `folder`."""
+    """Serve two epochs with `loaders.build`, which caches in `folder`; return images/s of each."""
     rates = []
     start_s = time.perf_counter()
     reading = loaders.Reading(workers=workers, cache_dir=folder)
@@ -151,11 +158,17 @@ def read(url: Url, folder: Path, batch_size: int, workers: int, size: int) -> li
 def run(
     url: Url, sizes: dict[str, int], images: int, settings: tuple[int, int, int] | None
 ) -> dict[str, float]:
-    """Figures of one run with an empty cache; without settings, of a plain download."""
+    """Return the figures of one run with an empty cache.
+
+    Args:
+        sizes: bytes of each file, by its name.
+        images: number of pictures of an epoch.
+        settings: arguments batch_size, workers and size of `read`; None: a plain download is measured.
+    """
     with temporary_folder() as folder:
         if settings is None:
-            return {"mb_per_s": run_fresh(download, url, sizes, folder) / 1e6}
-        first, second = run_fresh(read, url, folder, *settings)
+            return {"mb_per_s": run_in_process(download, url, sizes, folder) / 1e6}
+        first, second = run_in_process(read, url, folder, *settings)
         return {"first": first, "second": second, "mb_per_s": first * sum(sizes.values()) / images / 1e6}
 
 
@@ -178,23 +191,25 @@ def command(
     """Print images/s of two epochs of what DATA holds, and MB/s of the first beside a plain download."""
     names = [name for name in FORMATS if (data / name).is_dir()]
     if "shards" not in names:
-        raise SettingError(f"{data}: has no folder 'shards'; run 'precache convert TREE {data / 'shards'}'")
+        raise SettingError(
+            "has no folder 'shards'", path=data, remedy=f"run 'precache convert TREE {data / 'shards'}'"
+        )
     images = open_dataset(data / "shards").manifest.samples
     sizes = {
         name: {file.name: file.stat().st_size for file in (data / name).iterdir() if file.is_file()}
         for name in names
     }
-    with serving(data, latency_ms / 1e3, mb_per_s * 1e6) as server:
+    with run_server(data, latency_ms / 1e3, mb_per_s * 1e6) as server:
         runs = {_PLAIN: partial(run, Url(server, "shards"), sizes["shards"], images, None)}
         for name in names:
             settings = (batch_size, workers, size)
             runs[name] = partial(run, Url(server, name), sizes[name], images, settings)
         turns = harness.take_turns(runs, repeats)
     columns = (
-        Column("first epoch, images/s", "first"),
-        Column("MB/s", "mb_per_s", ",.1f"),
-        Column(f"beside a {_PLAIN}", "mb_per_s", ".2f", _PLAIN),
-        Column("second epoch, images/s", "second"),
+        FigureColumn("first epoch, images/s", "first"),
+        FigureColumn("MB/s", "mb_per_s", ",.1f"),
+        FigureColumn(f"beside a {_PLAIN}", "mb_per_s", ".2f", _PLAIN),
+        FigureColumn("second epoch, images/s", "second"),
     )
     table = Table(["loader", *(column.title for column in columns)], turns.rows(columns))
     line = f"{latency_ms:g} ms an answer, a line of {mb_per_s:g} MB/s"

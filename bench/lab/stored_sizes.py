@@ -1,10 +1,10 @@
-"""Sizes in which pictures can be stored: bytes, speed, and distance from what torchvision would show a model.
+"""Compare sizes in which pictures can be stored: bytes, speed, and distance from torchvision's pixels.
 
     python -m bench.lab.stored_sizes TREE [--size 224]
 
-Distances are of pictures of TREE: peak signal-to-noise ratio, mean and worst, of random crops and of
-validation, against Pillow's one antialiased resize of the same part of the original. Bytes and speed are of
-photographs as large as ImageNet's, which it makes.
+Distances are measured on pictures of TREE: mean and lowest peak signal-to-noise ratio, of random crops and of
+validation, against one antialiased resize by Pillow of the same part of the original. Bytes and speed are
+measured on photographs as large as ImageNet's, which the program makes.
 """
 
 import shutil
@@ -21,7 +21,7 @@ from PIL import Image
 
 import loaders
 from bench.lab import harness
-from bench.lab.harness import Column
+from bench.lab.harness import FigureColumn
 from bench.machine import page_cache
 from bench.report.table import Table
 from loaders.augment import RandomAugmentation, centre_boxes, draw_augmentation
@@ -35,7 +35,7 @@ from precache.pictures.jpeg import psnr
 from precache.storage.staging import temporary_folder
 
 _CLASSES, _BATCH = 8, 32
-_MOST_DB = 99.0  # stands for pictures that are equal
+_MAX_DB = 99.0  # of equal pictures, whose ratio is infinite
 _IMAGENET = 1_281_167  # pictures to train on in ImageNet-1k: https://www.image-net.org/about.php
 _TITLES = (
     "stored",
@@ -46,12 +46,18 @@ _TITLES = (
     "crops, dB",
     "validation, dB",
 )
-_COLUMNS = (Column("images/s", "warm"), Column("from disk", "cold"))
+_COLUMNS = (FigureColumn("images/s", "warm"), FigureColumn("from disk", "cold"))
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A way to store pictures: `times` the side that is served; None: all pixels, or the tree itself."""
+class StorageMethod:
+    """Form in which pictures are stored.
+
+    Attributes:
+        name: name of the row.
+        format, fit, resample: fields of `precache.Recipe`; an empty format: the raw tree is read.
+        times: stored shorter side over the served side; None: all pixels are stored.
+    """
 
     name: str
     format: str = ""
@@ -60,30 +66,34 @@ class Stored:
     resample: str = "lanczos"
 
     def recipe(self, size: int) -> Recipe:
-        """Recipe of this way for pictures that are served with side `size`."""
+        """Return the recipe for pictures that are served with side `size`."""
         stored = images.MAX_SIZE if self.times is None else round(self.times * size)
         return Recipe(format=self.format, fit=self.fit, size=stored, resample=self.resample)
 
 
-WAYS = (
-    Stored("pytorch"),
-    Stored("squares", "shards", "crop", 8 / 7, "bilinear"),
-    Stored("8/7", "shards", times=8 / 7),
-    Stored("1.5 times", "shards", times=1.5),
-    Stored("twice", "shards", times=2),
-    Stored("all pixels", "shards"),
-    Stored("twice, JPEG", "webdataset", times=2),
+METHODS = (
+    StorageMethod("pytorch"),
+    StorageMethod("squares", "shards", "crop", 8 / 7, "bilinear"),
+    StorageMethod("8/7", "shards", times=8 / 7),
+    StorageMethod("1.5 times", "shards", times=1.5),
+    StorageMethod("twice", "shards", times=2),
+    StorageMethod("all pixels", "shards"),
+    StorageMethod("twice, JPEG", "webdataset", times=2),
 )
 
 
-def shown(
+def reference_pixels(
     original: Image.Image, sample_id: int, stored: npt.NDArray[np.int64], size: int, *, random: bool
 ) -> npt.NDArray[np.uint8]:
-    """uint8 [size, size, 3]: what a model is to be shown of an upright picture, in one antialiased resize.
+    """Return the pixels that a model should get of an upright picture, in one antialiased resize by Pillow.
 
     Args:
-        stored: int64 [1, 2], height and width of what is stored, by which crops are drawn.
-        random: the crop of epoch 0 and seed 0; or else the middle, as `Resize` and `CenterCrop` show it.
+        stored: int64 [1, 2], height and width of the stored picture, by which crops are drawn.
+        random: whether to crop at random, by seed 0 and epoch 0; else it is the middle, as by torchvision's
+            `Resize` and `CenterCrop`.
+
+    Returns:
+        uint8 [size, size, 3], RGB, 0-255.
     """
     shape = np.array([[original.height, original.width]])
     mirrored = False
@@ -92,7 +102,7 @@ def shown(
             RandomAugmentation(), stored, size, 0, 0, np.array([sample_id])
         )
         left, top, width, height = (boxes[0] * np.tile((shape / stored)[0, ::-1], 2)).tolist()
-        if np.array_equal(shape, stored):  # whole pixels: what lies around them has no part in it
+        if np.array_equal(shape, stored):  # a crop of whole pixels: antialiasing sees none around them
             original = original.crop((int(left), int(top), int(left + width), int(top + height)))
             left = top = 0.0
     else:
@@ -103,11 +113,17 @@ def shown(
 
 
 def distances(tree: Path, path: Path, size: int, *, random: bool) -> dict[str, float]:
-    """dB of what is served of each picture of `tree`, by file, from `path`: the tree, or what it became."""
+    """Return the peak signal-to-noise ratio, dB, of each picture that is served, by its file.
+
+    Args:
+        tree: the tree of the original pictures.
+        path: the tree, or a folder that it was converted to.
+        random: whether random crops are served, or the middle.
+    """
     data = open_split(path, "train")
     rows = {sample_id: row for row, sample_id in enumerate(np.asarray(data.ids[:]).tolist())}
     augment: AugmentName = "train" if random else "eval"
-    found = {}
+    psnr_db = {}
     with loaders.build(path, size=size, augment=augment, dtype="uint8", shuffle=False) as loader:
         for batch in loader:
             for picture, sample_id in zip(batch.images, batch.ids.tolist(), strict=True):
@@ -115,13 +131,13 @@ def distances(tree: Path, path: Path, size: int, *, random: bool) -> dict[str, f
                 original = images.decode(file.read_bytes(), str(file))
                 shape = np.array([[original.height, original.width]])
                 stored = shape if data.kind == RAW else data.shapes_at(np.array([rows[sample_id]]))
-                expected = shown(original, sample_id, stored, size, random=random)
-                found[str(file)] = min(_MOST_DB, psnr(picture.permute(1, 2, 0).numpy(), expected))
-    return found
+                expected = reference_pixels(original, sample_id, stored, size, random=random)
+                psnr_db[str(file)] = min(_MAX_DB, psnr(picture.permute(1, 2, 0).numpy(), expected))
+    return psnr_db
 
 
 def first_epochs(path: Path, size: int, workers: int) -> dict[str, float]:
-    """Images/s of first epochs after their first batch, `cold` from the disk and `warm` from memory."""
+    """Return images/s of first epochs after their first batch: `cold` from the disk, `warm` from memory."""
     rates = {}
     for state, prepare in (("cold", page_cache.drop), ("warm", page_cache.warm)):
         prepare(path)
@@ -138,24 +154,24 @@ def first_epochs(path: Path, size: int, workers: int) -> dict[str, float]:
 
 
 def copy_some(tree: Path, pictures: int, folder: Path) -> Path:
-    """Copy so many pictures of the tree, evenly spread over it, into a tree of their own, `folder`."""
+    """Copy `pictures` pictures, evenly spread over the tree, into a new tree `folder`, and return that."""
     files = open_split(tree, "train").files
     for row in np.unique(np.linspace(0, len(files) - 1, pictures).round().astype(int)).tolist():
-        copied = folder / Path(files[row]).relative_to(tree)
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(files[row], copied)
+        copy = folder / Path(files[row]).relative_to(tree)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(files[row], copy)
     return folder
 
 
-def store_each_way(tree: Path, size: int, folder: Path) -> dict[Stored, Path]:
-    """Convert the tree in each of WAYS into `folder`; where what is to be read lies."""
+def store_by_each_method(tree: Path, size: int, folder: Path) -> dict[StorageMethod, Path]:
+    """Convert the tree by each of METHODS into `folder`; return the paths of the data."""
     paths = {}
-    for number, way in enumerate(WAYS):
-        if way.format:
-            convert(tree, folder / str(number), way.recipe(size))
-            paths[way] = folder / str(number)
+    for number, method in enumerate(METHODS):
+        if method.format:
+            convert(tree, folder / str(number), method.recipe(size))
+            paths[method] = folder / str(number)
         else:
-            paths[way] = tree
+            paths[method] = tree
     return paths
 
 
@@ -173,24 +189,31 @@ def store_each_way(tree: Path, size: int, folder: Path) -> dict[Stored, Path]:
 def command(tree: Path, size: int, pictures: int, workers: int, repeats: int) -> None:
     """Print a row for each way to store the pictures of TREE."""
     with temporary_folder() as folder:
-        chosen = copy_some(tree, pictures, folder / "chosen")
-        near = store_each_way(chosen, size, folder / "near")
+        sample = copy_some(tree, pictures, folder / "sample")
+        stored_samples = store_by_each_method(sample, size, folder / "stored-sample")
         photographs = folder / "photographs"
         make_sample(photographs, images=pictures, classes=_CLASSES, seed=0, like="imagenet")
-        paths = store_each_way(photographs, size, folder / "like")
-        runs = {way.name: partial(first_epochs, path, size, workers) for way, path in paths.items()}
+        stored_photographs = store_by_each_method(photographs, size, folder / "stored-photographs")
+        runs = {
+            method.name: partial(first_epochs, path, size, workers)
+            for method, path in stored_photographs.items()
+        }
         turns = harness.take_turns(runs, repeats)
         rows = []
-        for way, path in paths.items():
-            stored_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / pictures
-            row = [way.name, f"{stored_bytes / 1e3:,.0f} kB", f"{stored_bytes * _IMAGENET / 1e9:,.0f} GB"]
-            row += turns.cells(way.name, _COLUMNS)
+        for method, path in stored_photographs.items():
+            picture_bytes = sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) / pictures
+            row = [
+                method.name,
+                f"{picture_bytes / 1e3:,.0f} kB",
+                f"{picture_bytes * _IMAGENET / 1e9:,.0f} GB",
+                *turns.cells(method.name, _COLUMNS),
+            ]
             for random in (True, False):
-                if random and way.fit == "crop":
+                if random and method.fit == "crop":
                     row.append("another part")
                     continue
-                found = distances(chosen, near[way], size, random=random).values()
-                row.append(f"{statistics.mean(found):.1f} ({min(found):.0f})")
+                psnr_db = distances(sample, stored_samples[method], size, random=random).values()
+                row.append(f"{statistics.mean(psnr_db):.1f} ({min(psnr_db):.0f})")
             rows.append(row)
     settings = f"side {size}, {pictures} pictures each, {workers} workers, random crops, uint8, first epochs"
     harness.show(Table(_TITLES, rows), turns, settings, ("torch", "torchvision", "pillow", "simplejpeg"))

@@ -1,9 +1,9 @@
-"""Trainings of the kinds that people have, which wait as long as they are told; `bench.lab.watch` runs them.
+"""Trainings by several libraries that wait a given share of their time for data; `bench.lab.watch` runs them.
 
     python bench/lab/trainings.py plain --wait 0.4 --stage read
 
-Each step takes the accelerator's place: it sleeps, and then an optimizer steps. What a sample takes is slept
-(read), decoded (decode) or computed in Python (python).
+A step sleeps instead of an accelerator's work, and then an optimizer steps. The time of a sample is slept
+(read), spent on decoding (decode) or on a loop in Python (python).
 """
 
 import io
@@ -26,8 +26,8 @@ from loaders.examples.train import Learner
 BATCH, SIDE = 8, 32
 
 
-class Slow(Dataset[Any]):
-    """Samples that take `seconds`, of the kind that is asked for."""
+class SlowDataset(Dataset[Any]):
+    """Dataset of `samples` samples, each of which takes `seconds` in the stage read, decode or python."""
 
     def __init__(self, samples: int, seconds: float, stage: str) -> None:
         self.samples, self.seconds, self.stage = samples, seconds, stage
@@ -52,54 +52,55 @@ class Slow(Dataset[Any]):
                 Image.open(io.BytesIO(self.jpeg)).load()
 
 
-class Net(torch.nn.Module):
-    """Sleeps for as long as a step takes."""
+class SleepingNet(torch.nn.Module):
+    """Model that sleeps for `step_s` in each training step."""
 
     def __init__(self, step_s: float) -> None:
         super().__init__()
         self.linear, self.step_s = torch.nn.Linear(3, 9), step_s
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Logits of the pictures' mean colours."""
+        """Return logits, float32 [batch, 9], of the pictures' mean colours."""
         if self.training:
             time.sleep(self.step_s)
         logits: torch.Tensor = self.linear(images.float().mean((2, 3)))
         return logits
 
 
-def _epoch(
+def _train_epoch(
     net: torch.nn.Module, loader: Any, backward: Callable[[torch.Tensor], object] = torch.Tensor.backward
 ) -> None:
+    """Train on the batches of `loader`; `backward` computes gradients from the loss."""
     optimizer, schedule = build_optimizer("resnet18", net, steps=1000)
     learner = Learner(net, optimizer, schedule, backward=backward)
     for batch in loader:
         learner.step(batch)
 
 
-def plain(net: Net, data: Slow, workers: int) -> None:
-    """A loop."""
-    _epoch(net, DataLoader(data, BATCH, shuffle=True, num_workers=workers))
+def plain(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train by a plain loop."""
+    _train_epoch(net, DataLoader(data, BATCH, shuffle=True, num_workers=workers))
 
 
-def reference(net: Net, data: Slow, workers: int) -> None:
-    """As torchvision's reference: samplers, a validation after each epoch, a function for an epoch."""
+def reference(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train as torchvision's references do: with samplers, and a validation after each of two epochs."""
     sampler: Any = torch.utils.data.RandomSampler(data)
     train = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, pin_memory=False)
-    test = DataLoader(Slow(32, data.seconds / 4, data.stage), BATCH)
-    for part in range(2):
+    test = DataLoader(SlowDataset(32, data.seconds / 4, data.stage), BATCH)
+    for batches in (train, itertools.islice(train, len(train) // 2)):  # the second epoch is a half
         net.train()
-        _epoch(net, itertools.islice(train, len(train) // 2) if part else train)
+        _train_epoch(net, batches)
         net.eval()
         with torch.inference_mode():
             for batch in test:
                 net(batch[0])
 
 
-def webdataset(net: Net, data: Slow, workers: int) -> None:
-    """Tars by the webdataset library."""
+def webdataset(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train on tars that the library webdataset reads."""
     import webdataset as wds
 
-    def decoded(sample: Any) -> Any:
+    def decode(sample: Any) -> Any:
         data.spend()
         return torch.zeros(3, SIDE, SIDE), int(sample["cls"])
 
@@ -111,76 +112,83 @@ def webdataset(net: Net, data: Slow, workers: int) -> None:
                     info.size = 1
                     tar.addfile(info, io.BytesIO(b"3"))
         shards = [str(path) for path in sorted(Path(folder).iterdir())]
-        read = wds.WebDataset(shards, shardshuffle=False).map(decoded).batched(BATCH)
-        _epoch(net, wds.WebLoader(read, batch_size=None, num_workers=workers))
+        batches = wds.WebDataset(shards, shardshuffle=False).map(decode).batched(BATCH)
+        _train_epoch(net, wds.WebLoader(batches, batch_size=None, num_workers=workers))
 
 
-def lightning(net: Net, data: Slow, workers: int) -> None:
-    """A Trainer of Lightning."""
+def lightning(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train by Lightning's Trainer."""
     import pytorch_lightning as pl
 
-    class Module(pl.LightningModule):  # type: ignore[misc]
-        """The net, as Lightning takes it."""
+    class LightningNet(pl.LightningModule):  # type: ignore[misc]
+        """Wrapper of the net for Lightning."""
 
         def __init__(self) -> None:
             super().__init__()
             self.net = net
 
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
-            """The loss of a batch."""
+            """Return the loss of a batch."""
             images, labels = batch
             return loss_of(self.net(images), labels)
 
         def configure_optimizers(self) -> Any:
-            """Plain SGD."""
+            """Return plain SGD."""
             return torch.optim.SGD(self.parameters(), 0.1)
 
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(max_epochs=1, accelerator="cpu", enable_model_summary=False, **quiet)
-    trainer.fit(Module(), DataLoader(data, BATCH, num_workers=workers))
+    trainer.fit(LightningNet(), DataLoader(data, BATCH, num_workers=workers))
 
 
-def accelerate(net: Net, data: Slow, workers: int) -> None:
-    """A loop by Accelerate."""
+def accelerate(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train by a loop with Accelerate."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
     model, loader = accelerator.prepare(net, DataLoader(data, BATCH, num_workers=workers))
-    _epoch(model, loader, accelerator.backward)
+    _train_epoch(model, loader, accelerator.backward)
 
 
-def transformers(net: Net, data: Slow, workers: int) -> None:
-    """The Trainer of Hugging Face."""
+def transformers(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train by the Trainer of Hugging Face's transformers."""
     from transformers import Trainer, TrainingArguments
 
-    class Model(torch.nn.Module):
-        """The net, as the Trainer takes it."""
+    class TransformersNet(torch.nn.Module):
+        """Wrapper of the net for the Trainer."""
 
         def __init__(self) -> None:
             super().__init__()
             self.net = net
 
         def forward(self, images: torch.Tensor, labels: torch.Tensor) -> Any:
-            """Loss and logits."""
+            """Return the loss, in the form that the Trainer takes."""
             return {"loss": loss_of(self.net(images), labels)}
 
     def collate(samples: Any) -> Any:
         return {
-            "images": torch.stack([one[0] for one in samples]),
-            "labels": torch.tensor([one[1] for one in samples]),
+            "images": torch.stack([image for image, _ in samples]),
+            "labels": torch.tensor([label for _, label in samples]),
         }
 
     with tempfile.TemporaryDirectory() as folder:
-        told = {"per_device_train_batch_size": BATCH, "dataloader_num_workers": workers, "use_cpu": True}
-        arguments = TrainingArguments(folder, num_train_epochs=1, report_to=[], save_strategy="no", **told)
-        Trainer(Model(), arguments, data_collator=collate, train_dataset=data).train()
+        arguments = TrainingArguments(
+            folder,
+            num_train_epochs=1,
+            report_to=[],
+            save_strategy="no",
+            per_device_train_batch_size=BATCH,
+            dataloader_num_workers=workers,
+            use_cpu=True,
+        )
+        Trainer(TransformersNet(), arguments, data_collator=collate, train_dataset=data).train()
 
 
-def timm(net: Net, data: Slow, workers: int) -> None:
-    """As timm's loader: a class around the DataLoader that normalises, one batch ahead."""
+def timm(net: SleepingNet, data: SlowDataset, workers: int) -> None:
+    """Train with a class around the DataLoader that normalises one batch ahead, as timm's loader does."""
 
-    class Ahead:
-        """Gives a batch when the next one has been asked for."""
+    class PrefetchLoader:
+        """Loader that yields a batch after it has taken the next one from the DataLoader."""
 
         def __init__(self, loader: Any) -> None:
             self.loader = loader
@@ -194,16 +202,25 @@ def timm(net: Net, data: Slow, workers: int) -> None:
             if last is not None:
                 yield last
 
-    _epoch(net, Ahead(DataLoader(data, BATCH, shuffle=True, num_workers=workers, drop_last=True)))
+    _train_epoch(
+        net, PrefetchLoader(DataLoader(data, BATCH, shuffle=True, num_workers=workers, drop_last=True))
+    )
 
 
-KINDS: dict[str, Callable[[Net, Slow, int], None]] = {
-    each.__name__: each for each in (plain, reference, webdataset, lightning, accelerate, transformers, timm)
+KINDS: dict[str, Callable[[SleepingNet, SlowDataset, int], None]] = {
+    "plain": plain,
+    "reference": reference,
+    "webdataset": webdataset,
+    "lightning": lightning,
+    "accelerate": accelerate,
+    "transformers": transformers,
+    "timm": timm,
 }
+"""Functions that train one epoch with a number of workers, by the name on the command line."""
 
 
 def sample_seconds(wait: float, step_s: float, workers: int) -> float:
-    """What a sample takes so that a training waits that share of its time."""
+    """Return the seconds of a sample with which a training waits the share `wait` of its time."""
     if workers:
         return step_s / (1 - wait) * workers / BATCH * (1.0 if wait else 0.5)
     return step_s * wait / (1 - wait) / BATCH
@@ -219,8 +236,8 @@ def sample_seconds(wait: float, step_s: float, workers: int) -> float:
 def main(kind: str, wait: float, stage: str, workers: int, step_s: float, batches: int) -> None:
     """Train one epoch."""
     torch.set_num_threads(1)
-    data = Slow(batches * BATCH, sample_seconds(wait, step_s, workers), stage)
-    KINDS[kind](Net(step_s), data, workers)
+    data = SlowDataset(batches * BATCH, sample_seconds(wait, step_s, workers), stage)
+    KINDS[kind](SleepingNet(step_s), data, workers)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What `bench watch` finds in trainings of seven kinds, beside the waits that were put into them.
+"""Compare the waits that `bench watch` finds in trainings with the waits that were put into them.
 
     python -m bench.lab.watch
     python -m bench.lab.watch --changes photos
 
-With --changes PHOTOS, a tree, it is instead what changes bring, beside what was predicted: each is written
-into the script, which is then watched again.
+With --changes PHOTOS, a tree, it compares the effect of changes with their predictions instead: each change
+is written into the script, which is then watched again.
 """
 
 import json
@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
@@ -32,15 +33,15 @@ from precache.cli import commandline
 from precache.errors import SettingError, WorkerError, check_choice
 
 _LIBRARIES = {"lightning": "pytorch_lightning"}
-_OWN = ("plain", "reference", "timm")  # need no library
+_WITHOUT_LIBRARY = ("plain", "reference", "timm")
 _STAGES = ("read", "decode", "python")
-_TRAIN = """
+_SCRIPT = """
 import sys, time, torch, torchvision
 from torch.utils.data import DataLoader
 from torchvision import transforms
 
 tree, start_s, step_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-options = dict(each.split("=") for each in sys.argv[4:])
+options = dict(word.split("=") for word in sys.argv[4:])
 options = {name: int(value) for name, value in options.items()}
 steps = [transforms.RandomResizedCrop(224), transforms.ToTensor()]
 data = torchvision.datasets.ImageFolder(tree, transforms.Compose(steps))
@@ -58,115 +59,138 @@ while True:
             loss.backward()
         optimizer.step()
 """
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """Arguments of `_SCRIPT`.
+
+    Attributes:
+        start_s: seconds that a worker takes to start.
+        step_s: seconds of a step; 0: it computes on the CPU.
+        workers: workers of the DataLoader before the change.
+    """
+
+    start_s: float
+    step_s: float
+    workers: int
+
+
 _CASES = (
-    # seconds that a worker takes to start, of a step (0: it computes on the CPU), today's and the change
-    (0.0, 0.05, {"num_workers": 0}),
-    (0.0, 0.2, {"num_workers": 0}),
-    (0.0, 0.05, {"num_workers": 1}),
-    (0.0, 0.0, {"num_workers": 0}),
-    (0.0, 0.0, {"num_workers": 1}),
-    (3.0, 0.2, {"num_workers": 1}),
+    _Case(start_s=0.0, step_s=0.05, workers=0),
+    _Case(start_s=0.0, step_s=0.2, workers=0),
+    _Case(start_s=0.0, step_s=0.05, workers=1),
+    _Case(start_s=0.0, step_s=0.0, workers=0),
+    _Case(start_s=0.0, step_s=0.0, workers=1),
+    _Case(start_s=3.0, step_s=0.2, workers=1),
 )
 
 
-def watched(*words: object) -> Result:
-    """What `bench watch` says of it; WorkerError where it says nothing."""
+def run_watch(*words: object) -> Result:
+    """Run `bench watch` with these words, and return its result; WorkerError where it finds no training."""
     root = str(Path(bench.__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": root}
     environment["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")])
     command = [sys.executable, "-m", "bench", "watch", "--json", "-", *map(str, words)]
-    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    start = ran.stdout.find("{\n")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    start = process.stdout.find("{\n")  # the script prints before it
     if start < 0:
-        raise WorkerError(f"bench watch {words[-1]}: {(ran.stderr.strip().splitlines() or ['nothing'])[-1]}")
-    document = parse_document(ran.stdout[start:], "bench watch")
+        lines = process.stderr.strip().splitlines()
+        raise WorkerError(f"bench watch {words[-1]}: {lines[-1] if lines else 'nothing'}")
+    document = parse_document(process.stdout[start:], "bench watch")
     result = make_result(document.machine, document.settings, document.trials, document.skipped)
     if not result.rows:
         raise WorkerError(f"bench watch {words[-1]}: no training was found")
     return result
 
 
-def waits(kinds: list[str], shares: list[float], batches: int) -> Table:
-    """Each kind with each wait; the stages take turns."""
-    script, rows, off, right = Path(__file__).with_name("trainings.py"), [], [], 0
+def compare_waits(kinds: list[str], shares: list[float], batches: int) -> Table:
+    """Watch each kind of training with each share of waiting; the stages that are slow take turns."""
+    script = Path(__file__).with_name("trainings.py")
+    rows, errors, right_stages = [], [], 0
     for number, (kind, share) in enumerate((kind, share) for kind in kinds for share in shares):
         stage, workers = _STAGES[number % 3], number % 2
-        told = [kind, "--wait", share, "--stage", stage, "--workers", workers, "--batches", 3 * batches]
-        result = watched("--batches", batches, script, *told)
-        found = result.rows[0].values["wait_share"].median
-        seen = _stage_of(result)
-        off.append(abs(found - share) * 100)
-        right += share == 0 or seen == stage
-        rows.append(
-            [kind, str(workers), percent(share), percent(found), stage if share else "-", seen or "-"]
+        result = run_watch(
+            *("--batches", batches, script, kind, "--wait", share, "--stage", stage),
+            *("--workers", workers, "--batches", 3 * batches),
         )
-    middle = [
-        f"median {median(off):.1f} points off, at most {max(off):.1f}",
-        "",
-        "",
-        "",
-        "",
-        f"{right} right",
-    ]
+        found_share = result.rows[0].values["wait_share"].median
+        found_stage = _longest_stage(result)
+        errors.append(abs(found_share - share) * 100)
+        if share == 0 or found_stage == stage:
+            right_stages += 1
+        rows.append(
+            [
+                kind,
+                str(workers),
+                percent(share),
+                percent(found_share),
+                stage if share else "-",
+                found_stage or "-",
+            ]
+        )
+    summary = [f"median {median(errors):.1f} points off, at most {max(errors):.1f}"]
+    summary += ["", "", "", "", f"{right_stages} right"]
     titles = ("training", "workers", "wait put in", "found", "stage put in", "found stage")
-    return Table(titles, [*rows, middle])
+    return Table(titles, [*rows, summary])
 
 
-def _stage_of(result: Result) -> str:
-    """The longest part of a sample."""
+def _longest_stage(result: Result) -> str:
+    """Return the stage that takes most of a sample's time; empty where stages are not known."""
     numbers = result.trials[0].numbers
-    end = "_part_s"
-    parts = [name for name in numbers if name.endswith(end)]
-    return max(parts, key=lambda name: numbers[name]).removesuffix(end) if parts else ""
+    suffix = "_part_s"
+    parts = [name for name in numbers if name.endswith(suffix)]
+    return max(parts, key=lambda name: numbers[name]).removesuffix(suffix) if parts else ""
 
 
-def changes(tree: Path, seconds: str) -> Table:
-    """Changes of the DataLoader's arguments: what was predicted, and what came when they were made."""
+def compare_changes(tree: Path, seconds: str) -> Table:
+    """Make each advised change of the DataLoader's arguments, and compare its effect with the prediction."""
     rows, right, tried = [], 0, 0
     with tempfile.TemporaryDirectory() as scratch:
         script = Path(scratch) / "train.py"
-        script.write_text(_TRAIN)
-        for start_s, step_s, today in _CASES:
-            before = _watch_options(script, seconds, tree, start_s, step_s, today)
-            name = [
-                _options(today),
-                "computed" if step_s == 0 else f"{step_s * 1e3:.0f} ms",
-                f"{start_s:.0f} s",
+        script.write_text(_SCRIPT)
+        for case in _CASES:
+            options = {"num_workers": case.workers}
+            before = _watch_script(script, seconds, tree, case, options)
+            cells = [
+                _format_options(options),
+                "computed" if case.step_s == 0 else f"{case.step_s * 1e3:.0f} ms",
+                f"{case.start_s:.0f} s",
+                f"{before.rows[0].values['images_per_s'].median:,.0f}",
             ]
-            now = before.rows[0].values["images_per_s"].median
-            advised = [row for row in before.rows if _arguments(row.key.get("change", ""), before)]
+            advised = [row for row in before.rows if _find_arguments(row.key.get("change", ""), before)]
             if not advised:
-                rows.append([*name, f"{now:,.0f}", "none advised", "-", "-"])
+                rows.append([*cells, "none advised", "-", "-"])
             for row in advised:
-                arguments = _arguments(row.key["change"], before)
-                after = _watch_options(script, seconds, tree, start_s, step_s, {**today, **arguments})
+                arguments = _find_arguments(row.key["change"], before)
+                after = _watch_script(script, seconds, tree, case, {**options, **arguments})
                 predicted = row.values["images_per_s"]
-                came = after.rows[0].values["images_per_s"].median
+                rate = after.rows[0].values["images_per_s"].median
                 tried += 1
-                right += predicted.low <= came <= predicted.high
-                spread = f"{predicted.low:,.0f} to {predicted.high:,.0f}"
-                rows.append([*name, f"{now:,.0f}", _options(arguments), spread, f"{came:,.0f}"])
+                if predicted.low <= rate <= predicted.high:
+                    right += 1
+                predicted_range = f"{predicted.low:,.0f} to {predicted.high:,.0f}"
+                rows.append([*cells, _format_options(arguments), predicted_range, f"{rate:,.0f}"])
     titles = ("DataLoader", "step", "a worker starts in", "images/s before", "advised", "predicted", "came")
     return Table(titles, [*rows, [f"{right} of {tried} within the range", "", "", "", "", "", ""]])
 
 
-def _watch_options(
-    script: Path, seconds: str, tree: Path, start_s: float, step_s: float, options: dict[str, Any]
-) -> Result:
+def _watch_script(script: Path, seconds: str, tree: Path, case: _Case, options: dict[str, Any]) -> Result:
+    """Watch `_SCRIPT` with these options of its DataLoader."""
     words = [f"{name}={int(value)}" for name, value in options.items()]
-    return watched("--for", seconds, script, tree.resolve(), start_s, step_s, *words)
+    return run_watch("--for", seconds, script, tree.resolve(), case.start_s, case.step_s, *words)
 
 
-def _arguments(change: str, result: Result) -> dict[str, Any]:
-    """Arguments of the DataLoader that the change sets; empty where it is no such change."""
-    found = next((trial for trial in result.trials if trial.key.get("name") == change), None)
-    if found is None:
-        return {}
-    arguments: dict[str, Any] = json.loads(found.facts.get("arguments", "{}"))
-    return arguments
+def _find_arguments(change: str, result: Result) -> dict[str, Any]:
+    """Return the arguments of the DataLoader that a change sets; empty where it sets none."""
+    for trial in result.trials:
+        if trial.key.get("name") == change:
+            arguments: dict[str, Any] = json.loads(trial.facts.get("arguments", "{}"))
+            return arguments
+    return {}
 
 
-def _options(arguments: dict[str, Any]) -> str:
+def _format_options(arguments: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value}" for name, value in arguments.items())
 
 
@@ -180,16 +204,21 @@ def _options(arguments: dict[str, Any]) -> str:
 )
 def command(kinds: str, shares: str, batches: int, seconds: str, tree: Path | None) -> None:
     """Print the waits put in beside those found; with --changes what changes bring."""
-    chosen = kinds.split(",")
-    for name in chosen:
+    names = kinds.split(",")
+    for name in names:
         check_choice("kind", name, KINDS)
-    there = [name for name in chosen if name in _OWN or find_spec(_LIBRARIES.get(name, name))]
-    for name in set(chosen) - set(there):
-        click.echo(f"skipped {name}: not installed", err=True)
-    if not there:
-        raise SettingError(f"none of {kinds} is installed; choose plain")
-    values = [float(each) for each in shares.split(",")]
-    table = waits(there, values, batches) if tree is None else changes(tree, seconds)
+    installed = []
+    for name in names:
+        if name in _WITHOUT_LIBRARY or find_spec(_LIBRARIES.get(name, name)):
+            installed.append(name)
+        else:
+            click.echo(f"skipped {name}: not installed", err=True)
+    if not installed:
+        raise SettingError(f"none of {kinds} is installed", remedy="choose plain")
+    if tree is not None:
+        table = compare_changes(tree, seconds)
+    else:
+        table = compare_waits(installed, [float(share) for share in shares.split(",")], batches)
     click.echo(table.markdown())
     click.echo(f"\n{machine_line(describe_machine(torch.device('cpu')), ('python', 'torch', 'pillow'))}")
 

@@ -1,1 +1,1 @@
-"""The machine: its description, its activity, and the speed of its memory, disk, decoder and GPU."""
+"""Description and activity of this machine, and the speed of its memory, disk, decoder and GPU."""

@@ -1,4 +1,4 @@
-"""What machine this is, and in which precision its device computes."""
+"""Description of this machine, and the precision in which its device computes."""
 
 import platform
 from datetime import date
@@ -22,7 +22,7 @@ _PACKAGES = ("torch", "torchvision", "numpy", "webdataset", *DALI)
 
 
 def describe_machine(device: torch.device) -> dict[str, str]:
-    """Machine, versions and date, as text: they go with every figure."""
+    """Return machine, versions and date as text, by name; they are printed with every figure."""
     return {
         "date": date.today().isoformat(),
         "cpu": f"{_cpu_model()}, {available_cpus()} CPUs",
@@ -31,25 +31,27 @@ def describe_machine(device: torch.device) -> dict[str, str]:
         **(_gpu_versions() if device.type == "cuda" else {}),
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
-        **{name: metadata.version(name) for name in _PACKAGES if _installed(name)},
+        **{name: metadata.version(name) for name in _PACKAGES if _is_installed(name)},
         **decoder_versions(),
     }
 
 
 def _gpu_versions() -> dict[str, str]:
-    """Versions of what runs on the GPU; one that cannot be read is left out."""
-    number = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    cudnn = f"{number // 10_000}.{number // 100 % 100}.{number % 100}" if number else None  # of 92600: 9.26.0
+    """Return the versions of driver, CUDA, cuDNN and NCCL; one that cannot be read is left out."""
+    versions = {}
     driver = Path("/sys/module/nvidia/version")
-    has_nccl = torch.distributed.is_nccl_available()
-    nccl = torch.cuda.nccl.version() if has_nccl else None  # type: ignore[no-untyped-call]
-    found = {
-        "driver": driver.read_text().strip() if driver.exists() else None,
-        "cuda": torch.version.cuda,
-        "cudnn": cudnn,
-        "nccl": ".".join(map(str, nccl)) if nccl else None,
-    }
-    return {name: version for name, version in found.items() if version is not None}
+    if driver.exists():
+        versions["driver"] = driver.read_text().strip()
+    if torch.version.cuda is not None:
+        versions["cuda"] = torch.version.cuda
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    if cudnn:  # 92600 is 9.26.0
+        versions["cudnn"] = f"{cudnn // 10_000}.{cudnn // 100 % 100}.{cudnn % 100}"
+    if torch.distributed.is_nccl_available():
+        nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        if nccl:
+            versions["nccl"] = ".".join(map(str, nccl))
+    return versions
 
 
 def _cpu_model() -> str:
@@ -61,7 +63,7 @@ def _cpu_model() -> str:
     return platform.processor() or platform.machine()
 
 
-def _installed(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
         metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -70,7 +72,7 @@ def _installed(package: str) -> bool:
 
 
 def choose_warmup(warmup: int | None, device: torch.device) -> int:
-    """`warmup`, by default as many batches as it takes until a step takes as long as the next.
+    """Return `warmup`, or where it is None the number of batches after which steps take an even time.
 
     cuDNN tunes, and torch.compile compiles, in a first step that is not counted among these. After it a
     GPU's clock still rises and its allocator and its queue still fill, over a second of steps of ResNet-50.
@@ -79,17 +81,21 @@ def choose_warmup(warmup: int | None, device: torch.device) -> int:
 
 
 def resolve_amp(amp: str, device: torch.device) -> str:
-    """Precision in which a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
+    """Return the precision in which a model computes on `device`: `bf16`, `fp16`, or `off` for float32.
 
     `auto` is bf16 on GPUs that have it, fp16 on others, and off on a CPU.
 
     Raises:
-        SettingError: unknown name, or the GPU does not have it.
+        SettingError: unknown name, or the GPU does not have that precision.
     """
     check_choice("amp", amp, AMP)
     if device.type != "cuda":
         return "off" if amp == "auto" else amp
     has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)  # emulated, it is slower than float32
     if amp == "bf16" and not has_bf16:
-        raise SettingError(f"amp 'bf16' is only emulated on {torch.cuda.get_device_name(device)}; use 'fp16'")
-    return amp if amp != "auto" else "bf16" if has_bf16 else "fp16"
+        raise SettingError(
+            f"amp 'bf16' is only emulated on {torch.cuda.get_device_name(device)}", remedy="use 'fp16'"
+        )
+    if amp != "auto":
+        return amp
+    return "bf16" if has_bf16 else "fp16"

@@ -21,8 +21,8 @@ from precache.pictures.reading import MAX_PIXELS
 from precache.sources.base import Scan, picture_readers
 
 PICTURES = 200
-_RANDOM_BYTES = (4 << 10, 128 << 10)
-_LAUNCHES = 10  # multiplications before the GPU is waited for: launching and waiting take time, too
+_RANDOM_READ_BYTES = (4 << 10, 128 << 10)
+_MULTIPLICATIONS = 10  # between two waits for the GPU, because launching and waiting take time, too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,7 +31,8 @@ class HardwareSpec:
 
     Attributes:
         scratch: a folder on the disk to measure.
-        seconds: duration of each measurement, at least; of the disk's, at most.
+        repeats: number of measurements of each part.
+        seconds: least duration of each measurement; the longest, for those of the disk.
         buffer_bytes: size of each copy; more than the CPU's caches hold.
         file_bytes: size of the file that is read from the disk.
         matrix: rows and columns of the matrices that a GPU multiplies.
@@ -49,22 +50,22 @@ class HardwareSpec:
         if not 0 < self.seconds < float("inf"):
             raise SettingError(f"seconds must be positive, got {self.seconds}")
         if not self.scratch.is_dir():
-            raise SettingError(f"{self.scratch}: no such folder; name one on the disk to measure")
+            raise SettingError("no such folder", path=self.scratch, remedy="name one on the disk to measure")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A part of the machine that can be measured, or the reason why it cannot.
+    """Measurement of a part of the machine, or the reason why there is none.
 
     Attributes:
         part: its name in `bench.report.hardware.PARTS`.
-        how: conditions of the measurement; the reason where there is none.
+        conditions: conditions of the measurement; the reason where `measure` is None.
         measure: measures once, in bytes, images or floating-point operations per second; None where the
             machine lacks the part.
     """
 
     part: str
-    how: str
+    conditions: str
     measure: Callable[[], float] | None
 
 
@@ -72,7 +73,7 @@ class Probe:
 def prepare_probes(
     spec: HardwareSpec, pictures: Sequence[bytes], device: torch.device
 ) -> Iterator[list[Probe]]:
-    """Yield all probes; the file that is read from the disk is there for the duration of the block.
+    """Yield the probes of all parts; the file that those of the disk read is removed after the block.
 
     Args:
         pictures: JPEGs to decode.
@@ -88,7 +89,7 @@ def prepare_probes(
 
 
 def sample_jpegs(scan: Scan, count: int = PICTURES) -> list[bytes]:
-    """Files of up to `count` JPEGs, taken evenly from the tree; those that do not decode are left out."""
+    """Return the bytes of up to `count` JPEG files, taken evenly from the tree, without damaged ones."""
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     refs = [scan.samples[row] for row in rows]
     files = []
@@ -109,7 +110,7 @@ def _memory_probes(spec: HardwareSpec) -> list[Probe]:
     def measure(threads: int) -> float:
         parts = list(zip(np.array_split(source, threads), np.array_split(target, threads), strict=True))
         with ThreadPoolExecutor(threads) as pool:
-            list(pool.map(time.sleep, [0.001] * threads))  # the threads run
+            list(pool.map(time.sleep, [0.001] * threads))  # starts the threads before the time is taken
 
             def copy() -> int:  # NumPy releases the interpreter lock
                 list(pool.map(lambda part: np.copyto(part[1], part[0]), parts))
@@ -125,11 +126,12 @@ def _memory_probes(spec: HardwareSpec) -> list[Probe]:
 
 
 def _disk_probes(spec: HardwareSpec, stack: ExitStack) -> list[Probe]:
-    names = ["disk, sequential read", *(f"disk, random {size >> 10} KiB" for size in _RANDOM_BYTES)]
+    sequential = "disk, sequential read"
+    random = {f"disk, random {size >> 10} KiB": size for size in _RANDOM_READ_BYTES}
     try:
-        file = stack.enter_context(disk.readable_file(spec.scratch, spec.file_bytes))
+        file = stack.enter_context(disk.uncached_file(spec.scratch, spec.file_bytes))
     except SettingError as error:
-        return [Probe(name, str(error), None) for name in names]
+        return [Probe(name, str(error), None) for name in (sequential, *random)]
 
     def read_in_order() -> float:
         return file.sequential_rate(4 * spec.seconds) * 1e6
@@ -137,11 +139,10 @@ def _disk_probes(spec: HardwareSpec, stack: ExitStack) -> list[Probe]:
     def read_at_random(block_bytes: int) -> float:
         return file.random_rate(block_bytes, spec.seconds) * 1e6
 
-    reads: list[Callable[[], float]] = [
-        read_in_order,
-        *(partial(read_at_random, size) for size in _RANDOM_BYTES),
-    ]
-    return [Probe(name, "direct I/O", read) for name, read in zip(names, reads, strict=True)]
+    probes = [Probe(sequential, "direct I/O", read_in_order)]
+    for name, block_bytes in random.items():
+        probes.append(Probe(name, "direct I/O", partial(read_at_random, block_bytes)))
+    return probes
 
 
 def _decode_probes(spec: HardwareSpec, pictures: Sequence[bytes]) -> list[Probe]:
@@ -189,8 +190,8 @@ def _transfer_probes(spec: HardwareSpec, device: torch.device) -> list[Probe]:
             continue
         host = torch.ones(spec.buffer_bytes, dtype=torch.uint8, pin_memory=kind == "pinned")
         target = torch.empty_like(host, device=device)
-        how = f"{spec.buffer_bytes >> 20} MiB at a time"
-        probes.append(Probe(name, how, partial(measure, host, target)))
+        conditions = f"{spec.buffer_bytes >> 20} MiB at a time"
+        probes.append(Probe(name, conditions, partial(measure, host, target)))
     return probes
 
 
@@ -198,22 +199,26 @@ def _multiply_probe(spec: HardwareSpec, device: torch.device) -> Probe:
     if device.type != "cuda":
         return Probe("matrix multiply", "no GPU", None)
     dtype = DTYPES[resolve_amp("auto", device)]
-    # random: a GPU draws less power where no bit changes, and runs the faster for it
+    # random numbers: where few bits change, a GPU draws less power and runs faster
     left, right = (torch.randn((spec.matrix, spec.matrix), dtype=dtype, device=device) for _ in range(2))
     out = torch.empty_like(left)
 
     def multiply() -> int:
-        for _ in range(_LAUNCHES):
+        for _ in range(_MULTIPLICATIONS):
             torch.matmul(left, right, out=out)
         torch.cuda.synchronize(device)
-        return _LAUNCHES * 2 * spec.matrix**3
+        return _MULTIPLICATIONS * 2 * spec.matrix**3
 
-    how = f"{str(dtype).removeprefix('torch.')}, {_LAUNCHES} at a time"
-    return Probe("matrix multiply", how, lambda: _rate(multiply, spec.seconds))
+    conditions = f"{str(dtype).removeprefix('torch.')}, {_MULTIPLICATIONS} at a time"
+    return Probe("matrix multiply", conditions, lambda: _rate(multiply, spec.seconds))
 
 
 def _rate(work: Callable[[], int], seconds: float) -> float:
-    """Amount per second of calling `work`, which returns it, for at least `seconds`; once before."""
+    """Return the amount per second that calls of `work` do, for at least `seconds`.
+
+    Args:
+        work: returns the amount that it did: bytes or operations. A first call warms up.
+    """
     work()
     amount, start_s = 0, time.perf_counter()
     while True:

@@ -1,7 +1,7 @@
-"""Activity of the machine while something runs: sampled ten times a second in a thread; CPU time of others.
+"""Activity of the machine while a trial runs: samples of ten times a second, and CPU time of other processes.
 
-The figures of processor, disk, network and swap are the whole machine's, those of memory the process
-tree's, those of the GPU the device's: others who use them at the same time are in them.
+Samples of processor, disk, network and swap are of the whole machine, and those of the GPU of the whole
+device, other processes included. Samples of memory are of this process and its descendants.
 """
 
 import os
@@ -20,17 +20,17 @@ from bench.report.result import Activity, summarise_activity
 from bench.report.verdict import describe_busy_cores
 
 INTERVAL_S = 0.1
-# Of one core. Summing up the pages of a large process takes long, so that is done less often then.
-_MEMORY_SHARE = 0.02
+_MEMORY_SAMPLING_SHARE = 0.02
+"""Limit of a core's time that samples of memory take: those of a large process take long, and are rarer."""
 _GPU_MEMORY_LIMIT = 0.9
 _SWAP_LIMIT_BYTES = 1 << 20
 
 
 class Monitor:
-    """Samples from `with Monitor(device) as monitor:` until the block ends; then `monitor.result()`.
+    """Sampler of the machine's activity during a `with` block; `result()` returns its samples afterwards.
 
     Args:
-        device: whose GPU is sampled, if it is one.
+        device: the device that trains; it is sampled, too, if it is a GPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -56,24 +56,24 @@ class Monitor:
         self._thread.join()
 
     def result(self) -> Activity:
-        """All samples; call it after the block."""
+        """Return all samples; call it after the block."""
         names = self._samples[-1] if self._samples else {}
         series = {name: tuple(sample[name] for sample in self._samples) for name in names}
         watched = summarise_activity(tuple(self._times_s), series)
-        lasted_s = np.diff(self._times_s, prepend=0.0)
-        swapped = float(np.dot(series.get("swap_bytes_per_s", ()), lasted_s))
-        return replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped)))
+        interval_s = np.diff(self._times_s, prepend=0.0)
+        swapped_bytes = float(np.dot(series.get("swap_bytes_per_s", ()), interval_s))
+        return replace(watched, flags=tuple(find_limits(watched.peak, watched.mean, swapped_bytes)))
 
     def _run(self) -> None:
         start_s = time.perf_counter()
         cores = _cores()
-        psutil.cpu_percent(percpu=True)  # the first call has nothing to compare with
+        psutil.cpu_percent(percpu=True)  # the next call returns the busy time since this one
         before, before_s = _counters(), start_s
         due_s = start_s
-        last = False
-        while not last:
+        is_last = False
+        while not is_last:
             due_s = max(due_s + INTERVAL_S, time.perf_counter())
-            last = self._ended.wait(due_s - time.perf_counter())
+            is_last = self._ended.wait(due_s - time.perf_counter())
             now_s = time.perf_counter()
             busy = psutil.cpu_percent(percpu=True)
             counters = _counters()
@@ -89,36 +89,43 @@ class Monitor:
     def _memory_sample(self, now_s: float) -> dict[str, float]:
         if now_s >= self._memory_due_s:
             self._memory = tree_memory(os.getpid())
-            self._memory_due_s = now_s + (time.perf_counter() - now_s) / _MEMORY_SHARE
+            self._memory_due_s = now_s + (time.perf_counter() - now_s) / _MEMORY_SAMPLING_SHARE
         private, shared = self._memory
         return {"private_bytes": float(private), "shared_bytes": float(shared)}
 
 
 def gpu_readings(device: torch.device) -> dict[str, Callable[[], float]]:
-    """Readings that a GPU gives, by name: slices of one have no utilisation, some cards no power."""
+    """Return functions that read a GPU, by the name of the series.
 
-    def used() -> int:
+    A reading that the GPU does not give is left out: its slices have no utilisation, some cards no power.
+    """
+
+    def used_bytes() -> int:
         free, total = torch.cuda.mem_get_info(device)
         return total - free
 
     readings: dict[str, Callable[[], float]] = {
-        "gpu_memory_bytes": used,
-        "gpu_memory_share": lambda: used() / torch.cuda.mem_get_info(device)[1],
-        # by NVIDIA's management library, nvidia-ml-py
+        "gpu_memory_bytes": used_bytes,
+        "gpu_memory_share": lambda: used_bytes() / torch.cuda.mem_get_info(device)[1],
+        # read by NVIDIA's management library, nvidia-ml-py
         "gpu_share": lambda: torch.cuda.utilization(device) / 100,
         "gpu_power_w": lambda: torch.cuda.power_draw(device) / 1e3,
         "gpu_clock_mhz": lambda: torch.cuda.clock_rate(device),
     }
-    found = {}
+    available = {}
     for name, read in readings.items():
-        with suppress(Exception):  # of that library, which may be missing
+        with suppress(Exception):  # nvidia-ml-py may be missing, or raise
             read()
-            found[name] = read
-    return found
+            available[name] = read
+    return available
 
 
 def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: float) -> list[str]:
-    """Sentences for the limits that hurt, of the peaks and means of `Activity`."""
+    """Return a sentence for each resource that was used up.
+
+    Args:
+        peak, mean: see `bench.report.result.Activity`.
+    """
     flags = []
     if peak.get("gpu_memory_share", 0.0) > _GPU_MEMORY_LIMIT:
         flags.append(
@@ -136,17 +143,17 @@ def find_limits(peak: dict[str, float], mean: dict[str, float], swapped_bytes: f
 
 
 def tree_memory(pid: int) -> tuple[int, int]:
-    """Memory of a process and its descendants, in bytes; zeros once it is gone.
+    """Return the memory of a process and its descendants, in bytes; zeros once the process has ended.
 
     Returns:
-        Private pages, and the processes' proportions of pages that they share with one another or with
-        others. Where the system does not tell them apart, all is private.
+        Private pages, and the processes' proportions of pages that they share with one another or with other
+        processes. On a system that does not count them apart, all pages are private.
     """
     private = shared = 0
     with suppress(psutil.Error):
         process = psutil.Process(pid)
         for member in (process, *process.children(recursive=True)):
-            with suppress(psutil.Error):  # it has ended
+            with suppress(psutil.Error):  # the process has ended
                 if os.path.exists("/proc/self/smaps_rollup"):
                     memory = member.memory_full_info()
                     private += memory.uss
@@ -157,14 +164,14 @@ def tree_memory(pid: int) -> tuple[int, int]:
 
 
 def _cores() -> list[int]:
-    """Cores that this process may use."""
+    """Return the numbers of the cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
 
 
 def _counters() -> dict[str, int]:
-    """Bytes since the machine started; a counter that the system does not have is left out."""
+    """Return bytes since the machine started, by the series; a counter that the system lacks is left out."""
     counters: dict[str, int] = {}
     disk, network, swap = psutil.disk_io_counters(), psutil.net_io_counters(), psutil.swap_memory()
     if disk is not None:
@@ -176,66 +183,73 @@ def _counters() -> dict[str, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seconds:
-    """CPU seconds so far: of all CPUs that this process may use, those of them that were busy, and ours."""
+class _CpuSeconds:
+    """CPU seconds since the machine, or this process, has started.
+
+    Attributes:
+        total: seconds of all CPUs that this process may use.
+        busy: the part of these in which a process ran.
+        own: seconds of this process and its descendants, also of those that have ended.
+    """
 
     total: float
     busy: float
-    ours: float
+    own: float
 
 
 class OtherProcesses:
-    """CPU time that other processes take, from when this is made until `share()` is called.
+    """Share of the CPUs that other processes take, from when this object is made until `share()` is called.
 
-    Ours are this process and its descendants, also those that have ended.
+    Descendants of this process are no other processes, also those that have ended.
     """
 
     def __init__(self) -> None:
-        self._start = _read()
+        self._start = _read_cpu_seconds()
 
     def share(self) -> float | None:
-        """Share, 0 to 1, of the CPUs that other processes took since then; None where that is not known."""
+        """Return the share, 0 to 1, of the CPUs that other processes took; None where that is not known."""
         return self.shares()[1]
 
     def shares(self) -> tuple[float | None, float | None]:
-        """Shares, 0 to 1, of the CPUs that this process and others took since then; None where not known."""
-        now = _read()
+        """Return the shares, 0 to 1, of the CPUs of this process and of others; None where not known."""
+        now = _read_cpu_seconds()
         if self._start is None or now is None:
             return None, None
-        total = max(now.total - self._start.total, 1e-9)
-        ours = now.ours - self._start.ours
-        theirs = max(0.0, now.busy - self._start.busy - ours)
-        return min(1.0, ours / total), min(1.0, theirs / total)
+        total_s = max(now.total - self._start.total, 1e-9)
+        own_s = now.own - self._start.own
+        other_s = max(0.0, now.busy - self._start.busy - own_s)
+        return min(1.0, own_s / total_s), min(1.0, other_s / total_s)
 
 
-def _read() -> _Seconds | None:
-    if os.name == "nt":  # it does not keep the times of processes that have ended: ours would be others'
+def _read_cpu_seconds() -> _CpuSeconds | None:
+    """Return the CPU seconds so far; None on Windows."""
+    if os.name == "nt":  # it keeps no times of ended processes, whose time would count as that of others
         return None
-    each = psutil.cpu_times(percpu=True)
+    cores = psutil.cpu_times(percpu=True)
     if hasattr(os, "sched_getaffinity"):
-        mine = [each[core] for core in os.sched_getaffinity(0) if core < len(each)]
-        each = mine or each
-    total = busy = 0.0
-    for times in each:
-        # Linux counts what guests take under user, too
-        guests = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-        # an interrupt is served for whoever asked, and that may be us
-        interrupts = getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
-        total += sum(times) - guests
-        busy += sum(times) - guests - interrupts - times.idle - getattr(times, "iowait", 0.0)
-    return _Seconds(total, busy, _tree_seconds())
+        allowed = [cores[number] for number in os.sched_getaffinity(0) if number < len(cores)]
+        cores = allowed or cores
+    total_s = busy_s = 0.0
+    for times in cores:
+        # Linux counts the time of guests in that of users, too
+        guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
+        # interrupts are not counted as busy: this process may have caused them
+        interrupts_s = getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0)
+        total_s += sum(times) - guests_s
+        busy_s += sum(times) - guests_s - interrupts_s - times.idle - getattr(times, "iowait", 0.0)
+    return _CpuSeconds(total_s, busy_s, _tree_seconds())
 
 
 def _tree_seconds() -> float:
-    """CPU seconds of this process and its descendants, each with its children that have ended."""
-    mine = os.times()
-    seconds = mine.user + mine.system + mine.children_user + mine.children_system
+    """Return the CPU seconds of this process and its descendants, each with its children that have ended."""
+    own = os.times()
+    seconds = own.user + own.system + own.children_user + own.children_system
     for process in psutil.Process().children(recursive=True):
         try:
             times = process.cpu_times()
-        except psutil.Error:  # it has ended: its parent has its time, or soon will
+        except psutil.Error:  # the process has ended: its parent has its time, or soon will
             continue
-        # only Linux tells those of a process's children
+        # times of ended children are known on Linux alone
         seconds += times.user + times.system
         seconds += getattr(times, "children_user", 0.0) + getattr(times, "children_system", 0.0)
     return seconds

@@ -1,1 +1,1 @@
-"""One measured run, whoever asks for it."""
+"""Trials: runs that are measured, each in a process of its own, and the commands' plans of them."""

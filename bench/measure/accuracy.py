@@ -1,7 +1,8 @@
-"""Trainings of the same model from several sources of the same pictures, one after the other.
+"""Trainings of the same model from several sources of the same pictures: what `bench accuracy` measures.
 
-A training is a trial, `{"source": "crop", "seed": 0}`, so that a run that was killed goes on. The one that is
-under way is kept in a file beside that of the trials, written after every epoch.
+Each training is a trial, with a key such as `{"source": "crop", "seed": 0}`, so that a run that was killed
+goes on. The state of the training under way is written after every epoch, to a file beside that of the
+trials.
 """
 
 import csv
@@ -30,9 +31,9 @@ from bench.machine.hardware import DTYPES, describe_machine
 from bench.machine.monitor import OtherProcesses
 from bench.measure.candidates import CHOICES, READS
 from bench.measure.imagefolder import NAME as IMAGEFOLDER
-from bench.measure.imagefolder import ImageFolderLoader, shape
+from bench.measure.imagefolder import ImageFolderLoader, resize_transforms
 from bench.measure.settings import LAST, check_fills_batch
-from bench.measure.trials import Trials, is_kept
+from bench.measure.trials import Trials, can_keep_trials
 from bench.report.accuracy import make_result
 from bench.report.result import Result, Trial
 from loaders.augment import RandomAugmentation, augment_batch
@@ -49,27 +50,27 @@ from precache.storage import atomic_write
 from precache.storage.urls import Location, locate
 
 AUGMENT = ("auto", "cpu", "device")
-_NAME = re.compile(r"([A-Za-z0-9][\w.-]*)=(.*)", re.DOTALL)
-_CURVE = 10
-"""How often a model is tried while it is trained, or each epoch where those are fewer."""
-Feed = loaders.Loader | ImageFolderLoader
+_NAMED_SOURCE = re.compile(r"([A-Za-z0-9][\w.-]*)=(.*)", re.DOTALL)
+_EVALUATIONS = 10
+"""Evaluations of a model during its training; fewer where the training has fewer epochs."""
+_EVALUATION_BATCH = 250  # pictures
+SourceLoader = loaders.Loader | ImageFolderLoader
 Positions = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
-_EVALUATED = 250  # pictures at a time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recipe:
-    """What one training does, but for its seed and where its pictures come from.
+class TrainingRecipe:
+    """Settings that all trainings of a run share; a training has a seed and a source besides.
 
     Attributes:
-        model: of `loaders.examples.models.MODELS`.
+        model: name in `loaders.examples.models.MODELS`.
         size: side of the pictures, pixels.
-        epochs: each of all full batches.
+        epochs: epochs of a training, each of all full batches.
         batch_size: samples per step.
         lr: the highest learning rate.
         amp: precision that the model computes in: "bf16", "fp16", or "off" for float32.
-        workers: of each loader.
+        workers: processes or threads of each loader.
     """
 
     model: str
@@ -90,19 +91,19 @@ class Recipe:
         if not 0 < self.lr < math.inf:
             raise SettingError(f"lr must be positive, got {self.lr}")
 
-    def learner(self, classes: int, steps: int, seed: int) -> Learner:
-        """The model at the begin of a training of so many steps; `seed` is that of its weights."""
+    def build_learner(self, classes: int, steps: int, seed: int) -> Learner:
+        """Return the untrained model, its weights drawn by `seed`, with a schedule of `steps` steps."""
         model = build_model(self.model, classes, seed).to(self.device)
         optimizer, schedule = build_optimizer(self.model, model, steps, self.lr)
         return Learner(model, optimizer, schedule, dtype=DTYPES[self.amp])
 
 
 @dataclass(frozen=True)
-class Pictures:
-    """Which pictures of the raw tree are trained with, and which every model is tried on.
+class TreeSplits:
+    """Pictures of a raw tree that every source trains with, and those that every model is validated on.
 
     Attributes:
-        tree: all of it.
+        tree: the whole tree.
         train, val: int64 [n], ascending positions in `tree`.
     """
 
@@ -112,29 +113,29 @@ class Pictures:
 
     @cached_property
     def digest(self) -> str:
-        """Of both, with the classes, hex."""
-        told = [
-            [[self.tree.path_at(at), int(self.tree.labels[at])] for at in part.tolist()]
-            for part in (self.train, self.val)
+        """SHA-256 of the classes and of the paths and labels of both splits, hex."""
+        splits = [
+            [[self.tree.path_at(at), int(self.tree.labels[at])] for at in positions.tolist()]
+            for positions in (self.train, self.val)
         ]
-        return hashlib.sha256(json.dumps([self.tree.classes, told]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self.tree.classes, splits]).encode()).hexdigest()
 
     def files(self, positions: Positions) -> list[str]:
-        """Paths of the pictures at these positions."""
+        """Return the paths of the pictures at these positions."""
         return [self.tree.files[position] for position in positions.tolist()]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Source:
-    """A loader that serves the training pictures in its own way.
+    """A loader whose trainings are compared with those of other loaders of the same pictures.
 
     Attributes:
-        name: in tables and files.
-        backend: of `bench.measure.candidates.CHOICES`.
-        path: of what it reads.
-        data: what that holds, of a converted folder the split train.
-        augment: where pictures are cropped and mirrored: by the loader's own choice, by its threads, or by
-            the arithmetic that a GPU does, on whichever device trains.
+        name: its name in tables and files.
+        backend: name in `bench.measure.candidates.CHOICES`.
+        path: the tree or the converted folder that it reads.
+        data: the tree, or the split train of the converted folder.
+        augment: place where pictures are cropped and mirrored: "auto", the loader's own choice; "cpu", its
+            threads; "device", the device that trains, with the arithmetic that a GPU does.
     """
 
     name: str
@@ -144,26 +145,27 @@ class Source:
     augment: str = "auto"
 
     @property
-    def described(self) -> dict[str, Any]:
-        """Plain values: backend and folder in words, and what must be the same for a training to go on."""
-        where = "" if self.augment == "auto" else f", augment {self.augment}"
+    def settings(self) -> dict[str, Any]:
+        """Plain values: name in words, number of samples, and a digest of all that a training depends on."""
+        suffix = "" if self.augment == "auto" else f", augment {self.augment}"
         return {
-            "name": f"{self.backend} on {self.path}{where}",
+            "name": f"{self.backend} on {self.path}{suffix}",
             "samples": len(self.data),
             "digest": f"{self.backend} {self.augment} {self.data.digest}",
         }
 
-    def open(self, pictures: Pictures, recipe: Recipe, seed: int) -> Feed:
-        """The loader of a training with that seed."""
+    def open(self, pictures: TreeSplits, recipe: TrainingRecipe, seed: int) -> SourceLoader:
+        """Return the loader of a training with that seed."""
         if self.backend == IMAGEFOLDER:
             return _open_imagefolder(pictures, recipe, seed)
-        backend: Any = self.backend  # `loaders.build` knows its name
+        backend: Any = self.backend  # a Literal of `loaders.build`, which a str is not
         augment: Any = "train"
         if self.augment == "device":
-            if self.data.has_varying_sizes:  # a function would be given the middle of each
+            if self.data.has_varying_sizes:  # `augment_batch` would be given the middle of each picture alone
                 raise SettingError(
                     f"augment: {self.path} holds pictures of varying size, and a device crops those of one "
-                    f"size; leave out augment=device, or convert with --fit crop"
+                    f"size",
+                    remedy="leave out augment=device, or convert with --fit crop",
                 )
             if recipe.device.type == "cpu":
                 augment = partial(augment_batch, RandomAugmentation(), seed, recipe.size)
@@ -182,7 +184,7 @@ class Source:
         )
 
 
-def _open_imagefolder(pictures: Pictures, recipe: Recipe, seed: int) -> ImageFolderLoader:
+def _open_imagefolder(pictures: TreeSplits, recipe: TrainingRecipe, seed: int) -> ImageFolderLoader:
     files = pictures.files(pictures.train)
     root = Path(files[0]).parent.parent
     loader = ImageFolderLoader(
@@ -199,116 +201,142 @@ def _open_imagefolder(pictures: Pictures, recipe: Recipe, seed: int) -> ImageFol
     if loader.samples != len(files) or loader.classes != pictures.tree.classes:
         loader.close()
         raise DatasetError(
-            f"{root}: ImageFolder finds {loader.samples:,} of the {len(files):,} training pictures; move "
-            f"pictures that lie deeper than their class folder"
+            f"ImageFolder finds {loader.samples:,} of the {len(files):,} training pictures",
+            path=root,
+            remedy="move pictures that lie deeper than their class folder",
         )
     return loader
 
 
 def open_source(text: str, tree: Path) -> Source:
-    """What is written `NAME=BACKEND:FOLDER,augment=cpu` or, short of it, FOLDER; or BACKEND alone, on `tree`.
+    """Open a source by its text on the command line.
+
+    Args:
+        text: `NAME=BACKEND:FOLDER,augment=cpu`, where all but FOLDER may be left out; or a BACKEND that reads
+            raw trees, which then reads `tree`.
 
     Raises:
         SettingError: an unknown backend or augment, or no folder.
         DatasetError: the folder cannot be read, by this backend or at all.
     """
-    named = _NAME.fullmatch(text)
-    name, rest = (named[1], named[2]) if named else ("", text)
+    match = _NAMED_SOURCE.fullmatch(text)
+    name, rest = (match[1], match[2]) if match else ("", text)
     rest, _, augment = rest.partition(",augment=")
     backend, colon, folder = rest.partition(":")
     reads_tree = RAW in READS.get(rest, ())
     if reads_tree:
         backend, folder = rest, str(tree)
-    elif not colon or folder.startswith("//"):
+    elif not colon or folder.startswith("//"):  # a folder alone, or a URL
         backend, folder = "auto", rest
     check_choice("augment", augment or "auto", AUGMENT)
     check_choice("backend", backend, [*CHOICES, "auto"])
     if not folder:
         raise SettingError(
-            f"source {text!r} names no folder; write NAME=BACKEND:FOLDER, such as crop=shards:data/shards"
+            f"source {text!r} names no folder",
+            remedy="write NAME=BACKEND:FOLDER, such as crop=shards:data/shards",
         )
     path = locate(folder)
     data = open_split(path, "train")
     if backend != IMAGEFOLDER:
         backend = choose_backend(backend, data.kind, path)
     elif data.kind != RAW:
-        raise DatasetError(f"{path}: holds {data.kind}, {IMAGEFOLDER} reads a tree of pictures; name that")
-    own_name = rest if reads_tree else path.name
-    return Source(name=name or own_name, backend=backend, path=path, data=data, augment=augment or "auto")
+        raise DatasetError(
+            f"holds {data.kind}, {IMAGEFOLDER} reads a tree of pictures", path=path, remedy="name that"
+        )
+    default_name = rest if reads_tree else path.name
+    return Source(name=name or default_name, backend=backend, path=path, data=data, augment=augment or "auto")
 
 
-def find_pictures(tree: Path, sources: Sequence[Source]) -> Pictures:
-    """The pictures that all sources train with, and which the models are tried on.
+def find_pictures(tree: Path, sources: Sequence[Source]) -> TreeSplits:
+    """Find the pictures of `tree` that all sources train with, and those that models are validated on.
+
+    Both are the splits train and val of the converted folders among the sources.
 
     Raises:
-        SettingError: two sources of one name, or none says which pictures are trained with.
+        SettingError: two sources have one name, or no source is a converted folder.
         DatasetError: a source trains with other pictures or other labels.
     """
     names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
             raise SettingError(
-                f"two sources are called {name!r}; give each a name of its own: NAME=BACKEND:FOLDER"
+                f"two sources are called {name!r}",
+                remedy="give each a name of its own: NAME=BACKEND:FOLDER",
             )
     whole = open_split(tree, "train")
-    listed = _held(whole)
-    splits: dict[str, tuple[Location, set[tuple[str, str]]]] = {}
-    for path, data in ((source.path, source.data) for source in sources):
+    tree_samples = _list_paths_and_classes(whole)
+    splits: dict[str, set[tuple[str, str]]] = {}
+    first_path: Location | None = None  # the converted folder that the splits are read from
+    for source in sources:
+        path, data = source.path, source.data
         if data.kind == RAW:
             if data.digest != whole.digest:
-                raise DatasetError(f"{path}: is another tree than {tree}; name that, or what was made of it")
-            continue
-        made_of = "name the tree that it was converted from, or convert it again"
-        for split, held in {"train": set(_held(data)), "val": set(_held(_open_val(path)))}.items():
-            if foreign := held.difference(listed):
-                picture, name = min(foreign)
-                raise DatasetError(f"{path}: has {picture} in class {name!r}, but {tree} does not; {made_of}")
-            first, expected = splits.setdefault(split, (path, held))
-            if apart := held ^ expected:
                 raise DatasetError(
-                    f"{path}: its split {split} holds {len(held):,} pictures, that of {first} "
-                    f"{len(expected):,}, and {min(apart)[0]} is in only one of them; convert both with the "
-                    f"same --splits"
+                    f"is another tree than {tree}",
+                    path=path,
+                    remedy="name that, or what was made of it",
                 )
-        if data.classes != whole.classes:  # one without pictures would move the numbers of those behind it
-            raise DatasetError(f"{path}: has other classes than {tree}; {made_of}")
+            continue
+        remedy = "name the tree that it was converted from, or convert it again"
+        if first_path is None:
+            first_path = path
+        for split, split_data in (("train", data), ("val", _open_val(path))):
+            samples = set(_list_paths_and_classes(split_data))
+            if foreign := samples.difference(tree_samples):
+                picture, name = min(foreign)
+                raise DatasetError(
+                    f"has {picture} in class {name!r}, but {tree} does not", path=path, remedy=remedy
+                )
+            expected = splits.setdefault(split, samples)
+            if different := samples ^ expected:
+                raise DatasetError(
+                    f"its split {split} holds {len(samples):,} pictures, that of {first_path} "
+                    f"{len(expected):,}, and {min(different)[0]} is in only one of them",
+                    path=path,
+                    remedy="convert both with the same --splits",
+                )
+        if data.classes != whole.classes:  # a class without pictures would move the labels of those behind it
+            raise DatasetError(f"has other classes than {tree}", path=path, remedy=remedy)
     if not splits:
         raise SettingError(
-            f"no source says which pictures of {tree} train and which validate; add a folder that was "
-            f"converted with --splits, which has the splits train and val"
+            f"no source says which pictures of {tree} train and which validate",
+            remedy="add a folder that was converted with --splits, which has the splits train and val",
         )
     train, val = (
-        np.array([at for at, each in enumerate(listed) if each in splits[split][1]], np.int64)
+        np.array(
+            [position for position, sample in enumerate(tree_samples) if sample in splits[split]], np.int64
+        )
         for split in ("train", "val")
     )
-    return Pictures(whole, train, val)
+    return TreeSplits(whole, train, val)
 
 
-def _held(data: SplitData) -> list[tuple[str, str]]:
-    """Path and class of each sample."""
+def _list_paths_and_classes(data: SplitData) -> list[tuple[str, str]]:
+    """Return the path and the class name of each sample."""
     labels = np.asarray(data.labels[:]).tolist()
     return [(data.path_at(position), data.classes[label]) for position, label in enumerate(labels)]
 
 
 def _open_val(path: Location) -> SplitData:
+    """Open the split val of a converted folder; DatasetError where it has none."""
     try:
         return open_split(path, "val")
     except SettingError as error:
         raise DatasetError(
-            f"{path}: {error}; convert with --splits FILE, of lines path,train and path,val"
+            str(error), path=path, remedy="convert with --splits FILE, of lines path,train and path,val"
         ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What all trainings of a run have in common.
+    """Recipe and pictures of all trainings of a run.
 
     Attributes:
-        unfinished: file of the training that is under way; None: it is not kept.
+        unfinished: file that keeps the state of the training under way; None: it is not kept.
     """
 
-    recipe: Recipe
-    pictures: Pictures
+    recipe: TrainingRecipe
+    pictures: TreeSplits
     unfinished: Path | None = None
 
     def __post_init__(self) -> None:
@@ -326,7 +354,7 @@ class Task:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Plain values: what must be the same for two trainings to be compared."""
+        """Plain values that have to be the same for two trainings to be compared."""
         recipe = self.recipe
         return {
             "model": recipe.model,
@@ -344,17 +372,18 @@ class Task:
         }
 
     @cached_property
-    def _validated(self) -> Pixels:
+    def _validation_pixels(self) -> Pixels:
         return decode_validation(
             self.pictures.files(self.pictures.val), self.recipe.size, self.recipe.workers
         )
 
-    def validation(self) -> Iterator[Batch]:
-        """Batches of the pictures that models are tried on."""
+    def validation_batches(self) -> Iterator[Batch]:
+        """Yield batches of the pictures that models are validated on, normalised float32 on the device."""
         tree, device = self.pictures.tree, self.recipe.device
-        for start in range(0, len(self.pictures.val), _EVALUATED):
-            rows = self.pictures.val[start : start + _EVALUATED]
-            pixels = torch.from_numpy(np.array(self._validated[start : start + _EVALUATED])).to(device)
+        for start in range(0, len(self.pictures.val), _EVALUATION_BATCH):
+            stop = start + _EVALUATION_BATCH
+            rows = self.pictures.val[start:stop]
+            pixels = torch.from_numpy(np.array(self._validation_pixels[start:stop])).to(device)
             labels = torch.from_numpy(np.asarray(tree.labels[rows])).to(device)
             images = normalise(pixels.permute(0, 3, 1, 2), torch.float32)
             yield Batch(images, labels, torch.from_numpy(np.asarray(tree.ids[rows])))
@@ -362,8 +391,8 @@ class Task:
 
 def compare_sources(
     sources: Sequence[Source],
-    pictures: Pictures,
-    recipe: Recipe,
+    pictures: TreeSplits,
+    recipe: TrainingRecipe,
     seeds: Sequence[int],
     path: Path | None,
     on_progress: Progress,
@@ -371,18 +400,18 @@ def compare_sources(
 ) -> Result:
     """Train from each source with each seed; the first source is the baseline.
 
-    All sources of a seed come before those of the next, and they take turns in being the first: what warms
-    up or slows down with time meets all.
+    All sources train with one seed before any trains with the next, and they take turns in being the first,
+    so that a machine that warms up or slows down with time affects all sources alike.
 
     Args:
-        path: file that keeps the trials; the training under way is kept beside it.
-        margin: points of top-1 that do not matter.
+        path: file that keeps the trials; the state of the training under way is kept beside it.
+        margin: points of top-1 accuracy that do not matter.
 
     Raises:
         SettingError: the file has trainings of other settings, or a loader cannot be opened.
     """
     unfinished = None
-    if path is not None and is_kept(path):
+    if path is not None and can_keep_trials(path):
         unfinished = path.with_name(f"{path.name}.unfinished")
     task = Task(recipe=recipe, pictures=pictures, unfinished=unfinished)
     settings = {
@@ -391,18 +420,18 @@ def compare_sources(
         "repeats": len(seeds),
         "baseline": sources[0].name,
         "margin": margin,
-        "data": {source.name: source.described for source in sources},
+        "data": {source.name: source.settings for source in sources},
     }
     trials = Trials(path, "accuracy", describe_machine(recipe.device), settings)
     missing = [
         (source, seed)
         for turn, seed in enumerate(seeds)
         for source in (sources[(turn + at) % len(sources)] for at in range(len(sources)))
-        if trials.find(_of(source, seed)) is None
+        if trials.find(_trial_key(source, seed)) is None
     ]
     for source in sources:
         if any(source is other for other, _ in missing):
-            try:  # now, not after hours of others' trainings
+            try:  # an error now, not after hours of other sources' trainings
                 with source.open(pictures, recipe, seeds[0]):
                     pass
             except PrecacheError as error:
@@ -424,20 +453,20 @@ def compare_sources(
     return result
 
 
-def _of(source: Source, seed: int) -> dict[str, Any]:
+def _trial_key(source: Source, seed: int) -> dict[str, Any]:
     return {"source": source.name, "seed": seed}
 
 
 @dataclass
 class PartialTraining:
-    """A training up to an epoch.
+    """Progress of a training after its last finished epoch.
 
     Attributes:
-        epochs: that are done.
-        train_s: seconds of them, without evaluations.
-        other_cpu_s: the part of these that other processes took of the CPUs.
-        resumed: how often it was gone on with.
-        curve: (epochs done, top-1 accuracy, train_s) of each time that the model was tried.
+        epochs: number of finished epochs.
+        train_s: seconds that they took, without evaluations.
+        other_cpu_s: share of these seconds in which other processes kept the CPUs busy.
+        resumed: number of times that a later process went on with the training.
+        curve: (finished epochs, top-1 accuracy, train_s) at each evaluation.
     """
 
     epochs: int = 0
@@ -446,11 +475,11 @@ class PartialTraining:
     resumed: int = 0
     curve: list[tuple[int, float, float]] = field(default_factory=list)
 
-    def trial(self, of: dict[str, Any]) -> Trial:
-        """What it measured."""
+    def to_trial(self, key: dict[str, Any]) -> Trial:
+        """Return the trial of the finished training."""
         epochs, top1, train_s = zip(*self.curve, strict=True)
         return Trial(
-            of,
+            key,
             numbers={
                 "top1_accuracy": top1[-1],
                 "train_s": self.train_s,
@@ -463,74 +492,81 @@ class PartialTraining:
 
 
 def train(task: Task, source: Source, seed: int, on_epoch: Callable[[int], None]) -> Trial:
-    """One training, from its last finished epoch on.
+    """Train a model from the source, or go on with its unfinished training.
+
+    Args:
+        on_epoch: called with the number of finished epochs after each epoch.
 
     Raises:
         DatasetError: an epoch has more or fewer batches than those of other sources.
     """
     recipe = task.recipe
-    with source.open(task.pictures, recipe, seed) as feed:
-        learner = recipe.learner(len(task.pictures.tree.classes), task.steps, seed)
-        same = {**task.settings, **_of(source, seed), **source.described}
-        done = _resume(task, same, learner)
-        for epoch in range(done.epochs, recipe.epochs):
-            _train_epoch(learner, feed, epoch, done)
-            served = learner.schedule.last_epoch
-            if served != (epoch + 1) * task.batches:
+    with source.open(task.pictures, recipe, seed) as loader:
+        learner = recipe.build_learner(len(task.pictures.tree.classes), task.steps, seed)
+        settings = {**task.settings, **_trial_key(source, seed), **source.settings}
+        progress = _resume(task, settings, learner)
+        for epoch in range(progress.epochs, recipe.epochs):
+            _train_epoch(learner, loader, epoch, progress)
+            steps = learner.schedule.last_epoch
+            if steps != (epoch + 1) * task.batches:
                 raise DatasetError(
-                    f"{source.name}: after epoch {epoch} {served:,} batches were served, expected "
+                    f"{source.name}: after epoch {epoch} {steps:,} batches were served, expected "
                     f"{(epoch + 1) * task.batches:,}: it does not serve the same pictures as the others"
                 )
-            if (epoch + 1) % max(1, recipe.epochs // _CURVE) == 0 or epoch + 1 == recipe.epochs:
-                top1 = learner.validate(task.validation())["validation_accuracy"]
-                done.curve.append((epoch + 1, top1, done.train_s))
+            if (epoch + 1) % max(1, recipe.epochs // _EVALUATIONS) == 0 or epoch + 1 == recipe.epochs:
+                top1 = learner.validate(task.validation_batches())["validation_accuracy"]
+                progress.curve.append((epoch + 1, top1, progress.train_s))
             if task.unfinished is not None:
                 with atomic_write(task.unfinished) as file:
-                    torch.save({"same": same, "done": asdict(done), "learner": learner.state_dict()}, file)
+                    torch.save(
+                        {"same": settings, "done": asdict(progress), "learner": learner.state_dict()}, file
+                    )
             on_epoch(epoch + 1)
-    return done.trial(_of(source, seed))
+    return progress.to_trial(_trial_key(source, seed))
 
 
-def _resume(task: Task, same: dict[str, Any], learner: Learner) -> PartialTraining:
-    """Bring `learner` to where the unfinished training of the same settings stands, if there is one."""
+def _resume(task: Task, settings: dict[str, Any], learner: Learner) -> PartialTraining:
+    """Load the state of the unfinished training of these settings into `learner`, if there is one."""
     if task.unfinished is None or not task.unfinished.exists():
         return PartialTraining()
-    kept = torch.load(task.unfinished, map_location=task.recipe.device, weights_only=True)
-    if kept["same"] != same:
+    state = torch.load(task.unfinished, map_location=task.recipe.device, weights_only=True)
+    if state["same"] != settings:
         return PartialTraining()
-    learner.load_state_dict(kept["learner"])
-    done = PartialTraining(**kept["done"])
-    done.resumed += 1
-    return done
+    learner.load_state_dict(state["learner"])
+    progress = PartialTraining(**state["done"])
+    progress.resumed += 1
+    return progress
 
 
-def _train_epoch(learner: Learner, feed: Feed, epoch: int, done: PartialTraining) -> None:
-    """One epoch; its time is added to `done`."""
+def _train_epoch(learner: Learner, loader: SourceLoader, epoch: int, progress: PartialTraining) -> None:
+    """Train one epoch, and add its time to `progress`."""
     others = OtherProcesses()
     start_s = time.perf_counter()
-    feed.set_epoch(epoch)
-    learner.train(batch.to(learner.device, non_blocking=True) for batch in feed)
-    lasted_s = time.perf_counter() - start_s
-    done.epochs = epoch + 1
-    done.train_s += lasted_s
-    done.other_cpu_s += lasted_s * (others.share() or 0.0)
+    loader.set_epoch(epoch)
+    learner.train(batch.to(learner.device, non_blocking=True) for batch in loader)
+    epoch_s = time.perf_counter() - start_s
+    progress.epochs = epoch + 1
+    progress.train_s += epoch_s
+    progress.other_cpu_s += epoch_s * (others.share() or 0.0)
 
 
 def decode_validation(files: Sequence[str], size: int, workers: int) -> Pixels:
-    """uint8 [n, size, size, 3], RGB: what every model is tried on, by torchvision's own recipe and Pillow.
+    """Decode the pictures that models are validated on, by Pillow and torchvision's own recipe.
 
-    They are decoded once, into a file without a name that goes with this process.
+    Returns:
+        uint8 [n, size, size, 3], RGB, 0-255: mapped from a temporary file without a name, which goes with
+        this process.
 
     Raises:
         DatasetError: a picture cannot be decoded.
     """
-    recipe = transforms.Compose(shape("eval", size))
+    transform = transforms.Compose(resize_transforms("eval", size))
 
     def decode(file: str) -> Pixels:
         try:
-            return np.asarray(recipe(pil_loader(file)))
+            return np.asarray(transform(pil_loader(file)))
         except (OSError, SyntaxError, ValueError) as error:
-            raise DatasetError(f"{file}: {error}") from error
+            raise DatasetError(str(error), path=file) from error
 
     with tempfile.TemporaryFile() as file, ThreadPoolExecutor(max(1, workers)) as pool:
         pixels = np.memmap(file, np.uint8, "w+", shape=(len(files), size, size, 3))
@@ -540,34 +576,36 @@ def decode_validation(files: Sequence[str], size: int, workers: int) -> Pixels:
 
 
 def write_splits(path: Path, tree: Path, per_class: int) -> tuple[int, int]:
-    """Write a list for `precache convert --splits`: so many pictures of each class train, others validate.
+    """Write a list for `precache convert --splits` that trains with `per_class` pictures of each class.
 
-    With 30 this is how Caltech-101 is used: Fei-Fei, Fergus, Perona, "Learning generative visual models from
-    few training examples" (2004), and those after it. Which ones train depends on the class alone.
+    The other pictures validate. With 30 this is the usual protocol of Caltech-101: Fei-Fei, Fergus, Perona,
+    "Learning generative visual models from few training examples" (2004), and later papers. The choice in a
+    class depends on the class alone.
 
     Returns:
-        How many train and validate.
+        Number of pictures that train, and of those that validate.
 
     Raises:
-        SettingError: a class has not more pictures than that.
+        SettingError: a class has no more pictures than `per_class`.
     """
     check_range("per_class", per_class, 1)
     scan = scan_tree(tree)
     samples = list(scan.samples)
     labels = np.array([sample.label for sample in samples])
-    listed, trained = [("path", "split")], 0
+    lines, trained = [("path", "split")], 0
     for label, name in enumerate(scan.classes):
         rows = np.flatnonzero(labels == label)
         if len(rows) <= per_class:
             raise SettingError(
                 f"per_class {per_class}: class {name!r} of {scan.root} has {len(rows)} pictures, and none "
-                f"would be left to validate; give less"
+                f"would be left to validate",
+                remedy="give less",
             )
-        chosen = set(np.random.default_rng((0, label)).permutation(rows)[:per_class].tolist())
-        listed += [(samples[row].path, "train" if row in chosen else "val") for row in rows.tolist()]
+        train_rows = set(np.random.default_rng((0, label)).permutation(rows)[:per_class].tolist())
+        lines += [(samples[row].path, "train" if row in train_rows else "val") for row in rows.tolist()]
         trained += per_class
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(listed)
+    csv.writer(text, lineterminator="\n").writerows(lines)
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     return trained, len(samples) - trained

@@ -1,4 +1,4 @@
-"""What is measured: a backend over a folder, whose data is opened once a command."""
+"""Candidates of a comparison: pairs of a backend and a folder, which is opened once per command."""
 
 import hashlib
 import os
@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 import loaders
 from bench.measure import imagefolder
@@ -19,63 +21,65 @@ from precache.storage.staging import temporary_folder
 from precache.storage.urls import Location
 
 CHOICES = (imagefolder.NAME, "pytorch", *sorted(loaders.BACKENDS.keys() - {"pytorch"}))
-"""Names for --backend, in the order of the table: what people have today, then what changes one line."""
+"""Names for --backend, in the order of the table: torchvision's ImageFolder, then backends of `loaders`."""
 READS = {**loaders.READS, imagefolder.NAME: (RAW,)}
-"""Kinds of folders that each reads, first the one that it is made for."""
+"""Kinds of data that each backend reads, the kind that it is made for first."""
+Rows: TypeAlias = npt.NDArray[np.int64]
+"""int64 [n]: ascending positions of samples in a split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One thing to measure: a backend over a folder.
+    """A backend over a folder.
 
     Attributes:
-        opened: what the folder holds; None until `open_candidates` was asked.
-        linked: links to a part of a raw tree, where only that part is served; see
-            `bench.measure.same_pictures`.
-        alike: whether another folder that is measured holds the same kind of data.
+        split: the training split of the folder; None until `open_candidates` has opened it.
+        link_folder: folder of links to a part of a raw tree, where only that part is served; see
+            `bench.measure.candidates.same_pictures`.
+        shares_kind: whether another folder of the comparison holds the same kind of data.
     """
 
     backend: str
     path: Location
-    opened: SplitData | None = field(default=None, compare=False, repr=False)
-    linked: Path | None = field(default=None, compare=False, repr=False)
-    alike: bool = field(default=False, compare=False, repr=False)
+    split: SplitData | None = field(default=None, compare=False, repr=False)
+    link_folder: Path | None = field(default=None, compare=False, repr=False)
+    shares_kind: bool = field(default=False, compare=False, repr=False)
 
     @property
     def label(self) -> str:
-        """For messages."""
+        """Backend and folder, for messages."""
         return f"{self.backend} on {self.path}"
 
     @property
-    def reads(self) -> Location:
+    def loader_path(self) -> Location:
         """The folder that the loader is given."""
-        if self.linked is not None:
-            return self.linked
-        if self.backend == imagefolder.NAME:  # which knows no splits
+        if self.link_folder is not None:
+            return self.link_folder
+        if self.backend == imagefolder.NAME:  # it knows no splits: their class folders are its tree
             return class_root(self.data)
         return self.path
 
     @property
     def data(self) -> SplitData:
-        """What the folder holds, of an candidate that `open_candidates` or `choose_candidates` gave."""
-        if self.opened is None:
+        """The training split of a candidate that `open_candidates` or `choose_candidates` returned."""
+        if self.split is None:
             raise RuntimeError(f"{self.label}: was not opened")
-        return self.opened
+        return self.split
 
     @property
     def has_own_recipe(self) -> bool:
-        """Whether it delivers what its own recipe says: another dtype, other pictures of the tree."""
+        """Whether the loader may serve another dtype and fewer pictures of the tree than the others."""
         return self.backend == imagefolder.NAME
 
     @property
-    def described(self) -> str:
-        """What kind of data it is, for tables, and its folder where the kind alone does not tell."""
+    def description(self) -> str:
+        """Kind of the data, for tables, with the folder's name where several folders have that kind."""
         kind = self.data.kind if self.data.kind != RAW else "raw tree"
-        return f"{kind} {self.path.name}" if self.alike else kind
+        return f"{kind} {self.path.name}" if self.shares_kind else kind
 
     @property
     def image_bytes(self) -> float | None:
-        """Of a picture as it is stored, on average; None of noise."""
+        """Mean bytes of a picture as it is stored; None for the backend `synthetic`, which reads none."""
         if self.backend == "synthetic":
             return None
         sizes: list[int] = self.data.shard_bytes.tolist() or [
@@ -85,16 +89,16 @@ class Candidate:
 
 
 def class_root(tree: SplitData) -> Path:
-    """The folder of the class folders in a raw tree: the tree itself, or that of its split."""
+    """Return the folder that holds the class folders of a raw tree: the tree itself, or its split."""
     root = Path(str(tree.path))
-    above = Path(tree.files[0]).relative_to(root).parts[:-1]
-    # pictures may lie in folders of their class folder
-    is_split = above[0] != tree.classes[int(tree.labels[0])]
-    return root / above[0] if is_split else root
+    first_folder = Path(tree.files[0]).relative_to(root).parts[0]
+    # below it may follow more folders: pictures may lie deeper than their class folder
+    is_split = first_folder != tree.classes[int(tree.labels[0])]
+    return root / first_folder if is_split else root
 
 
-def folder_of(place: Location) -> Path:
-    """Where the files lie that are read: of a dataset at a URL all of them, in the cache of this machine."""
+def local_folder(place: Location) -> Path:
+    """Return the folder whose files a loader reads; for a dataset at a URL, the cache with all its files."""
     if isinstance(place, Path):
         return place
     dataset = open_dataset(place)
@@ -105,94 +109,108 @@ def folder_of(place: Location) -> Path:
 
 
 def choose_candidates(data: Sequence[Location], backends: Sequence[str], root: Path) -> list[Candidate]:
-    """Which backend reads which folder.
+    """Pair each backend with the folders that it reads.
 
-    Given folders go to every backend that reads them, and are opened; without any, each backend gets the
-    folder under `root` that it is made for, there or not. An unknown backend is a SettingError.
+    Args:
+        data: folders, which are opened; if it is empty, each backend gets the folder under `root` that it is
+            made for, whether or not that exists.
+        backends: names of CHOICES, or `all`.
+
+    Raises:
+        SettingError: unknown backend.
+        DatasetError: none of the backends reads any of the folders.
     """
     for backend in backends:
         check_choice("backend", backend, [*CHOICES, "all"])
     names = CHOICES if "all" in backends else tuple(dict.fromkeys(backends))
     if not data:
         return [Candidate(name, root / READS[name][0]) for name in names]
-    opened = {path: open_split(path, "train") for path in data}
+    splits = {path: open_split(path, "train") for path in data}
     candidates = [
         Candidate(name, path, split)
         for name in names
-        for path, split in opened.items()
+        for path, split in splits.items()
         if split.kind in READS[name]
     ]
     if not candidates:
-        held = ", ".join(f"{path} holds {split.kind}" for path, split in opened.items())
-        raise DatasetError(f"{held}: none of it is read by backend {', '.join(names)}; use --backend all")
+        kinds = ", ".join(f"{path} holds {split.kind}" for path, split in splits.items())
+        raise DatasetError(
+            f"{kinds}: none of it is read by backend {', '.join(names)}", remedy="use --backend all"
+        )
     return candidates
 
 
-def open_for(backend: str, folder: Location) -> SplitData:
-    """The training split in `folder`; DatasetError where `backend`, unless it is auto, does not read it."""
-    data = open_split(folder, "train")
-    if backend != "auto" and data.kind not in READS[backend]:
-        kind = "pytorch" if data.kind == RAW else data.kind
-        raise DatasetError(
-            f"{folder}: holds {data.kind}, which {backend} does not read; use backend {kind!r}"
-        )
-    return data
-
-
 def open_candidates(candidates: Sequence[Candidate]) -> tuple[list[Candidate], dict[str, str]]:
-    """The candidates, opened, a folder once whoever reads it; and why the others cannot be, by name."""
-    found: dict[Location, SplitData | Exception] = {
-        candidate.path: candidate.opened for candidate in candidates if candidate.opened is not None
+    """Open the candidates' folders, each once.
+
+    Returns:
+        The candidates that could be opened, and why the others could not, by their labels.
+    """
+    splits: dict[Location, SplitData | Exception] = {
+        candidate.path: candidate.split for candidate in candidates if candidate.split is not None
     }
-    opened, failed = [], {}
+    opened, failures = [], {}
     for candidate in candidates:
-        if candidate.path not in found:
+        if candidate.path not in splits:
             try:
-                found[candidate.path] = open_split(candidate.path, "train")
+                splits[candidate.path] = open_split(candidate.path, "train")
             except (DatasetError, SourceError, SettingError) as error:
-                found[candidate.path] = error
-        data = found[candidate.path]
-        if isinstance(data, Exception):
-            failed[candidate.label] = str(data)
+                splits[candidate.path] = error
+        split = splits[candidate.path]
+        if isinstance(split, Exception):
+            failures[candidate.label] = str(split)
         else:
-            opened.append(replace(candidate, opened=data))
-    kinds = Counter(data.kind for data in found.values() if isinstance(data, SplitData))
-    return [replace(candidate, alike=kinds[candidate.data.kind] > 1) for candidate in opened], failed
+            opened.append(replace(candidate, split=split))
+    kinds = Counter(split.kind for split in splits.values() if isinstance(split, SplitData))
+    opened = [replace(candidate, shares_kind=kinds[candidate.data.kind] > 1) for candidate in opened]
+    return opened, failures
 
 
 @contextmanager
 def same_pictures(candidates: Sequence[Candidate]) -> Iterator[tuple[list[Candidate], list[str]]]:
-    """Opened `candidates`, their raw trees cut down to what data sets among them hold; links end with this.
+    """Cut raw trees down to the pictures that the converted folders among `candidates` hold.
 
-    Yields them, and a clause for each of these trees.
+    `precache convert --splits` puts a part of a tree into the split that is measured, and `--max-rejects`
+    leaves pictures out. The part becomes a tree of links in a temporary folder, which every loader reads as
+    it reads any tree; the folder is removed after the block.
 
-    `precache convert --splits` puts a part of the tree into the split that is measured, and `--max-rejects`
-    leaves pictures out. The part is a tree of links in a temporary folder: every loader reads it as it is.
+    Args:
+        candidates: opened by `open_candidates`.
+
+    Yields:
+        The candidates, with the links in the place of their trees; and for each such tree a clause that says
+        how many pictures are served.
     """
     served, notes = list(candidates), []
-    with ExitStack() as links:
-        trees = (candidate.path for candidate in candidates if candidate.data.kind == RAW)
-        for tree in dict.fromkeys(path for path in trees if isinstance(path, Path)):
-            whole = next(candidate.data for candidate in candidates if candidate.path == tree)
-            part = next(
-                (rows for candidate in candidates if (rows := _part(whole, candidate.data)) is not None), None
-            )
-            if part is None:
+    with ExitStack() as folders:
+        trees = {candidate.path: candidate.data for candidate in candidates if candidate.data.kind == RAW}
+        for path, tree in trees.items():
+            rows = _find_common_rows(tree, candidates)
+            if rows is None or not isinstance(path, Path):
                 continue
-            folder = links.enter_context(temporary_folder())
-            data = _link(whole, part, folder)
+            folder = folders.enter_context(temporary_folder())
+            part = _link_pictures(tree, rows, folder)
             for number, candidate in enumerate(served):
-                if candidate.path == tree:
-                    served[number] = replace(candidate, opened=data, linked=folder)
+                if candidate.path == path:
+                    served[number] = replace(candidate, split=part, link_folder=folder)
             notes.append(
-                f"of {tree} only the {len(part):,} of {len(whole):,} pictures are served that the "
+                f"of {path} only the {len(rows):,} of {len(tree):,} pictures are served that the "
                 f"data set holds"
             )
         yield served, notes
 
 
-def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype[np.int64]] | None":
-    """Rows of `tree` that `other` holds, by path; None if all of it, or if `other` has other pictures."""
+def _find_common_rows(tree: SplitData, candidates: Sequence[Candidate]) -> Rows | None:
+    """Return the rows of `tree` that the first converted part of it holds; None where there is no part."""
+    for candidate in candidates:
+        rows = _common_rows(tree, candidate.data)
+        if rows is not None:
+            return rows
+    return None
+
+
+def _common_rows(tree: SplitData, other: SplitData) -> Rows | None:
+    """Return the rows of `tree` whose paths `other` holds; None for all of them, or if it has other paths."""
     if other.kind == RAW or len(other) >= len(tree):
         return None
     row_of = {os.path.relpath(file, str(tree.path)): row for row, file in enumerate(tree.files)}
@@ -201,8 +219,8 @@ def _part(tree: SplitData, other: SplitData) -> "np.ndarray[tuple[int], np.dtype
     return np.sort(np.array(rows, np.int64)) if min(rows, default=-1) >= 0 else None
 
 
-def _link(tree: SplitData, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", folder: Path) -> SplitData:
-    """Link these pictures into `folder`, as they lie in their class folders; their data."""
+def _link_pictures(tree: SplitData, rows: Rows, folder: Path) -> SplitData:
+    """Link pictures of `tree` into `folder`, below their class folders, and return the split of the links."""
     files, root = [], class_root(tree)
     for row in rows.tolist():
         file = Path(tree.files[row])

@@ -1,4 +1,7 @@
-"""Loaders, trainers and other libraries' loaders measured in turns, each trial in a process of its own."""
+"""Comparison of loaders, trainers and other libraries' loaders: the trials of `bench loaders`, in turns.
+
+Each trial has a process of its own.
+"""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +13,13 @@ from bench.machine import page_cache
 from bench.machine.hardware import describe_machine, resolve_amp
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
-from bench.measure.candidates import Candidate, folder_of, open_candidates, same_pictures
-from bench.measure.fresh import DoesNotFit, run_fresh
-from bench.measure.peers import PeerCandidate, run_peer, work_of, write_data
+from bench.measure.candidates import Candidate, local_folder, open_candidates, same_pictures
+from bench.measure.peers import PeerCandidate, run_peer, work_per_picture, write_data
+from bench.measure.processes import BatchTooLargeError, run_in_process
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import resolve
+from bench.measure.trainers import resolve_trainer
 from bench.measure.trial import (
-    DECODING,
+    DECODING_BACKENDS,
     measure,
     measure_trainer,
     measure_transfer,
@@ -42,22 +45,27 @@ from precache.reporting import Progress, no_progress
 from precache.storage.urls import Location
 
 AnyCandidate: TypeAlias = Candidate | PeerCandidate
-# Of a file's pages: some stay that were read ahead, or that another process reads.
-_COLD_SHARE = 0.05
+_MAX_RESIDENT_SHARE = 0.05
+"""Limit of the share of a folder in memory in a cold trial: pages read ahead, or by other processes."""
+_SETTINGS_IN_RESULT = (
+    *("size", "warmup", "batches", "repeats", "augment", "shuffle", "cold", "compiled", "cache"),
+    *("warmup_s", "seconds", "first_epoch"),
+)
+"""Fields of `Settings` that a result's file has under the same names."""
 _FAILURES = (DatasetError, ImageError, MissingDependencyError, SettingError, SourceError, WorkerError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """What is compared.
+    """Loaders to compare, and the settings under which they are measured.
 
     Attributes:
-        candidates: loaders of this project and torchvision's ImageFolder.
-        settings: what all trials have in common.
-        peers: loaders of other libraries, measured alone.
-        trainers: names; by default that of `settings`.
-        workers, batch_sizes: every combination of them is measured; by default those of `settings`.
-        convert_s: seconds that converting to a folder took, by the folder.
+        candidates: loaders of this project, and torchvision's ImageFolder.
+        settings: settings that all trials share.
+        peers: loaders of other libraries, which are measured without a trainer.
+        trainers: names of trainers to feed; empty: that of `settings`.
+        workers, batch_sizes: values whose combinations are all measured; empty: those of `settings`.
+        convert_s: seconds that converting into a folder took, by the folder.
     """
 
     candidates: Sequence[Candidate]
@@ -77,11 +85,12 @@ def compare(
 ) -> Result:
     """Measure each loader alone and with each trainer, and each peer, taking turns, `repeats` times.
 
-    A loader that fails, for want of its folder or package or over a damaged picture, is skipped, with the
-    reason.
+    A loader that fails, because its folder or package is missing or a picture is damaged, is skipped, with
+    the reason.
 
     Args:
         path: file of the result; trials that it holds are not measured again. None: nothing is kept.
+        on_progress: called with the numbers of finished and of all trials.
         gpu_price: dollars per hour of the accelerator, for the answer.
 
     Raises:
@@ -90,44 +99,43 @@ def compare(
     """
     settings = comparison.settings
     opened, skipped = open_candidates(comparison.candidates)
-    trainers = [resolve(name, settings.device) for name in comparison.trainers or (settings.trainer,)]
+    trainers = [resolve_trainer(name, settings.device) for name in comparison.trainers or (settings.trainer,)]
     batch_sizes = sorted(comparison.batch_sizes or (settings.batch_size,))
     workers = sorted(comparison.workers or (settings.workers_alone,))
-    with same_pictures(opened) as (ours, notes):
-        _check_any(ours, skipped)
-        _check_equal({one.label: f"{len(one.data):,} pictures" for one in ours})
+    with same_pictures(opened) as (candidates, notes):
+        _check_any(candidates, skipped)
+        _check_equal({candidate.label: f"{len(candidate.data):,} pictures" for candidate in candidates})
         for batch_size in batch_sizes:
-            check_fills_batch(batch_size, min(len(one.data) for one in ours))
-        written = {
+            check_fills_batch(batch_size, min(len(candidate.data) for candidate in candidates))
+        result_settings = {
             "trainers": trainers,
             "workers": workers,
             "batch_sizes": batch_sizes,
-            **{name: getattr(settings, name) for name in _WRITTEN},
+            **{name: getattr(settings, name) for name in _SETTINGS_IN_RESULT},
             "device": str(settings.device),
             "amp": resolve_amp(settings.amp, settings.device) if MODELS.keys() & set(trainers) else "off",
             "cpus": available_cpus(),
-            "data": _describe_data(ours, notes, comparison.convert_s),
+            "data": _describe_data(candidates, notes, comparison.convert_s),
         }
-        trials = Trials(path, "loaders", describe_machine(settings.device), written)
+        trials = Trials(path, "loaders", describe_machine(settings.device), result_settings)
         trials.skipped.update(skipped)
-        ready = _with_data(comparison.peers, settings, trials.skipped)
-        classes = max(len(one.data.classes) for one in ours)
+        peers = _write_peer_data(comparison.peers, settings, trials.skipped)
+        classes = max(len(candidate.data.classes) for candidate in candidates)
         turns = _Turns(replace(settings, classes=classes), trainers, trials, on_progress)
-        turns.run([*ours, *ready], [Point(size, count) for size in batch_sizes for count in workers])
+        turns.run([*candidates, *peers], [Point(size, count) for size in batch_sizes for count in workers])
         result = loaders.make_result(trials.machine, trials.settings, trials.all(), trials.skipped, gpu_price)
         trials.finish(result)
         return result
 
 
-_WRITTEN = (
-    *("size", "warmup", "batches", "repeats", "augment", "shuffle", "cold", "compiled", "cache"),
-    *("warmup_s", "seconds", "first_epoch"),
-)
-"""Settings that a result says, by the names of their fields."""
-
-
 class _Turns:
-    """What runs, repeat by repeat; `trials` holds what it measured so far."""
+    """Runs the trials of all loaders and trainers, repeat by repeat.
+
+    Attributes:
+        settings: settings that all trials share, with the number of classes.
+        trainers: full names.
+        trials: holds the trials so far, and why others are skipped.
+    """
 
     def __init__(
         self, settings: Settings, trainers: Sequence[str], trials: Trials, on_progress: Progress
@@ -136,23 +144,31 @@ class _Turns:
         self.trainers = trainers
         self.trials = trials
         self._on_progress = on_progress
-        self._done = self._total = 0
-        self._page_cache_is_warm = True  # of what runs next
+        self._done = 0
+        self._total = 0
+        self._page_cache_is_warm = True  # for the files of the next trial
 
     def run(self, running: list[AnyCandidate], points: Sequence[Point]) -> None:
-        """Measure all repeats of all points; what fails goes from `running` to `trials.skipped`."""
+        """Measure all repeats at all points.
+
+        Args:
+            running: loaders to measure; one that fails is removed, and added to `trials.skipped`.
+            points: combinations of batch size and workers.
+        """
         batch_sizes = list(dict.fromkeys(point.batch_size for point in points))
-        each = sum(len(self._plan_runs(one, points[0], 0)) for one in running)
-        shared = len(self.trainers) + sum(name != NO_TRAINER for name in self.trainers)
-        self._total = self.settings.repeats * (len(batch_sizes) * shared + len(points) * each)
+        trials_per_point = sum(len(self._plan_trials(candidate, points[0], 0)) for candidate in running)
+        trials_per_batch_size = len(self.trainers)  # transfers
+        trials_per_batch_size += sum(name != NO_TRAINER for name in self.trainers)
+        trials_per_repeat = len(batch_sizes) * trials_per_batch_size + len(points) * trials_per_point
+        self._total = self.settings.repeats * trials_per_repeat
         self._on_progress(0, self._total)
-        too_large: dict[AnyCandidate, set[Point]] = {one: set() for one in running}
+        too_large: dict[AnyCandidate, set[Point]] = {candidate: set() for candidate in running}
         for repeat in range(self.settings.repeats):
             for batch_size in batch_sizes:
                 same_size = [point for point in points if point.batch_size == batch_size]
                 try:
                     self._measure_trainers(batch_size, repeat)
-                except DoesNotFit as error:
+                except BatchTooLargeError as error:
                     if len(points) == 1:
                         raise
                     self.trials.skipped[f"batch {batch_size:,}"] = str(error)
@@ -160,115 +176,128 @@ class _Turns:
                         points_too_large.update(same_size)
                     continue
                 for point in same_size:
-                    for one in tuple(running):
+                    for candidate in tuple(running):
                         try:
-                            self._measure(one, point, repeat, len(points) > 1, too_large[one])
+                            self._measure(candidate, point, repeat, len(points) > 1, too_large[candidate])
                         except _FAILURES as error:
-                            running.remove(one)
-                            self.trials.skipped[one.label] = str(error)
-                    _check_any([one for one in running if isinstance(one, Candidate)], self.trials.skipped)
-                    self._check_served(running, point, repeat)
-        self._on_progress(self._total, self._total)  # what failed or was left out took fewer steps
+                            running.remove(candidate)
+                            self.trials.skipped[candidate.label] = str(error)
+                    own_loaders = [candidate for candidate in running if isinstance(candidate, Candidate)]
+                    _check_any(own_loaders, self.trials.skipped)
+                    self._check_served(own_loaders, point, repeat)
+        self._on_progress(self._total, self._total)  # trials that failed or were left out are not counted
 
     def _measure_trainers(self, batch_size: int, repeat: int) -> None:
         """Measure each trainer alone, and the transfer in the dtype that it takes."""
         for name in self.trainers:
             settings = replace(self.settings, trainer=name, batch_size=batch_size)
-            of = {"trainer": name, "batch_size": batch_size, "repeat": repeat}
-            self._run(_Run({"what": TRANSFER, **of}, partial(run_fresh, measure_transfer, settings)))
+            key = {"trainer": name, "batch_size": batch_size, "repeat": repeat}
+            transfer = partial(run_in_process, measure_transfer, settings)
+            self._run(_PlannedTrial({"what": TRANSFER, **key}, transfer))
             if name != NO_TRAINER:
-                self._run(_Run({"what": TRAINER, **of}, partial(run_fresh, measure_trainer, settings)))
+                trainer = partial(run_in_process, measure_trainer, settings)
+                self._run(_PlannedTrial({"what": TRAINER, **key}, trainer))
 
     def _measure(
-        self, one: AnyCandidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
+        self, candidate: AnyCandidate, point: Point, repeat: int, is_grid: bool, too_large: set[Point]
     ) -> None:
-        """Measure one repeat of all that concerns one loader with these settings."""
-        label = f"{one.label} with {point.words}"
+        """Measure one repeat of all trials of a loader at a point.
+
+        Args:
+            is_grid: whether the comparison has several points, so that one that cannot win is left out.
+            too_large: points at which the loader's batch did not fit into memory; this one is added if it
+                does not.
+        """
+        label = f"{candidate.label} with {point.words}"
         if label in self.trials.skipped:
             return
-        runs = self._plan_runs(one, point, repeat)
-        # settings that were begun get all repeats: noise in a later round must not leave them with few
-        is_begun = any(self.trials.find(run.key) for run in self._plan_runs(one, point, 0))
-        if is_grid and isinstance(one, Candidate) and not is_begun:
-            reason = self._find_reason_to_skip(one, point, too_large)
+        # a point with a trial gets all repeats, even where noise in a later repeat would rule it out
+        is_begun = any(self.trials.find(planned.key) for planned in self._plan_trials(candidate, point, 0))
+        if is_grid and isinstance(candidate, Candidate) and not is_begun:
+            reason = self._find_reason_to_skip(candidate, point, too_large)
             if reason is not None:
                 self.trials.skipped[label] = reason
                 return
-        for run in runs:
-            if self.trials.find(run.key) is None and not self._prepare_page_cache(one, run):
+        for planned in self._plan_trials(candidate, point, repeat):
+            is_missing = self.trials.find(planned.key) is None
+            if is_missing and not self._prepare_page_cache(candidate, planned):
                 continue
             try:
-                self._run(run)
-            except DoesNotFit as error:
+                self._run(planned)
+            except BatchTooLargeError as error:
                 if not is_grid:
                     raise
                 too_large.add(point)
                 self.trials.skipped[label] = str(error)
                 return
 
-    def _plan_runs(self, one: AnyCandidate, point: Point, repeat: int) -> list["_Run"]:
-        """One repeat of a loader with these settings, in the order of measuring."""
-        of = {
-            "backend": one.name if isinstance(one, PeerCandidate) else one.backend,
-            "data": str(one.path),
+    def _plan_trials(self, candidate: AnyCandidate, point: Point, repeat: int) -> list["_PlannedTrial"]:
+        """Return one repeat's trials of a loader at a point, in the order of measuring."""
+        key = {
+            "backend": candidate.name if isinstance(candidate, PeerCandidate) else candidate.backend,
+            "data": str(candidate.path),
             "workers": point.workers,
             "batch_size": point.batch_size,
             "repeat": repeat,
         }
-        if isinstance(one, PeerCandidate):
-            facts = {"work": " ".join(map(str, one.work)), "data": one.described}
-            run_alone = partial(self._run_peer, one, point)
+        if isinstance(candidate, PeerCandidate):
+            facts = {"work": " ".join(map(str, candidate.work)), "data": candidate.description}
+            serve = partial(self._run_peer, candidate, point)
             kinds = (PEER_COLD, PEER) if self.settings.cold else (PEER,)
-            return [_Run({"what": what, **of}, run_alone, facts) for what in kinds]
+            return [_PlannedTrial({"what": kind, **key}, serve, facts) for kind in kinds]
         settings = replace(
-            self.settings.of(one.backend, one.reads, self.settings.classes),
+            self.settings.for_loader(candidate.backend, candidate.loader_path, self.settings.classes),
             workers=point.workers,
             batch_size=point.batch_size,
             trainer=NO_TRAINER,
             monitored=repeat == self.settings.repeats - 1,
         )
-        work = work_of(one, self.settings.size, self.settings.augment)
+        work = work_per_picture(candidate, self.settings.size, self.settings.augment)
         facts = {} if work is None else {"work": " ".join(map(str, work))}
-        runs = []
-        for what in (COLD, LOADER) if self.settings.cold else (LOADER,):
-            runs.append(_Run({"what": what, **of}, partial(run_fresh, measure, settings), facts))
+        planned = []
+        for kind in (COLD, LOADER) if self.settings.cold else (LOADER,):
+            alone = partial(run_in_process, measure, settings)
+            planned.append(_PlannedTrial({"what": kind, **key}, alone, facts))
         for name in self.trainers:
             if name != NO_TRAINER:
-                fed = partial(run_fresh, measure, replace(settings, trainer=name))
-                runs.append(_Run({"what": FED, **of, "trainer": name}, fed))
+                fed = partial(run_in_process, measure, replace(settings, trainer=name))
+                planned.append(_PlannedTrial({"what": FED, **key, "trainer": name}, fed))
         # from a full cache nothing is read or decoded
-        if one.backend in DECODING and self.settings.cache == "none":
-            timed = partial(run_fresh, time_stages, settings, one.data.kind, probe_files(one.data))
-            runs.append(_Run({"what": STAGES, **of}, timed))
-        return runs
+        if candidate.backend in DECODING_BACKENDS and self.settings.cache == "none":
+            data = candidate.data
+            stages = partial(run_in_process, time_stages, settings, data.kind, probe_files(data))
+            planned.append(_PlannedTrial({"what": STAGES, **key}, stages))
+        return planned
 
-    def _prepare_page_cache(self, one: AnyCandidate, run: "_Run") -> bool:
-        """Drop or read in the files that the trial reads; False where they cannot be dropped."""
-        folder = folder_of(one.reads) if isinstance(one, Candidate) else one.path
-        if run.key["what"] in (COLD, PEER_COLD):
-            left = page_cache.drop(folder)
-            if left > _COLD_SHARE:
-                why = f"{left:.0%} of its bytes stay in memory: it is in use, or lies in a memory file system"
-                self.trials.skipped[f"cold cache of {one.label}"] = why
+    def _prepare_page_cache(self, candidate: AnyCandidate, planned: "_PlannedTrial") -> bool:
+        """Drop the files of a cold trial from memory, or read those of a warm one; False if they stay."""
+        folder = local_folder(candidate.loader_path) if isinstance(candidate, Candidate) else candidate.path
+        if planned.key["what"] in (COLD, PEER_COLD):
+            resident = page_cache.drop(folder)
+            if resident > _MAX_RESIDENT_SHARE:
+                self.trials.skipped[f"cold cache of {candidate.label}"] = (
+                    f"{resident:.0%} of its bytes stay in memory: it is in use, or lies in a memory file "
+                    f"system"
+                )
                 return False
             return True
-        # each time anew: the system may have dropped what another loader did not read
+        # before each trial: the system may have dropped what another loader did not read
         self._page_cache_is_warm = page_cache.warm(folder)
         return True
 
-    def _run(self, run: "_Run") -> None:
-        """Measure it, unless it was before; note what else the machine did meanwhile."""
+    def _run(self, planned: "_PlannedTrial") -> None:
+        """Measure a trial unless it is there; note what other processes took of the CPUs meanwhile."""
 
-        def run_beside_others() -> Trial:
+        def measure_beside_others() -> Trial:
             others = OtherProcesses()
-            trial = run.function()
+            trial = planned.function()
             numbers = {**trial.numbers, "page_cache_is_warm": float(self._page_cache_is_warm)}
             share = others.share()
             if share is not None:
                 numbers["other_cpu_share"] = share
-            return replace(trial, numbers=numbers, facts={**trial.facts, **run.facts})
+            return replace(trial, numbers=numbers, facts={**trial.facts, **planned.facts})
 
-        self.trials.measure(run.key, run_beside_others)
+        self.trials.measure(planned.key, measure_beside_others)
         self._done += 1
         self._on_progress(min(self._done, self._total), self._total)
 
@@ -282,16 +311,18 @@ class _Turns:
             batches=self.settings.batches,
         )
 
-    def _find_reason_to_skip(self, one: Candidate, point: Point, too_large: Collection[Point]) -> str | None:
-        """Why these settings need no measuring with any trainer; None if they do."""
+    def _find_reason_to_skip(
+        self, candidate: Candidate, point: Point, too_large: Collection[Point]
+    ) -> str | None:
+        """Return why no trainer needs a measurement of the loader at this point; None if one does."""
         reason = None
         rows = loaders.make_rows(self.trials.settings, self.trials.all())
         for trainer in self.trainers:
             measured = {
                 point_of(row): row
                 for row in rows
-                if row.key["backend"] == one.backend
-                and row.key["data"] == loaders.name_data(str(one.path), self.trials.settings)
+                if row.key["backend"] == candidate.backend
+                and row.key["data"] == loaders.name_data(str(candidate.path), self.trials.settings)
                 and row.key["trainer"] == trainer
                 and point_of(row) != point
             }
@@ -300,27 +331,27 @@ class _Turns:
                 return None
         return reason
 
-    def _check_served(self, running: Sequence[AnyCandidate], point: Point, repeat: int) -> None:
+    def _check_served(self, candidates: Sequence[Candidate], point: Point, repeat: int) -> None:
+        """Raise DatasetError unless the loaders have served equal work to each trainer at this point."""
         by_trainer: dict[str, dict[Candidate, Trial]] = {}
-        for one in running:
-            if not isinstance(one, Candidate):
-                continue
-            for run in self._plan_runs(one, point, repeat):
-                trial = self.trials.find(run.key)
-                if run.key["what"] in (LOADER, FED) and trial is not None:
-                    by_trainer.setdefault(run.key.get("trainer", NO_TRAINER), {})[one] = trial
+        for candidate in candidates:
+            for planned in self._plan_trials(candidate, point, repeat):
+                trial = self.trials.find(planned.key)
+                if planned.key["what"] in (LOADER, FED) and trial is not None:
+                    trainer = planned.key.get("trainer", NO_TRAINER)
+                    by_trainer.setdefault(trainer, {})[candidate] = trial
         for served in by_trainer.values():
             check_served(served)
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """One trial to come.
+class _PlannedTrial:
+    """A trial to be measured.
 
     Attributes:
-        of: what it is of.
-        function: measures it.
-        facts: what the trial says besides.
+        key: the trial's key.
+        function: measures the trial.
+        facts: facts to add to the trial.
     """
 
     key: dict[str, Any]
@@ -329,37 +360,41 @@ class _Run:
 
 
 def _describe_data(
-    ours: Sequence[Candidate], notes: Sequence[str], convert_s: Mapping[Location, float]
+    candidates: Sequence[Candidate], notes: Sequence[str], convert_s: Mapping[Location, float]
 ) -> dict[str, dict[str, Any]]:
-    """What each folder holds, for the settings of a result."""
+    """Return a description of each folder for the settings of a result, by the folder's path."""
     data: dict[str, dict[str, Any]] = {}
-    for one in ours:
+    for candidate in candidates:
+        split, image_bytes = candidate.data, candidate.image_bytes
         folder = data.setdefault(
-            str(one.path),
+            str(candidate.path),
             {
-                "name": one.described,
-                "samples": len(one.data),
-                "digest": one.data.digest,
-                "convert_s": convert_s.get(one.path),
-                "stored_bytes": None if one.image_bytes is None else one.image_bytes * len(one.data),
-                "notes": [note for note in notes if str(one.path) in note],
+                "name": candidate.description,
+                "samples": len(split),
+                "digest": split.digest,
+                "convert_s": convert_s.get(candidate.path),
+                "stored_bytes": None if image_bytes is None else image_bytes * len(split),
+                "notes": [note for note in notes if str(candidate.path) in note],
             },
         )
-        if one.has_own_recipe:
+        if candidate.has_own_recipe:
             folder["notes"].append(imagefolder.CONDITION)
-            known = imagefolder.known(one.data.files)
-            if known < len(one.data):
+            listed = imagefolder.count_listed(split.files)
+            if listed < len(split):
                 folder["notes"].append(
-                    f"{one.label} knows {known:,} of the {len(one.data):,} pictures, by the endings of their "
-                    f"names"
+                    f"{candidate.label} knows {listed:,} of the {len(split):,} pictures, by the endings of "
+                    f"their names"
                 )
     return data
 
 
-def _with_data(
+def _write_peer_data(
     peers: Sequence[PeerCandidate], settings: Settings, skipped: dict[str, str]
 ) -> list[PeerCandidate]:
-    """Those whose data is there, or could be written."""
+    """Write the data that peers read, where it is missing, and return the peers that have theirs.
+
+    Why another has none is added to `skipped`.
+    """
     ready = []
     for peer in peers:
         try:
@@ -370,8 +405,9 @@ def _with_data(
     return ready
 
 
-def _check_any(usable: Collection[Candidate], skipped: Mapping[str, str]) -> None:
-    if not usable:
+def _check_any(candidates: Collection[Candidate], skipped: Mapping[str, str]) -> None:
+    """Raise DatasetError, with the reasons of `skipped`, where no candidate is left."""
+    if not candidates:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
         raise DatasetError(f"nothing to measure: {reasons}")
 
@@ -379,24 +415,26 @@ def _check_any(usable: Collection[Candidate], skipped: Mapping[str, str]) -> Non
 def check_served(served: Mapping[Candidate, Trial]) -> None:
     """Raise DatasetError, with the numbers, unless all served as many distinct ids, of one shape and dtype.
 
-    Loaders with a recipe of their own deliver a dtype of their own and may know fewer pictures of the tree:
-    only the number of images and their height and width have to be the same.
+    For loaders with a recipe of their own (`Candidate.has_own_recipe`), which serve another dtype and may
+    know fewer pictures of the tree, only the number of images, their height and their width are compared.
     """
     works, sizes = {}, {}
-    for one, trial in served.items():
+    for candidate, trial in served.items():
         images, ids = int(trial.numbers["served_images"]), int(trial.numbers["served_ids"])
         shapes = trial.facts["shapes"]
         squares = " and ".join(sorted({shape.partition(" ")[0] for shape in shapes.split(" and ")}))
-        sizes[one.label] = f"{images:,} images, {squares}"
-        if not one.has_own_recipe:
-            works[one.label] = f"{images:,} images, {ids:,} distinct ids, {shapes}"
+        sizes[candidate.label] = f"{images:,} images, {squares}"
+        if not candidate.has_own_recipe:
+            works[candidate.label] = f"{images:,} images, {ids:,} distinct ids, {shapes}"
     _check_equal(works)
     _check_equal(sizes)
 
 
 def _check_equal(works: Mapping[str, str]) -> None:
+    """Raise DatasetError unless the work of all loaders, in words by their labels, is the same."""
     if len(set(works.values())) > 1:
-        each = "; ".join(f"{name}: {work}" for name, work in works.items())
+        differences = "; ".join(f"{label}: {work}" for label, work in works.items())
         raise DatasetError(
-            f"the loaders do unequal work and cannot be compared: {each}; name folders made from one tree"
+            f"the loaders do unequal work and cannot be compared: {differences}",
+            remedy="name folders made from one tree",
         )

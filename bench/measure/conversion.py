@@ -1,8 +1,8 @@
-"""Time of a conversion, stage by stage, and of other writers beside it: what `bench convert` measures.
+"""Time of a conversion, stage by stage, and of other libraries' writers: what `bench convert` measures.
 
-Stages are those of a worker that writes one shard in this process, of pictures taken evenly from the tree.
-Whole conversions run as a user runs them, each in a process of its own, start-up included; with other
-writers they take turns.
+Stages are timed in a worker that writes one shard in this process, of pictures taken evenly from the tree.
+Whole conversions run as a user runs them, each in a process of its own, start-up included; they take turns
+with those of other writers.
 """
 
 import cProfile
@@ -21,8 +21,8 @@ import torch
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
-from bench.measure.fresh import run_watched
-from bench.measure.peers import check_python, version_of, write_squares
+from bench.measure.peers import check_python, read_version, write_squares
+from bench.measure.processes import run_command
 from bench.measure.trials import Trials
 from bench.peers.libraries import WRITERS
 from bench.report.conversion import PRECACHE, STAGES, WHOLE, make_result
@@ -47,7 +47,7 @@ _STAGE_CODE: dict[str, tuple[CodeType, ...]] = {
     "encode": (jpeg.encode_jpeg.__code__,),
     "statistics": (checksum_of.__code__, PixelSums.from_picture.__code__),
 }
-"""Functions in which a worker spends the time of each stage; what is left is that of writing."""
+"""Code of the functions in which a worker spends the time of each stage; the rest of its time is writing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +55,12 @@ class ConversionSpec:
     """Conversions to measure.
 
     Attributes:
-        source: a tree.
+        source: a tree of pictures.
         processes: workers of each writer.
-        stage_images: pictures that the stages are timed on.
+        stage_images: number of pictures that the stages are timed on.
+        repeats: measurements of each kind, which take turns.
         against: names of `bench.peers.libraries.WRITERS`.
-        peer_python: the Python that has them.
+        peer_python: the Python interpreter that has their packages.
         scratch: the folder to convert into.
     """
 
@@ -82,10 +83,13 @@ class ConversionSpec:
             if self.recipe.format != "shards" or not isinstance(self.recipe.stored_size, int):
                 raise SettingError(
                     f"{name} stores squares of decoded pixels, unlike --format {self.recipe.format} --fit "
-                    f"{self.recipe.fit}; give --format shards --fit crop"
+                    f"{self.recipe.fit}",
+                    remedy="give --format shards --fit crop",
                 )
         if not self.scratch.is_dir():
-            raise SettingError(f"{self.scratch}: no such folder; name one with room for the conversions")
+            raise SettingError(
+                "no such folder", path=self.scratch, remedy="name one with room for the conversions"
+            )
 
 
 def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progress = no_progress) -> Result:
@@ -116,16 +120,16 @@ def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progres
     versions = {}
     for name in spec.against:
         try:
-            versions[name] = version_of(name, spec.peer_python)
+            versions[name] = read_version(name, spec.peer_python)
         except WorkerError as error:
             trials.skipped[name] = str(error)
     is_warm = page_cache.warm(spec.source)
     done, total = 0, spec.repeats * (2 + len(versions))
     on_progress(done, total)
 
-    def run(of: dict[str, object], measure_once: Callable[[Path], Trial]) -> None:
+    def run(key: dict[str, object], measure_once: Callable[[Path], Trial]) -> None:
         nonlocal done
-        trials.measure(of, partial(_run_in_folder, measure_once, spec.scratch, is_warm))
+        trials.measure(key, partial(_measure_in_folder, measure_once, spec.scratch, is_warm))
         done += 1
         on_progress(done, total)
 
@@ -133,15 +137,15 @@ def measure(spec: ConversionSpec, path: Path | None = None, on_progress: Progres
         run({"what": STAGES, "repeat": repeat}, partial(time_stages, scan, spec.recipe, spec.stage_images))
         run({"what": WHOLE, "writer": PRECACHE, "repeat": repeat}, partial(_convert, spec, scan))
         for name, version in versions.items():
-            of = {"what": WHOLE, "writer": name, "repeat": repeat}
-            run(of, partial(_convert_by_peer, spec, scan, name, version))
+            key = {"what": WHOLE, "writer": name, "repeat": repeat}
+            run(key, partial(_convert_by_peer, spec, scan, name, version))
     result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
     trials.finish(result)
     return result
 
 
-def _run_in_folder(measure_once: Callable[[Path], Trial], scratch: Path, is_warm: bool) -> Trial:
-    """Measure in an empty folder, which is removed; note what other processes took of the CPUs meanwhile."""
+def _measure_in_folder(measure_once: Callable[[Path], Trial], scratch: Path, is_warm: bool) -> Trial:
+    """Measure in an empty folder, then remove it; note what other processes took of the CPUs meanwhile."""
     with temporary_folder(scratch) as folder:
         others = OtherProcesses()
         trial = measure_once(folder)
@@ -153,7 +157,11 @@ def _run_in_folder(measure_once: Callable[[Path], Trial], scratch: Path, is_warm
 
 
 def time_stages(scan: Scan, recipe: Recipe, count: int, folder: Path) -> Trial:
-    """Seconds of each stage while a shard of `count` pictures, taken evenly from the tree, is written.
+    """Measure the seconds of each stage while one shard of pictures is written.
+
+    Args:
+        count: number of pictures, which are taken evenly from the tree.
+        folder: an empty folder to write into.
 
     Raises:
         SettingError: none of the pictures can be decoded.
@@ -161,12 +169,12 @@ def time_stages(scan: Scan, recipe: Recipe, count: int, folder: Path) -> Trial:
     rows = np.unique(np.linspace(0, len(scan.samples) - 1, count).round().astype(int)).tolist()
     task = ShardTask("stages", "train", tuple(scan.samples[row] for row in rows), folder, recipe)
     start_s = time.perf_counter()
-    with cProfile.Profile() as profile:  # each picture takes a hundred calls or so: it costs next to nothing
+    with cProfile.Profile() as profile:  # a picture takes about a hundred calls: profiling costs little
         written = finish_shard(write_shard(scan.source, task, Ticks()))
     total_s = time.perf_counter() - start_s
     converted = written.entry.samples
     if converted == 0:
-        raise SettingError(f"{scan.root}: none of {len(rows):,} pictures taken from it can be decoded")
+        raise SettingError(f"none of {len(rows):,} pictures taken from it can be decoded", path=scan.root)
     seconds_by_code: dict[CodeType | str, float] = {
         entry.code: entry.totaltime for entry in profile.getstats()
     }
@@ -180,20 +188,20 @@ def time_stages(scan: Scan, recipe: Recipe, count: int, folder: Path) -> Trial:
 
 
 def _convert(spec: ConversionSpec, scan: Scan, folder: Path) -> Trial:
-    """Convert by `precache convert`."""
+    """Measure `precache convert` in a process of its own."""
     words = [str(scan.folder), str(folder / "out"), *shlex.split(spec.recipe.to_flags())]
     command = [sys.executable, "-m", "precache", "convert", *words, "--workers", str(spec.processes)]
-    wall_s, _ = run_watched(command)
-    return _whole(scan, wall_s)
+    wall_s, _ = run_command(command)
+    return _make_conversion_trial(scan, wall_s)
 
 
 def _convert_by_peer(spec: ConversionSpec, scan: Scan, name: str, version: str, folder: Path) -> Trial:
-    """Convert by another library."""
+    """Measure another library's writer, of that name and version, in a process of its own."""
     size = spec.recipe.stored_size
     assert isinstance(size, int), "checked by ConversionSpec"
     wall_s = write_squares(name, scan, folder / "out", size, spec.processes, spec.peer_python)
-    return replace(_whole(scan, wall_s), facts={"version": version})
+    return replace(_make_conversion_trial(scan, wall_s), facts={"version": version})
 
 
-def _whole(scan: Scan, wall_s: float) -> Trial:
+def _make_conversion_trial(scan: Scan, wall_s: float) -> Trial:
     return Trial(numbers={"images_per_s": len(scan.samples) / wall_s, "wall_s": wall_s})

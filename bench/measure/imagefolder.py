@@ -1,10 +1,10 @@
-"""The loader that people have today: torchvision's ImageFolder in a DataLoader, to the letter of its recipe.
+"""torchvision's ImageFolder in a DataLoader, by torchvision's own training recipe: the usual baseline.
 
-The recipe is that of torchvision's own training, references/classification of its repository: `presets.py`
-with its default backend, PIL, and `train.py`: decode with Pillow, RandomResizedCrop, RandomHorizontalFlip,
-normalise, `DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`. It is not ours to speed up.
-Three things are ours: full batches only, as all trials have them; workers that live on from epoch to epoch;
-a picture that Pillow cannot open is left out, where a training would stop: `find_refused` says which.
+The recipe is that of references/classification in torchvision's repository: `presets.py` with its default
+backend, PIL, and `train.py`: decode with Pillow, RandomResizedCrop, RandomHorizontalFlip, normalise,
+`DataLoader(num_workers=N, pin_memory=True)`, copies by `.to(device)`. Nothing of it is made faster here.
+Three things differ: batches are full, as in all trials; workers live on from epoch to epoch; and a picture
+that Pillow cannot open is left out, where a training would stop. `find_faults` lists such pictures.
 """
 
 import os
@@ -34,17 +34,17 @@ CONDITION = (
     f"{NAME} is torchvision's own training recipe with Pillow and delivers normalised float32, whatever the "
     f"trainer takes"
 )
-"""Sentence of a result in which it was measured."""
+"""Condition, as a clause, of a result in which ImageFolder was measured."""
 AUGMENTATIONS = ("eval", "train")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
-"""`torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
-_FLIP = 0.5
-_ORDER, _DRAWS = 1, 2  # what is random for
-_MOST_TRIES = 1000  # pictures in a row that cannot be opened, before this is no folder to measure
+"""Equal to `torchvision.datasets.folder.IMG_EXTENSIONS`, which takes seconds to import."""
+_FLIP_PROBABILITY = 0.5
+_ORDER_TAG, _DRAWS_TAG = 1, 2  # uses of randomness, as parts of a seed
+_MAX_TRIES = 1000  # pictures in a row that cannot be opened before an epoch fails
 
 
-def known(files: Sequence[str]) -> int:
-    """Number of files that ImageFolder takes for pictures: it goes by the endings of their names."""
+def count_listed(files: Sequence[str]) -> int:
+    """Return the number of files that ImageFolder takes for pictures, by the endings of their names."""
     return sum(map(_is_listed, files))
 
 
@@ -53,81 +53,86 @@ def _is_listed(path: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class ImageFolderFaults:
     """Pictures and classes at which a training with ImageFolder stops, where a trial goes on.
 
     Attributes:
-        empty_classes: class folders in which it knows no picture by its ending.
-        files: path below the tree and reason, of what it lists and cannot open.
-        opened: how many of its files were tried, with those.
+        empty_classes: names of class folders in which ImageFolder lists no picture.
+        files: reasons why pictures that it lists cannot be opened, by their paths below the tree.
+        tried: number of pictures that were opened, or could not be.
     """
 
     empty_classes: tuple[str, ...]
     files: dict[str, str]
-    opened: int
+    tried: int
 
     def sentences(self) -> list[str]:
-        """Say what was refused; empty where nothing was."""
-        said = []
+        """Return a sentence for each kind of fault; empty where there is none."""
+        sentences = []
         if self.empty_classes:
-            said.append(
+            sentences.append(
                 f"ImageFolder itself refuses this tree: it knows no picture in "
                 f"{quantity(len(self.empty_classes), 'class folder')} ({abridge(list(self.empty_classes))})."
             )
         if self.files:
             path, reason = next(iter(self.files.items()))
-            said.append(
+            sentences.append(
                 f"A training with ImageFolder stops at a picture that Pillow cannot open: "
-                f"{len(self.files):,} of {self.opened:,} that were tried, the first is {path} ({reason})."
+                f"{len(self.files):,} of {self.tried:,} that were tried, the first is {path} ({reason})."
             )
-        return said
+        return sentences
 
 
-def find_refused(scan: Scan, paths: Sequence[str]) -> Refused:
-    """Find what ImageFolder stops at, among some of the pictures and all that the scan left out.
+def find_faults(scan: Scan, paths: Sequence[str]) -> ImageFolderFaults:
+    """Find pictures and classes at which a training with ImageFolder stops.
+
+    Pictures are tried among `paths` and among all files that the scan left out.
 
     Args:
-        scan: of a tree on disk; of its splits, ImageFolder is given that of training.
-        paths: below the tree, of the pictures to try.
+        scan: scan of a tree on disk; if the tree has splits, only that of training counts.
+        paths: paths below the tree of the pictures to try.
     """
-    samples, below = scan.samples, ""
+    samples, prefix = scan.samples, ""
     rows = np.arange(len(samples))
     if "train" in samples.split_names:
         rows = np.flatnonzero(samples.splits == samples.split_names.index("train"))
-        below = f"{samples[int(rows[0])].path.split('/')[0]}/"
-    root = scan.folder / below
-    in_classes = [path for path in (one.path for one in scan.ignored) if path.removeprefix(below).count("/")]
-    tried = [path for path in (*paths, *in_classes) if path.startswith(below) and _is_listed(path)]
-    filled = {path.removeprefix(below).split("/")[0] for path in tried}
+        prefix = f"{samples[int(rows[0])].path.split('/')[0]}/"
+    root = scan.folder / prefix
+    ignored_paths = [ignored.path for ignored in scan.ignored]
+    ignored_in_classes = [path for path in ignored_paths if path.removeprefix(prefix).count("/")]
+    tried = [path for path in (*paths, *ignored_in_classes) if path.startswith(prefix) and _is_listed(path)]
+    filled_classes = {path.removeprefix(prefix).split("/")[0] for path in tried}
     labels, starts = np.unique(samples.labels[rows], return_index=True)
     for label, start in zip(labels, starts, strict=True):
-        for row in rows[start:]:  # those of a class lie together: most often the first one tells
+        for row in rows[start:]:  # pictures of a class are neighbours, and most often the first one is listed
             if samples.labels[row] != label:
                 break
             path = samples[int(row)].path
             if _is_listed(path):
-                filled.add(path.removeprefix(below).split("/")[0])
+                filled_classes.add(path.removeprefix(prefix).split("/")[0])
                 break
-    hidden = {one.path.removeprefix(below) for one in scan.ignored}  # it takes their folders for classes
-    folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in hidden)
-    reasons = {path: _why_refused(f"{scan.folder}/{path}") for path in tried}
-    return Refused(
-        tuple(name for name in folders if name not in filled),
+    ignored_names = {path.removeprefix(prefix) for path in ignored_paths}  # ignored folders are no classes
+    folders = sorted(
+        entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name not in ignored_names
+    )
+    reasons = {path: _find_open_error(f"{scan.folder}/{path}") for path in tried}
+    return ImageFolderFaults(
+        tuple(name for name in folders if name not in filled_classes),
         {path: reason for path, reason in reasons.items() if reason},
         len(tried),
     )
 
 
 def _load_regular(path: str) -> Any:
-    """Load a picture as torchvision's `pil_loader` does; OSError for a pipe, for which it would wait."""
+    """Load a picture as torchvision's `pil_loader` does; OSError for a pipe, on which that would wait."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise OSError("not a regular file")
     with open(path, "rb") as file:
         return Image.open(file).convert("RGB")
 
 
-def _why_refused(path: str) -> str:
-    """Why ImageFolder cannot open the picture; empty where it can."""
+def _find_open_error(path: str) -> str:
+    """Return why ImageFolder cannot open the picture; empty where it can."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -141,14 +146,17 @@ def _why_refused(path: str) -> str:
     return ""
 
 
-class _Indexed(Dataset[Any]):
-    """Each picture with its class and its place in ImageFolder's sorted list, which is no sample id.
+class _IndexedDataset(Dataset[Any]):
+    """Pictures of an ImageFolder, each with its label and its place in ImageFolder's sorted list.
+
+    A place is no sample id of this project.
 
     Attributes:
-        seed: what torchvision draws follows it, the epoch and the place; None: chance.
-        skip_refused: whether the next picture that can be opened stands in for one that cannot.
+        tree: the ImageFolder.
+        seed: seed of what torchvision draws, with the epoch and the place; None: it draws by chance.
+        skip_unreadable: whether the next picture that can be opened replaces one that cannot.
         epoch: int64 [], in memory that the workers share.
-        refused: int64 [], in such memory: place of a picture that could not be opened; -1: there was none.
+        skipped_place: int64 [], in shared memory: place of a picture that could not be opened; -1 for none.
     """
 
     def __init__(
@@ -158,82 +166,82 @@ class _Indexed(Dataset[Any]):
         only: Callable[[str], bool] | None,
         seed: int | None,
         *,
-        skip_refused: bool,
+        skip_unreadable: bool,
     ) -> None:
-        from torchvision.datasets import ImageFolder  # imports torch's compiler too: as long as torch itself
+        from torchvision.datasets import ImageFolder  # imports torch's compiler: as slow as importing torch
 
-        self.tree = ImageFolder(str(path), transform, is_valid_file=only, allow_empty=skip_refused)
-        if skip_refused:
+        self.tree = ImageFolder(str(path), transform, is_valid_file=only, allow_empty=skip_unreadable)
+        if skip_unreadable:
             self.tree.loader = _load_regular
         if not len(self.tree):
             raise FileNotFoundError("it knows no picture here by its ending")
         self.seed = seed
-        self.skip_refused = skip_refused
+        self.skip_unreadable = skip_unreadable
         self.epoch = torch.zeros((), dtype=torch.int64)
         self.epoch.share_memory_()  # type: ignore[no-untyped-call]
-        self.refused = torch.full((), -1, dtype=torch.int64)
-        self.refused.share_memory_()  # type: ignore[no-untyped-call]
+        self.skipped_place = torch.full((), -1, dtype=torch.int64)
+        self.skipped_place.share_memory_()  # type: ignore[no-untyped-call]
 
     def __len__(self) -> int:
         return len(self.tree)
 
     def __getitem__(self, index: int) -> tuple[Any, int, int]:
         if self.seed is not None:
-            # workers live on over epochs, and a training that goes on has to draw what it would have drawn
-            torch.default_generator.manual_seed(_mixed(self.seed, int(self.epoch), _DRAWS, index))
+            # for each sample, because workers live on over epochs, and a resumed training draws the same
+            torch.default_generator.manual_seed(_mix_seed(self.seed, int(self.epoch), _DRAWS_TAG, index))
         try:
             image, label = self.tree[index]
         except Exception as error:  # Pillow raises whatever its decoders raise
-            if not self.skip_refused:
-                raise DatasetError(f"{self.tree.samples[index][0]}: {error}") from error
+            if not self.skip_unreadable:
+                raise DatasetError(str(error), path=self.tree.samples[index][0]) from error
             return self._next_readable(index, error)
         return image, label, index
 
     def _next_readable(self, index: int, error: Exception) -> tuple[Any, int, int]:
-        """The next picture that can be opened behind the one at `index`, which raised `error`."""
-        self.refused.fill_(index)
-        tries = min(_MOST_TRIES, len(self))
+        """Return the next picture that can be opened after the one at `index`, which raised `error`."""
+        self.skipped_place.fill_(index)
+        tries = min(_MAX_TRIES, len(self))
         for step in range(1, tries):
             place = (index + step) % len(self)
             with suppress(Exception):
                 image, label = self.tree[place]
                 return image, label, place
         raise DatasetError(
-            f"{self.tree.samples[index][0]}: {error}; so are the {tries - 1:,} pictures that follow"
+            f"{error}; so are the {tries - 1:,} pictures that follow", path=self.tree.samples[index][0]
         ) from error
 
 
-class _Order(Sampler[int]):
-    """A permutation that follows seed and epoch: DataLoader's own also counts the iterations before."""
+class _SeededSampler(Sampler[int]):
+    """Order of samples that depends on seed and epoch alone, unlike DataLoader's own shuffling."""
 
-    def __init__(self, found: _Indexed, seed: int) -> None:
-        self._found, self._seed = found, seed
+    def __init__(self, dataset: _IndexedDataset, seed: int) -> None:
+        self._dataset, self._seed = dataset, seed
 
     def __iter__(self) -> Iterator[int]:
-        rng = np.random.default_rng((self._seed, int(self._found.epoch), _ORDER))
-        return iter(rng.permutation(len(self._found)).tolist())
+        rng = np.random.default_rng((self._seed, int(self._dataset.epoch), _ORDER_TAG))
+        return iter(rng.permutation(len(self._dataset)).tolist())
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._dataset)
 
 
 class ImageFolderLoader:
     """Batches of an ImageFolder in a DataLoader: float32 [n, 3, size, size], normalised, on `device`.
 
     Attributes:
-        batch_size: of every batch; what fills none is left out.
-        samples: pictures that ImageFolder finds: it goes by the endings of their names.
+        batch_size: samples of every batch; an epoch leaves out those that fill none.
+        samples: number of pictures that ImageFolder lists, by the endings of their names.
         size: side of the served square, pixels.
         classes: names of the class folders.
 
     Args:
-        seed: order and draws follow it and the epoch, see `set_epoch`; None: chance.
-        only: which files are pictures, by their paths; by default their endings tell.
-        skip_refused: whether the next picture stands in for one that Pillow cannot open, and class folders
-            may be empty.
+        seed: seed of order and augmentation, with the epoch, see `set_epoch`; None: both are random.
+        only: whether a file, by its path, is a picture; None: ImageFolder decides by its ending.
+        skip_unreadable: whether the next picture replaces one that Pillow cannot open, and class folders may
+            be empty.
 
     Raises:
-        DatasetError: a class folder has no picture by its ending; with `skip_refused`, none has.
+        DatasetError: ImageFolder lists no picture in a class folder, or none at all with `skip_unreadable`.
         SettingError: unknown `augment`: "train" is the recipe of training, "eval" that of validation.
     """
 
@@ -249,55 +257,61 @@ class ImageFolderLoader:
         shuffle: bool,
         seed: int | None = None,
         only: Callable[[str], bool] | None = None,
-        skip_refused: bool = False,
+        skip_unreadable: bool = False,
     ) -> None:
         check_choice("augment", augment, AUGMENTATIONS)
         try:
-            found = _Indexed(path, recipe(augment, size), only, seed, skip_refused=skip_refused)
+            dataset = _IndexedDataset(
+                path, make_transform(augment, size), only, seed, skip_unreadable=skip_unreadable
+            )
         except FileNotFoundError as error:
-            raise DatasetError(f"{path}: ImageFolder refuses it ({error})") from error
+            raise DatasetError(f"ImageFolder refuses it ({error})", path=path) from error
         self.batch_size, self.size = batch_size, size
-        self.samples, self.classes = len(found), tuple(found.tree.classes)
+        self.samples, self.classes = len(dataset), tuple(dataset.tree.classes)
         self._device = device
-        self._found = found
+        self._dataset = dataset
         self._loader: DataLoader[Any] | None = DataLoader(
-            found,
+            dataset,
             batch_size=batch_size,
             shuffle=shuffle and seed is None,
-            sampler=_Order(found, seed) if shuffle and seed is not None else None,
+            sampler=_SeededSampler(dataset, seed) if shuffle and seed is not None else None,
             num_workers=workers,
             pin_memory=device.type == "cuda",
             drop_last=True,
-            worker_init_fn=_hide_warnings if skip_refused else None,
+            worker_init_fn=_hide_warnings if skip_unreadable else None,
             persistent_workers=workers > 0,
         )
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
+        """Return the number of batches in an epoch."""
         return self.samples // self.batch_size
 
     @property
-    def refused(self) -> str:
+    def skipped_path(self) -> str:
         """Path of a picture that Pillow could not open so far; empty where there was none."""
-        place = int(self._found.refused)
-        return "" if place < 0 else str(self._found.tree.samples[place][0])
+        place = int(self._dataset.skipped_place)
+        return "" if place < 0 else str(self._dataset.tree.samples[place][0])
 
     def set_epoch(self, epoch: int) -> None:
-        """Serve this epoch in the next iteration, whatever was served before, where the loader has a seed."""
-        self._found.epoch.fill_(epoch)
+        """Serve that epoch in the next iteration, where the loader has a seed."""
+        self._dataset.epoch.fill_(epoch)
 
     def __iter__(self) -> Iterator[Batch]:
-        """One epoch; DatasetError, with the file's name, at a picture that Pillow cannot decode."""
+        """Yield the batches of one epoch; DatasetError for a picture that Pillow cannot decode."""
         assert self._loader is not None, "closed"
         try:
             for images, labels, places in self._loader:
                 yield Batch(images.to(self._device), labels.to(self._device), places)
-        except DatasetError as error:  # from a worker it comes with its whole traceback
-            raise DatasetError(str(error).strip().splitlines()[-1].split("DatasetError: ")[-1]) from error
+        except DatasetError as error:
+            if error.path is not None:
+                raise
+            # torch has made the error of a worker again from its text and traceback
+            path, _, reason = str(error).partition(": ")
+            raise DatasetError(reason, path=path) from error
 
     def close(self) -> None:
         """End the workers."""
-        self._loader = None  # they end with it
+        self._loader = None  # DataLoader ends them when it is deleted
 
     def __enter__(self) -> "ImageFolderLoader":
         return self
@@ -308,48 +322,46 @@ class ImageFolderLoader:
         self.close()
 
 
-def recipe(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
-    """Transform that makes float32 [3, size, size], normalised, of a picture of Pillow's.
+def make_transform(augment: str, size: int) -> Callable[[Any], torch.Tensor]:
+    """Return the transform from a picture of Pillow's to float32 [3, size, size], normalised.
 
-    `presets.ClassificationPresetTrain` with its default flips and no automatic augmentation, or
+    It is `presets.ClassificationPresetTrain` with its default flips and no automatic augmentation, or
     `ClassificationPresetEval`, which resizes the shorter side to 256 for 224.
     """
     from torchvision import transforms
 
-    whole: Callable[[Any], torch.Tensor] = transforms.Compose(
+    transform: Callable[[Any], torch.Tensor] = transforms.Compose(
         [
-            *shape(augment, size),
+            *resize_transforms(augment, size),
             transforms.PILToTensor(),
             transforms.ConvertImageDtype(torch.float),
             transforms.Normalize(mean=IMAGENET_MEAN, std=IMAGENET_STD),
         ]
     )
-    return whole
+    return transform
 
 
-def shape(augment: str, size: int) -> list[Any]:
-    """The part of the recipe that gives a picture of Pillow's its size."""
+def resize_transforms(augment: str, size: int) -> list[Any]:
+    """Return the first transforms of `make_transform`, which resize, crop and flip a picture of Pillow's."""
     from torchvision import transforms
 
     bilinear = transforms.InterpolationMode.BILINEAR
-    shapes: dict[str, list[Any]] = {
-        "train": [
+    if augment == "train":
+        return [
             transforms.RandomResizedCrop(size, interpolation=bilinear, antialias=True),
-            transforms.RandomHorizontalFlip(_FLIP),
-        ],
-        "eval": [
-            transforms.Resize(round(size / CROP_RATIO), interpolation=bilinear, antialias=True),
-            transforms.CenterCrop(size),
-        ],
-    }
-    return shapes[augment]
+            transforms.RandomHorizontalFlip(_FLIP_PROBABILITY),
+        ]
+    return [
+        transforms.Resize(round(size / CROP_RATIO), interpolation=bilinear, antialias=True),
+        transforms.CenterCrop(size),
+    ]
 
 
 def _hide_warnings(worker: int) -> None:
-    """Keep Pillow from warning of each odd picture in each worker of each trial."""
+    """Keep Pillow from printing a warning for each odd picture in each worker of each trial."""
     warnings.simplefilter("ignore")
 
 
-def _mixed(*numbers: int) -> int:
-    """A seed of torch's that is another one for all other numbers."""
+def _mix_seed(*numbers: int) -> int:
+    """Return a seed for torch's generator that is mixed from all of these numbers."""
     return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,4 +1,4 @@
-"""Other libraries' loaders beside ours: the data that they read, and a process of its own for each trial."""
+"""Loaders of other libraries ('peers') as candidates: their data, and a process for each of their trials."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.measure.candidates import Candidate
-from bench.measure.fresh import run_watched
+from bench.measure.processes import run_command
 from bench.peers import libraries
 from bench.peers.libraries import PEERS
 from bench.report.loaders import LIMIT
@@ -25,28 +25,30 @@ from precache.sources.base import Scan
 from precache.sources.tree import scan_tree
 
 _MADE_FROM = "made-from.json"
+"""File in a peer's folder that names the tree that its data was written from."""
 _WORK = {"shards": "pixels", "webdataset": "jpeg", "dali": "jpeg"}
-"""Work of a centre crop from each of our formats, as `bench.peers.libraries.Peer` names it."""
+"""Kind of work that a centre crop takes, by format, as `bench.peers.libraries.Peer.work` names it."""
 
-Work = tuple[str, int]
-"""Cost of serving a picture: the kind of work, and the side of the stored square in pixels."""
+PictureWork = tuple[str, int]
+"""Work of serving a picture: its kind, and the side of the stored square in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerCandidate:
-    """One loader of another library over a folder.
+    """A loader of another library over a folder.
 
     Attributes:
-        name: of `bench.peers.libraries.PEERS`.
+        name: name in `bench.peers.libraries.PEERS`.
         path: the folder that it reads.
-        stored: side of the squares in it, pixels.
-        python: the Python that runs it.
-        source: the raw tree to write `path` from; None where the data is not its own, or no tree was given.
+        stored_side: side of the squares in the folder, pixels.
+        python: the Python interpreter that runs it.
+        source: the raw tree to write `path` from; None where it reads a format of this project, or no tree
+            was given.
     """
 
     name: str
     path: Path
-    stored: int
+    stored_side: int
     python: str
     source: Path | None = None
 
@@ -56,20 +58,21 @@ class PeerCandidate:
         return f"{self.name} on {self.path}"
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """Format of the data, for tables."""
         return PEERS[self.name].reads
 
     @property
-    def work(self) -> Work:
-        """Cost of serving a picture."""
-        return PEERS[self.name].work, self.stored
+    def work(self) -> PictureWork:
+        """Work of serving a picture."""
+        return PEERS[self.name].work, self.stored_side
 
 
-def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | None:
-    """Cost of serving a picture of `size` by a backend of ours; None where no peer does the same.
+def work_per_picture(candidate: Candidate, size: int, augment: str = "eval") -> PictureWork | None:
+    """Return the work of serving a picture of side `size`; None where no peer does the same work.
 
-    Peers cut the middle out of squares, which is the part that ours show where `_shown` is stored.
+    Peers cut the middle out of stored squares; a backend of this project serves the same part of a picture
+    where the squares have the side `_side_before_crop`.
     """
     if candidate.backend == "synthetic" or candidate.data.kind == RAW:
         return None
@@ -77,21 +80,27 @@ def work_of(candidate: Candidate, size: int, augment: str = "eval") -> Work | No
     if isinstance(stored, tuple) or candidate.data.shapes is not None:
         return None
     if augment == "eval":
-        return (work, stored) if stored == _shown(size) else None
+        return (work, stored) if stored == _side_before_crop(size) else None
     return ("crops", stored) if work == "pixels" else None
 
 
-def _shown(size: int) -> int:
-    """The shorter side that validation cuts `size` out of."""
+def _side_before_crop(size: int) -> int:
+    """Return the shorter side, in pixels, that validation resizes to before it crops a square of `size`."""
     return round(size / CROP_RATIO)
 
 
 def choose_peers(
     names: Sequence[str], paths: Sequence[Path], size: int, python: str, peer_data: Path
 ) -> list[PeerCandidate]:
-    """Choose the folder that each peer reads: one of `paths`, or one of its own under `peer_data`.
+    """Choose the folder that each peer reads: one of `paths`, or a folder under `peer_data`.
 
-    Its own is written from the raw tree among `paths`, with squares as large as those of the shards there.
+    A folder under `peer_data` is written, see `write_data`, from the raw tree among `paths`, with squares as
+    large as those of the shards there.
+
+    Args:
+        names: names in `bench.peers.libraries.PEERS`.
+        size: side of the squares that are served, pixels.
+        python: the Python interpreter that has the peers' packages.
 
     Raises:
         SettingError: unknown name, or no such `python`.
@@ -99,65 +108,72 @@ def choose_peers(
     """
     check_python(python)
     recipes = {path: open_dataset(path).manifest.recipe for path in paths if is_converted(path)}
-    chosen = []
+    peers = []
     for name in dict.fromkeys(names):
         check_choice("peer", name, PEERS)
         if PEERS[name].reads in FORMATS:
-            chosen.append(_reading_ours(name, recipes, size, python))
+            peers.append(_choose_converted_folder(name, recipes, size, python))
         else:
             trees = [path for path in paths if path not in recipes]
-            chosen.append(_reading_its_own(name, recipes, trees, size, python, peer_data))
-    return chosen
+            peers.append(_choose_own_folder(name, recipes, trees, size, python, peer_data))
+    return peers
 
 
-def _reading_ours(name: str, recipes: dict[Path, Recipe], size: int, python: str) -> PeerCandidate:
+def _choose_converted_folder(name: str, recipes: dict[Path, Recipe], size: int, python: str) -> PeerCandidate:
+    """Pair a peer that reads a format of this project with the first folder of that format."""
     reads = PEERS[name].reads
     path = next((path for path, recipe in recipes.items() if recipe.format == reads), None)
     if path is None:
-        raise DatasetError(f"peer {name} reads {reads}, and no such folder is there; name one as DATA")
+        raise DatasetError(
+            f"peer {name} reads {reads}, and no such folder is there", remedy="name one as DATA"
+        )
     stored = recipes[path].stored_size
     if not isinstance(stored, int):
         raise DatasetError(
-            f"peer {name} serves squares, and {path} holds other pictures; leave it out, or name a "
-            f"folder that was converted with --fit crop --size {_shown(size)}"
+            f"peer {name} serves squares, and {path} holds other pictures",
+            remedy=f"leave it out, or name a folder that was converted with --fit crop --size "
+            f"{_side_before_crop(size)}",
         )
     return PeerCandidate(name, path, stored, python)
 
 
-def _reading_its_own(
+def _choose_own_folder(
     name: str, recipes: dict[Path, Recipe], trees: Sequence[Path], size: int, python: str, peer_data: Path
 ) -> PeerCandidate:
+    """Pair a peer that reads a format of its own with its folder under `peer_data`, there or not."""
     sides = [recipe.stored_size for recipe in recipes.values() if recipe.format == "shards"]
-    stored = next((side for side in sides if isinstance(side, int)), _shown(size))
+    stored = next((side for side in sides if isinstance(side, int)), _side_before_crop(size))
     path = peer_data / f"{PEERS[name].reads}-{stored}"
     source = trees[0].resolve() if trees else None
     if source is None and not path.exists():
-        raise DatasetError(f"peer {name}: {path} does not exist; name the raw tree to write it from as DATA")
+        raise DatasetError(
+            f"peer {name}: {path} does not exist", remedy="name the raw tree to write it from as DATA"
+        )
     return PeerCandidate(name, path, stored, python, source)
 
 
 def check_python(python: str) -> None:
     """Raise SettingError unless there is such a program."""
     if shutil.which(python) is None:
-        raise SettingError(f"{python}: cannot be run; name a Python with --peer-python")
+        raise SettingError("cannot be run", path=python, remedy="name a Python with --peer-python")
 
 
-def limits(paths: Sequence[Path]) -> list[PeerCandidate]:
-    """The peer that only copies, over each folder of shards of squares among `paths`."""
-    found = []
+def limit_candidates(paths: Sequence[Path]) -> list[PeerCandidate]:
+    """Return the peer LIMIT, which only copies pixels, for each folder of shards of squares among `paths`."""
+    candidates = []
     for path in paths:
         recipe = open_dataset(path).manifest.recipe if is_converted(path) else None
         if recipe is not None and recipe.format == "shards" and isinstance(recipe.stored_size, int):
-            found.append(PeerCandidate(LIMIT, path, recipe.stored_size, sys.executable))
-    return found
+            candidates.append(PeerCandidate(LIMIT, path, recipe.stored_size, sys.executable))
+    return candidates
 
 
 def write_data(peer: PeerCandidate, workers: int) -> None:
-    """Write what `peer` reads, unless it is there.
+    """Write the data that `peer` reads, unless it is there.
 
     Raises:
-        WorkerError: the writer failed; holds its last line.
-        DatasetError: what is there was written from another tree.
+        WorkerError: the writer failed; the message has the last line that it printed.
+        DatasetError: the data that is there was written from another tree.
     """
     if peer.source is None:
         return
@@ -166,24 +182,26 @@ def write_data(peer: PeerCandidate, workers: int) -> None:
         source = json.loads(note.read_text(encoding="utf-8")) if note.exists() else "something else"
         if source != str(peer.source):
             raise DatasetError(
-                f"{peer.path}: was written from {source}, not from {peer.source}; "
-                f"remove it, or name another --peer-data"
+                f"was written from {source}, not from {peer.source}",
+                path=peer.path,
+                remedy="remove it, or name another --peer-data",
             )
         return
     partial = peer.path.with_name(f"{peer.path.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
-    size = 0 if PEERS[peer.name].whole else peer.stored
+    size = 0 if PEERS[peer.name].whole else peer.stored_side
     write_squares(PEERS[peer.name].reads, scan_tree(peer.source), partial, size, max(1, workers), peer.python)
     (partial / note.name).write_text(json.dumps(str(peer.source)), encoding="utf-8")
     partial.rename(peer.path)
 
 
 def write_squares(writer: str, scan: Scan, folder: Path, size: int, workers: int, python: str) -> float:
-    """Write the pictures of a scanned tree into the missing `folder`, as squares of raw pixels.
+    """Write the pictures of a scanned tree into a new `folder`, as squares of raw pixels.
 
     Args:
-        size: side of the squares; 0: `writer` stores whole pictures.
         writer: a peer of `bench.peers.libraries.WRITERS`.
+        size: side of the squares, pixels; 0: `writer` stores whole pictures.
+        python: the Python interpreter that has its package.
 
     Returns:
         Seconds that the process took.
@@ -197,7 +215,7 @@ def write_squares(writer: str, scan: Scan, folder: Path, size: int, workers: int
         json.dump([paths, [sample.label for sample in samples]], pictures)
         pictures.flush()
         words = ("write", writer, pictures.name, str(folder), "--size", size, "--workers", workers)
-        wall_s, _ = _run(python, *words)
+        wall_s, _ = _run_libraries(python, *words)
     written = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     expected = len(samples) * size**2 * 3
     if written < expected:
@@ -208,9 +226,9 @@ def write_squares(writer: str, scan: Scan, folder: Path, size: int, workers: int
     return wall_s
 
 
-def version_of(name: str, python: str) -> str:
-    """A peer's library and version, as that Python has it; WorkerError with the remedy where it has none."""
-    _, answer = _run(python, "version", name)
+def read_version(name: str, python: str) -> str:
+    """Return the name and version of a peer's library in that Python; WorkerError where it is missing."""
+    _, answer = _run_libraries(python, "version", name)
     version: str = answer["version"]
     return version
 
@@ -218,14 +236,20 @@ def version_of(name: str, python: str) -> str:
 def run_peer(
     peer: PeerCandidate, *, batch_size: int, size: int, workers: int, warmup: int, batches: int
 ) -> Trial:
-    """Run one trial in a fresh process; its fact `version` is the library's name and version.
+    """Measure one trial of a peer in a process of its own.
+
+    Its fact `version` is the library's name and version.
+
+    Args:
+        size: side of the squares that are served, pixels.
+        warmup, batches: batches before the timed ones, after the first, and timed batches.
 
     Raises:
-        WorkerError: it failed; holds its last line.
+        WorkerError: the process failed; the message has the last line that it printed.
     """
-    words = ("serve", peer.name, str(peer.path), "--stored", peer.stored, "--size", size)
+    words = ("serve", peer.name, str(peer.path), "--stored", peer.stored_side, "--size", size)
     timing = ("--batch-size", batch_size, "--workers", workers, "--warmup", warmup, "--batches", batches)
-    _, answer = _run(peer.python, *words, *timing)
+    _, answer = _run_libraries(peer.python, *words, *timing)
     batch_s = tuple(answer["batch_s"])
     return Trial(
         numbers={
@@ -238,9 +262,9 @@ def run_peer(
     )
 
 
-def _run(python: str, *words: object) -> tuple[float, dict[str, Any]]:
-    """Run `bench.peers.libraries` by that Python: seconds that it took, and what it answered."""
-    wall_s, text = run_watched([python, str(libraries.__file__), *map(str, words)])
+def _run_libraries(python: str, *words: object) -> tuple[float, dict[str, Any]]:
+    """Run `bench.peers.libraries` with that Python; return the seconds that it took and its JSON answer."""
+    wall_s, text = run_command([python, str(libraries.__file__), *map(str, words)])
     lines = [line for line in text.splitlines() if line.startswith(('{"version"', '{"refused"'))]
     if not lines:
         raise WorkerError(f"{python} {libraries.__file__} {words[0]} {words[1]}: printed no result")

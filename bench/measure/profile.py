@@ -1,4 +1,4 @@
-"""A few fed steps under torch's profiler: the trace, and which operators take the time."""
+"""Profile of a few training steps by torch: a trace, and a table of the operators that take the time."""
 
 import os
 from collections.abc import Sequence
@@ -14,47 +14,54 @@ from torch.profiler import profile as torch_profile
 from bench.machine.hardware import describe_machine
 from bench.measure.candidates import Candidate, open_candidates
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import resolve
+from bench.measure.trainers import resolve_trainer
 from bench.measure.trial import HostClock, measure
 from bench.report.words import machine_line, say
 from precache.errors import DatasetError
 from precache.reporting import quantity
 
 WAIT, STEP = "wait for batch", "train step"
+"""Names of waits and steps in the trace."""
 STEPS = 10
-# A CPU computes, too: the profile of an emulated trainer would show it asleep.
-_ON_CPU = "resnet18"
-_SHOWN = 15  # operators; the trace has all
+_INSTEAD_OF_EMULATED = "resnet18"
+"""Trainer that is profiled instead of an emulated one, which sleeps and runs no operators."""
+_OPERATORS_IN_TABLE = 15  # the trace has all of them
 
 
 def profile(
     candidates: Sequence[Candidate], settings: Settings, workers: int, batch_size: int, folder: Path
 ) -> None:
-    """Profile STEPS steps that the first of the candidates feeds; print the operators, write the trace.
+    """Profile STEPS training steps with the first of the candidates; print the operators, write the trace.
 
-    Operators are those of the calling thread and of the GPU: threads and processes of the loader are not
-    among them. Profiling slows each operator down a little.
+    The table has operators of the calling thread and of the GPU, not those of the loader's threads and
+    processes. Profiling slows each operator down a little.
 
     Args:
-        folder: gets `trace.json`, which opens in https://ui.perfetto.dev and in chrome://tracing.
+        workers: processes or threads of the loader.
+        batch_size: samples per batch; at most all samples.
+        folder: `trace.json` is written into it, which opens in https://ui.perfetto.dev and in
+            chrome://tracing.
+
+    Raises:
+        DatasetError: no candidate can be opened.
     """
-    opened, failed = open_candidates(candidates)
+    opened, failures = open_candidates(candidates)
     if not opened:
-        raise DatasetError("; ".join(failed.values()))
-    one = opened[0]
+        raise DatasetError("; ".join(failures.values()))
+    candidate = opened[0]
     device = settings.device
-    asked = resolve(settings.trainer, device)
-    is_emulated = asked.startswith("emulated")
-    trainer = _ON_CPU if is_emulated else asked
-    batch_size = min(batch_size, len(one.data))
-    check_fills_batch(batch_size, len(one.data))
+    chosen_trainer = resolve_trainer(settings.trainer, device)
+    is_emulated = chosen_trainer.startswith("emulated")
+    trainer = _INSTEAD_OF_EMULATED if is_emulated else chosen_trainer
+    batch_size = min(batch_size, len(candidate.data))
+    check_fills_batch(batch_size, len(candidate.data))
     settings = replace(
-        settings.of(one.backend, one.reads, len(one.data.classes)),
+        settings.for_loader(candidate.backend, candidate.loader_path, len(candidate.data.classes)),
         trainer=trainer,
         batch_size=batch_size,
         workers=workers,
         batches=STEPS,
-        monitored=False,  # its thread would be in the trace
+        monitored=False,  # the monitor's thread would be in the trace
     )
     folder.mkdir(parents=True, exist_ok=True)
     with closing(_ProfiledClock(device, STEPS)) as clock:
@@ -63,15 +70,16 @@ def profile(
     clock.profiler.export_chrome_trace(str(trace))
     wait_ms, step_ms = (sum(trial.series[name]) / STEPS * 1e3 for name in ("wait_s", "step_s"))
     say(
-        f"{one.label}: training waits {trial.numbers['wait_share']:.0%} of the time for batches: "
+        f"{candidate.label}: training waits {trial.numbers['wait_share']:.0%} of the time for batches: "
         f"{wait_ms:,.1f} ms a step, and computes {step_ms:,.1f} ms."
     )
-    by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    sort_by = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     averages = clock.profiler.key_averages()
-    click.echo("\n" + averages.table(sort_by=by, row_limit=_SHOWN, max_name_column_width=40))
-    instead = f" (instead of {asked}, which does not compute)" if is_emulated else ""
+    table = averages.table(sort_by=sort_by, row_limit=_OPERATORS_IN_TABLE, max_name_column_width=40)
+    click.echo("\n" + table)
+    replaced = f" (instead of {chosen_trainer}, which does not compute)" if is_emulated else ""
     say(
-        f"trainer {trainer}{instead}, batch {batch_size} of {settings.size}x{settings.size}, "
+        f"trainer {trainer}{replaced}, batch {batch_size} of {settings.size}x{settings.size}, "
         f"{quantity(workers, 'worker')}, {quantity(STEPS, 'step')} after {settings.warmup}; "
         f"{machine_line(describe_machine(device))}"
     )
@@ -79,11 +87,16 @@ def profile(
 
 
 class _ProfiledClock(HostClock):
-    """Takes the times of so many steps under torch's profiler, whose trace has names for waits and steps."""
+    """Clock of the host that runs torch's profiler from its first mark on, and names waits and steps in it.
+
+    Args:
+        device: the device that trains.
+        steps: number of steps to name.
+    """
 
     def __init__(self, device: torch.device, steps: int) -> None:
         super().__init__()
-        if device.type == "cpu":  # it would complain on stderr that there is no GPU
+        if device.type == "cpu":  # the profiler would complain on stderr that there is no GPU
             os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
@@ -91,21 +104,23 @@ class _ProfiledClock(HostClock):
         self.profiler = torch_profile(activities=activities)
         self._device = device
         self._names = iter((WAIT, STEP) * steps)
-        self._running, self._span = ExitStack(), ExitStack()
+        self._run, self._span = ExitStack(), ExitStack()
 
     def mark(self) -> None:
-        """End the wait or the step, begin the other."""
+        """End the wait and begin the step, or the other way round."""
         if len(self._marks) % 2 == 0 and self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)  # else the wait for the next batch would pay for this step
+            torch.cuda.synchronize(
+                self._device
+            )  # or this step's time would be in the wait for the next batch
         if not self._marks:
-            self._running.enter_context(self.profiler)
+            self._run.enter_context(self.profiler)
         self._span.close()
         super().mark()
         name = next(self._names, None)
-        if name is not None:  # none after the last step
+        if name is not None:  # the last step has ended where there is none
             self._span.enter_context(record_function(name))
 
     def close(self) -> None:
         """End the profile."""
         self._span.close()
-        self._running.close()
+        self._run.close()

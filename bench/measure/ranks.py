@@ -1,7 +1,7 @@
-"""Data-parallel ranks of this machine: torchrun starts them, each measures, and what they measured together.
+"""Data-parallel ranks on this machine: what `bench loaders --ranks` measures.
 
-torchrun runs `python -m bench.measure.ranks FOLDER` as often as there are ranks; the settings lie pickled in
-FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes what it measured, or
+torchrun runs `python -m bench.measure.ranks FOLDER` once per rank; the settings lie pickled in
+FOLDER/settings. Rank 0 prints `done N of M` after each run; each rank writes its numbers, or
 {"error": message}, to FOLDER/<rank>.json.
 """
 
@@ -24,10 +24,10 @@ import torch.distributed as dist
 import loaders
 from bench.machine import page_cache
 from bench.machine.hardware import describe_machine
-from bench.measure.candidates import Candidate, folder_of, open_candidates
-from bench.measure.fresh import in_one_line
+from bench.measure.candidates import Candidate, local_folder, open_candidates
+from bench.measure.processes import explain_trial_errors
 from bench.measure.settings import Settings
-from bench.measure.trainers import ModelTrainer, Trainer, resolve
+from bench.measure.trainers import ModelTrainer, Trainer, resolve_trainer
 from bench.measure.trial import measure
 from bench.measure.trials import Trials
 from bench.report.ranks import ALONE, IN_STEP, OWN_PACE, make_result
@@ -39,11 +39,11 @@ from precache.imports import child_environment
 from precache.reporting import Progress, no_progress
 from precache.storage.staging import temporary_folder
 
-_WRITTEN = ("size", "warmup", "batches", "repeats", "amp", "augment")
-"""Settings that a result says, by the names of their fields."""
-Measured: TypeAlias = dict[str, list[dict[str, float]]]
-"""Numbers of each repeat of one rank, by what they are of; see `measure_rank`."""
-_GRACE_S = 40  # torchrun gives its ranks 30 s to end
+_SETTINGS_IN_RESULT = ("size", "warmup", "batches", "repeats", "amp", "augment")
+"""Fields of `Settings` that a result's file has under the same names."""
+RankNumbers: TypeAlias = dict[str, list[dict[str, float]]]
+"""Numbers that one rank measured in each repeat, by the kind of run: ALONE, OWN_PACE, IN_STEP."""
+_GRACE_S = 40  # torchrun itself gives its ranks 30 s to end
 
 
 def compare_ranks(
@@ -56,71 +56,85 @@ def compare_ranks(
     """Train on several ranks of this machine: one alone, each at its own pace, then all in step.
 
     Args:
-        settings: without `workers`, the CPUs are shared out among the ranks.
+        settings: settings of each rank; without `workers`, the CPUs are shared out among the ranks.
+        ranks: number of processes that train.
         path: file of the result; loaders whose trials it holds are not measured again.
 
     Raises:
         DatasetError: no loader can run.
-        SettingError: there are fewer GPUs.
+        SettingError: there are fewer GPUs than ranks.
     """
     device = settings.device
     if device.type == "cuda" and ranks > torch.cuda.device_count():
         raise SettingError(
-            f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs; use --device cpu"
+            f"ranks {ranks} is more than the {torch.cuda.device_count()} GPUs", remedy="use --device cpu"
         )
     opened, skipped = open_candidates(candidates)
-    ours = [one for one in opened if one.backend in loaders.BACKENDS]
-    for one in opened:
-        if one not in ours:
-            skipped[one.label] = "it does not share samples out among ranks"
-    if not ours:
-        raise DatasetError("; ".join(f"{name}: {reason}" for name, reason in skipped.items()))
-    trainer = resolve(settings.trainer, device)
-    written = {
+    usable = []
+    for candidate in opened:
+        if candidate.backend in loaders.BACKENDS:
+            usable.append(candidate)
+        else:
+            skipped[candidate.label] = "it does not share samples out among ranks"
+    if not usable:
+        raise DatasetError("; ".join(f"{label}: {reason}" for label, reason in skipped.items()))
+    trainer = resolve_trainer(settings.trainer, device)
+    result_settings = {
         "ranks": ranks,
         "trainers": [trainer],
         "workers": settings.workers,
         "batch_size": settings.batch_size,
-        **{name: getattr(settings, name) for name in _WRITTEN},
+        **{name: getattr(settings, name) for name in _SETTINGS_IN_RESULT},
         "device": device.type,
         "data": {
-            str(one.path): {"name": one.described, "samples": len(one.data), "digest": one.data.digest}
-            for one in ours
+            str(candidate.path): {
+                "name": candidate.description,
+                "samples": len(candidate.data),
+                "digest": candidate.data.digest,
+            }
+            for candidate in usable
         },
     }
-    trials = Trials(path, "loaders", describe_machine(device), written)
+    trials = Trials(path, "loaders", describe_machine(device), result_settings)
     trials.skipped.update(skipped)
-    for number, one in enumerate(ours):
-        of = {"backend": one.backend, "data": str(one.path), "trainer": trainer, "ranks": ranks}
-        last = {"what": IN_STEP, **of, "rank": ranks - 1, "repeat": settings.repeats - 1}
-        if trials.find(last) is not None:
+    for number, candidate in enumerate(usable):
+        key = {
+            "backend": candidate.backend,
+            "data": str(candidate.path),
+            "trainer": trainer,
+            "ranks": ranks,
+        }
+        last_key = {"what": IN_STEP, **key, "rank": ranks - 1, "repeat": settings.repeats - 1}
+        if trials.find(last_key) is not None:
             continue
-        is_warm = page_cache.warm(folder_of(one.path))
-        of_rank = settings.of(one.backend, one.path, len(one.data.classes), trainer=trainer)
+        is_warm = page_cache.warm(local_folder(candidate.path))
+        rank_settings = settings.for_loader(
+            candidate.backend, candidate.path, len(candidate.data.classes), trainer=trainer
+        )
 
         def report(done: int, total: int, number: int = number) -> None:
-            on_progress(number * total + done, len(ours) * total)
+            on_progress(number * total + done, len(usable) * total)
 
-        for rank, measured in enumerate(launch(of_rank, ranks, report)):
-            for what, repeats in measured.items():
+        for rank, rank_numbers in enumerate(launch_ranks(rank_settings, ranks, report)):
+            for kind, repeats in rank_numbers.items():
                 for repeat, numbers in enumerate(repeats):
                     numbers["page_cache_is_warm"] = float(is_warm)
-                    trials.add(Trial({"what": what, **of, "rank": rank, "repeat": repeat}, numbers))
+                    trials.add(Trial({"what": kind, **key, "rank": rank, "repeat": repeat}, numbers))
     result = make_result(trials.machine, trials.settings, trials.all(), trials.skipped)
     trials.finish(result)
     return result
 
 
-def launch(settings: Settings, ranks: int, on_progress: Progress = no_progress) -> list[Measured]:
-    """Start so many ranks, on the GPU of their number where the device is one; what each measured.
+def launch_ranks(settings: Settings, ranks: int, on_progress: Progress = no_progress) -> list[RankNumbers]:
+    """Start that many ranks by torchrun, rank N on GPU N if the device is a GPU, and return their numbers.
 
     Raises:
-        PrecacheError: what a rank could not go on with.
+        PrecacheError: a rank raised one.
         WorkerError: a rank died.
     """
     with temporary_folder() as folder, tempfile.TemporaryFile("w+") as errors:
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--log-dir", str(folder / "logs")]  # else it leaves a folder in TMPDIR
+        command += ["--log-dir", str(folder / "logs")]  # without it, torchrun leaves a folder in TMPDIR
         command += ["--nproc-per-node", str(ranks), "-m", "bench.measure.ranks"]
         (folder / "settings").write_bytes(pickle.dumps(settings))
         process = subprocess.Popen(
@@ -150,24 +164,28 @@ def launch(settings: Settings, ranks: int, on_progress: Progress = no_progress) 
                 raise PrecacheError(answer["error"])
         if process.returncode != 0 or len(answers) < ranks:
             errors.seek(0)
-            raise WorkerError(f"{ranks} ranks: {cause(errors.read())}")
+            raise WorkerError(f"{ranks} ranks: {find_root_cause(errors.read())}")
         return answers
 
 
-def cause(errors: str) -> str:
-    """The first failure in what torchrun and the ranks wrote on stderr. Pure."""
-    _, _, first = errors.partition("Root Cause")
-    rank = re.search(r"^\s*rank\s*: (\d+)", first, re.MULTILINE)
-    code = re.search(r"^\s*exitcode\s*: (-?\d+)", first, re.MULTILINE)
+def find_root_cause(errors: str) -> str:
+    """Return a clause on the first rank that failed, from what torchrun and the ranks wrote on stderr."""
+    _, _, root_cause = errors.partition("Root Cause")
+    rank = re.search(r"^\s*rank\s*: (\d+)", root_cause, re.MULTILINE)
+    code = re.search(r"^\s*exitcode\s*: (-?\d+)", root_cause, re.MULTILINE)
     if rank is None or code is None:
         return "torchrun could not start them"
-    raised = re.findall(rf"^\[rank{rank[1]}\]: (\w[\w.]*(?:Error|Exception): .*)$", errors, re.MULTILINE)
-    why = f" ({raised[-1]})" if raised else ""
-    return f"rank {rank[1]} ended with exit code {code[1]}{why}; try fewer ranks or a smaller batch"
+    exceptions = re.findall(rf"^\[rank{rank[1]}\]: (\w[\w.]*(?:Error|Exception): .*)$", errors, re.MULTILINE)
+    exception = f" ({exceptions[-1]})" if exceptions else ""
+    return f"rank {rank[1]} ended with exit code {code[1]}{exception}; try fewer ranks or a smaller batch"
 
 
-class InStep:
-    """A trainer whose ranks wait for one another after each batch, as those do that average gradients."""
+class SynchronizedTrainer:
+    """Trainer whose ranks wait for one another after each batch, as ranks do that average gradients.
+
+    Attributes:
+        name, dtype: those of the trainer that it wraps, see `bench.measure.trainers.Trainer`.
+    """
 
     def __init__(self, trainer: Trainer, device: torch.device) -> None:
         self.name = trainer.name
@@ -176,41 +194,51 @@ class InStep:
         self._gradient = torch.zeros(1, device=device)
 
     def step(self, batch: Batch) -> None:
-        """Train, then meet."""
+        """Train on `batch`, then wait until all ranks have trained on theirs."""
         self._trainer.step(batch)
         dist.all_reduce(self._gradient)
 
 
-def measure_rank(settings: Settings) -> Measured:
-    """Measure this rank; `images_per_s` and `wait_share` (0 to 1) of each repeat, by what it is of:
+def measure_rank(settings: Settings) -> RankNumbers:
+    """Measure the runs of this rank, in the process that torchrun has started for it.
 
-    ALONE: rank 0 without a share: all samples and, unless `workers` says other, all CPUs;
-    OWN_PACE: all ranks at the same time, each at its own pace;
-    IN_STEP: all ranks in step.
+    Returns:
+        `images_per_s` and `wait_share` (0 to 1) of each repeat, by the kind of run:
+        ALONE: rank 0 trains with all samples and, unless `workers` says other, all CPUs; others have none;
+        OWN_PACE: all ranks train at the same time, each at its own pace;
+        IN_STEP: all ranks train in step.
     """
     rank = dist.get_rank()
-    shared = replace(settings, last="pad")  # as torch's DistributedSampler: as many batches, all of them full
-    one = replace(shared, rank=0, world_size=1, workers=settings.workers_alone)
+    # "pad" as torch's DistributedSampler does: every rank has as many batches, and all are full
+    shared_settings = replace(settings, last="pad")
+    alone_settings = replace(shared_settings, rank=0, world_size=1, workers=settings.workers_alone)
     trainer = settings.make_trainer()
-    in_step = trainer.distributed() if isinstance(trainer, ModelTrainer) else InStep(trainer, settings.device)
-    measured: Measured = {ALONE: [], OWN_PACE: [], IN_STEP: []}
+    in_step_trainer: Trainer
+    if isinstance(trainer, ModelTrainer):
+        in_step_trainer = trainer.distributed()
+    else:
+        in_step_trainer = SynchronizedTrainer(trainer, settings.device)
+    numbers: RankNumbers = {ALONE: [], OWN_PACE: [], IN_STEP: []}
     for repeat in range(settings.repeats):
-        for number, (what, repeats) in enumerate(measured.items()):
-            alone = what == ALONE
-            torch.set_num_threads(max(1, available_cpus() // (1 if alone else dist.get_world_size())))
-            if rank == 0 or not alone:
-                trial = measure(one if alone else shared, in_step if what == IN_STEP else trainer)
+        for number, (kind, repeats) in enumerate(numbers.items()):
+            is_alone = kind == ALONE
+            torch.set_num_threads(max(1, available_cpus() // (1 if is_alone else dist.get_world_size())))
+            if rank == 0 or not is_alone:
+                trial = measure(
+                    alone_settings if is_alone else shared_settings,
+                    in_step_trainer if kind == IN_STEP else trainer,
+                )
                 names = ("images_per_s", "wait_share")
                 repeats.append({name: trial.numbers[name] for name in names})
-            dist.all_reduce(torch.zeros(1))  # on the CPU: no GPU is kept busy with waiting
+            dist.all_reduce(torch.zeros(1))  # on the CPU, so that waiting keeps no GPU busy
             if rank == 0:
-                done = repeat * len(measured) + number + 1
-                print(f"done {done} of {len(measured) * settings.repeats}", flush=True)
-    return measured
+                done = repeat * len(numbers) + number + 1
+                print(f"done {done} of {len(numbers) * settings.repeats}", flush=True)
+    return numbers
 
 
 def main() -> None:
-    """Join the other ranks, measure, write the answer."""
+    """Join the other ranks, measure, and write this rank's numbers or its error."""
     folder = Path(sys.argv[1])
     settings: Settings = pickle.loads((folder / "settings").read_bytes())
     on_gpu = settings.device.type == "cuda"
@@ -220,7 +248,7 @@ def main() -> None:
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
     file = folder / f"{dist.get_rank()}.json"
     try:
-        with in_one_line(settings.batch_size, settings.size):
+        with explain_trial_errors(settings.batch_size, settings.size):
             file.write_text(json.dumps(measure_rank(settings)), encoding="utf-8")
     except PrecacheError as error:
         file.write_text(json.dumps({"error": str(error)}), encoding="utf-8")

@@ -1,19 +1,20 @@
-"""`bench recommend`: which loaders of a tree are measured, on a sample of it, and in which order.
+"""Trials of `bench recommend`: loaders of a tree and of each format, measured on a sample of the tree.
 
     sample      pictures of the tree, copied into a temporary folder      bench.measure.sample
-    trials      the disk; converting the sample to each format; each loader alone and fed to the trainer,
-                by turns, each in a process of its own                    here
+    trials      the disk; converting the sample to each format; each loader alone and feeding the trainer,
+                taking turns, each in a process of its own                this module
     prediction  sizes, times and rates of the whole tree                  bench.report.forecast
     words       what to do, and the lines to paste                        bench.report.recommendation
 
-Loaders are today's (torchvision's ImageFolder), `loaders.build` on the same tree, and one for each format.
+The loaders are torchvision's ImageFolder, `loaders.build` on the same tree, and one for each format.
 """
 
 import math
 import mmap
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,10 @@ from bench.machine.hardware import describe_machine
 from bench.machine.monitor import OtherProcesses
 from bench.measure import imagefolder
 from bench.measure.candidates import Candidate
-from bench.measure.fresh import run_fresh
+from bench.measure.processes import run_in_process
 from bench.measure.sample import Trees, convert_twice, make_trees, train_images
 from bench.measure.settings import Settings, check_fills_batch
-from bench.measure.trainers import NullTrainer, check_trainer, resolve
+from bench.measure.trainers import NullTrainer, check_trainer, resolve_trainer
 from bench.measure.trial import measure, measure_trainer
 from bench.measure.trials import Trials
 from bench.report.forecast import BACKENDS, CONVERT, DISK, SAMPLE
@@ -51,24 +52,25 @@ from precache.sources.base import Scan
 from precache.storage.staging import temporary_folder
 from precache.storage.urls import Url
 
-_CHOOSING_SHARE = 0.1  # of `limit_s`, that goes to decoding pictures of the sample once
+_CHOOSING_SHARE = 0.1  # share of `limit_s` in which pictures of the sample are decoded to choose them
 _DISK_FILE_BYTES = 256 << 20
 _DISK_SECONDS = 0.5
-_MEMORY_BYTES_PER_S = 1e10  # of files in a file system that is in memory
+_MEMORY_BYTES_PER_S = 1e10  # rate that is taken for files in a file system in memory
 _FAILURES = (DatasetError, ImageError, MissingDependencyError, WorkerError)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
-    """What a recommendation is for.
+    """A tree, and the conversions and batches that a recommendation is asked for.
 
     Attributes:
-        scan: of the tree.
-        recipe: how pictures are stored, in whichever format.
-        settings: of batches and the trainer; `repeats` turns of `seconds` for each run.
-        formats: names of those to convert to.
+        scan: scan of the tree.
+        recipe: size and quality of stored pictures; its format is replaced by each of `formats`.
+        settings: settings of batches and the trainer; there are `repeats` turns, and each run of a turn
+            takes `seconds`.
+        formats: names of formats to convert to.
         pictures: most pictures of the sample.
-        limit_s: no further turn is begun that would end later than this; the first always is.
+        limit_s: seconds after which no turn may end; the first turn is always run.
     """
 
     scan: Scan
@@ -86,10 +88,10 @@ class Question:
     @property
     def loaders(self) -> list[str]:
         """Names of `bench.report.forecast.BACKENDS` to measure, today's first."""
-        as_it_is = [TODAY_BACKEND]
-        if not isinstance(self.scan.root, Url):  # `loaders.build` reads no raw tree there
-            as_it_is.append(RAW_TREE)
-        return [*as_it_is, *(name for name in FORMAT_NAMES if name in self.formats)]
+        names = [TODAY_BACKEND]
+        if not isinstance(self.scan.root, Url):  # `loaders.build` reads no raw tree at a URL
+            names.append(RAW_TREE)
+        return [*names, *(name for name in FORMAT_NAMES if name in self.formats)]
 
 
 def recommend(
@@ -103,17 +105,18 @@ def recommend(
 
     Args:
         path: file of the result; trials that it holds are not measured again. None: nothing is kept.
-        changes: fields of `bench.report.forecast.Inputs` to predict for, too.
-        folders: where each format would be converted to, for the lines to paste.
+        changes: fields of `bench.report.forecast.Inputs` with other values, for a second prediction.
+        folders: folder that each format would be converted into, for the lines to paste.
 
     Raises:
         SourceError: no picture of the sample decodes.
-        SettingError: unknown trainer, or what is measured does not fit into the page cache; or the file at
-            `path` is of other settings.
+        SettingError: unknown trainer, or the sample does not fit into the page cache, or the file at `path`
+            is of other settings.
     """
-    settings = replace(ready(question.settings), classes=len(question.scan.classes))
+    settings = prepare_settings(question.settings)
+    settings = replace(settings, classes=len(question.scan.classes))
     trials = Trials(path, "recommend", describe_machine(settings.device), _describe(question, settings))
-    if any(trials.find(of) is None for of in _all_trials(question, settings)):
+    if any(trials.find(key) is None for key in _all_keys(question, settings)):
         with temporary_folder() as folder:
             _measure(trials, question, settings, folder, on_progress)
     on_progress(1, 1)
@@ -124,26 +127,29 @@ def recommend(
     return result
 
 
-def look_at_sample(question: Question) -> Trial:
-    """What cannot be read of the sample, as its trial says it; nothing is measured."""
+def describe_sample(question: Question) -> Trial:
+    """Return the trial SAMPLE of the question, which says what cannot be read; loaders are not measured."""
     with temporary_folder() as folder:
         trees = make_trees(question.scan, question.recipe, question.settings, folder, question.pictures)
-        return _describe_sample(question.scan, trees)
+        return _make_sample_trial(question.scan, trees)
 
 
-def ready(settings: Settings) -> Settings:
-    """Settings as a recommendation measures: random crops, no checksums; SettingError for an unknown trainer.
+def prepare_settings(settings: Settings) -> Settings:
+    """Return `settings` with random crops, without checksums, and with the full name of the trainer.
 
-    Training crops at random, and centre crops are less work for some loaders than for others. It compares
-    checksums of each picture once, and a sample is served again and again.
+    Trainings crop at random, and centre crops are less work for some loaders than for others. A training
+    compares the checksum of each picture once, but a sample is served again and again.
+
+    Raises:
+        SettingError: unknown trainer.
     """
-    trainer = resolve(settings.trainer, settings.device)
-    check_trainer(trainer, settings.size)  # an error now, not later
+    trainer = resolve_trainer(settings.trainer, settings.device)
+    check_trainer(trainer, settings.size)  # raises now, not in the process of a trial
     return replace(settings, trainer=trainer, augment="train", check="never")
 
 
 def _describe(question: Question, settings: Settings) -> dict[str, Any]:
-    """What all trials have in common, for the file of the result."""
+    """Return the settings that all trials share, for the file of the result."""
     scan = question.scan
     names = ("size", "batch_size", "seconds", "augment", "trainer", "repeats")
     return {
@@ -166,24 +172,25 @@ def _describe(question: Question, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _turn(name: str, repeat: int, settings: Settings) -> list[dict[str, Any]]:
-    """What the trials of one loader in one turn are of."""
-    of = {"backend": BACKENDS[name], "data": name, "repeat": repeat}
-    return [{"what": LOADER, **of}, {"what": FED, **of, "trainer": settings.trainer}]
+def _loader_keys(name: str, repeat: int, settings: Settings) -> list[dict[str, Any]]:
+    """Return the keys of one loader's trials in one turn: alone, and feeding the trainer."""
+    key = {"backend": BACKENDS[name], "data": name, "repeat": repeat}
+    return [{"what": LOADER, **key}, {"what": FED, **key, "trainer": settings.trainer}]
 
 
-def _all_trials(question: Question, settings: Settings) -> Iterator[dict[str, Any]]:
+def _all_keys(question: Question, settings: Settings) -> Iterator[dict[str, Any]]:
+    """Yield the keys of all trials of a finished result but those of converting."""
     yield {"what": DISK}
     yield {"what": SAMPLE}
     for name in question.loaders:
         for repeat in range(settings.repeats):
-            yield from _turn(name, repeat, settings)
+            yield from _loader_keys(name, repeat, settings)
 
 
 def _measure(
     trials: Trials, question: Question, settings: Settings, folder: Path, on_progress: Progress
 ) -> None:
-    """Measure what the file of the result lacks."""
+    """Measure the trials that are not in the file of the result yet."""
     begin_s = time.perf_counter()
     steps = 1 + settings.repeats
     on_progress(0, steps)
@@ -210,55 +217,68 @@ def _measure(
 
 
 def _take_turn(trials: Trials, places: dict[str, Path], repeat: int, settings: Settings) -> None:
-    """Measure the trainer, and each loader alone and fed to it; what fails goes to `trials.skipped`."""
+    """Measure the trainer, and each loader alone and feeding it.
+
+    Args:
+        places: folder that each loader reads; a loader that fails is removed, and added to `trials.skipped`.
+    """
     half_s = settings.seconds / 2
-    alone = settings.of("", Path(), settings.classes, warmup=0, batches=1, monitored=False, seconds=half_s)
-    of = {"what": TRAINER, "trainer": settings.trainer, "repeat": repeat}
-    trials.measure(of, lambda: _run(measure_trainer, alone))
+    trainer_settings = settings.for_loader(
+        "", Path(), settings.classes, warmup=0, batches=1, monitored=False, seconds=half_s
+    )
+    trainer_key = {"what": TRAINER, "trainer": settings.trainer, "repeat": repeat}
+    trials.measure(trainer_key, partial(_run, measure_trainer, trainer_settings))
     for name in tuple(places):
         place = places[name]
         if not page_cache.warm(place):
             raise SettingError(
-                f"{place}: is more than half of the free memory, so it cannot be measured with a warm "
-                f"cache; free memory, or take a smaller tree"
+                "is more than half of the free memory, so it cannot be measured with a warm cache",
+                path=place,
+                remedy="free memory, or take a smaller tree",
             )
         try:
             data = open_split(place.resolve(), "train")
-            reads = Candidate(BACKENDS[name], place.resolve(), data).reads
-            spec = settings.of(BACKENDS[name], reads, len(data.classes), warmup=0, batches=1, monitored=False)
-            by_itself = replace(spec, trainer=NullTrainer.name, first_epoch=True)
-            fed = replace(spec, warmup_s=half_s)
-            loader_of, fed_of = _turn(name, repeat, settings)
-            trials.measure(loader_of, lambda: _run(measure, by_itself))  # noqa: B023 (called at once)
-            trials.measure(fed_of, lambda: _run(measure, fed))  # noqa: B023
+            loader_settings = settings.for_loader(
+                BACKENDS[name],
+                Candidate(BACKENDS[name], place.resolve(), data).loader_path,
+                len(data.classes),
+                warmup=0,
+                batches=1,
+                monitored=False,
+            )
+            alone = replace(loader_settings, trainer=NullTrainer.name, first_epoch=True)
+            fed = replace(loader_settings, warmup_s=half_s)
+            alone_key, fed_key = _loader_keys(name, repeat, settings)
+            trials.measure(alone_key, partial(_run, measure, alone))
+            trials.measure(fed_key, partial(_run, measure, fed))
         except _FAILURES as error:
             trials.skipped[name] = str(error).replace(f"{place.resolve()}", "the sample")
             del places[name]
 
 
-def _run(function: Any, settings: Settings) -> Trial:
-    """Run a trial in a process of its own, and note what else the machine did meanwhile."""
+def _run(function: Callable[[Settings], Trial], settings: Settings) -> Trial:
+    """Run a trial in a process of its own, and note what other processes took of the CPUs meanwhile."""
     others = OtherProcesses()
-    trial: Trial = run_fresh(function, settings)
+    trial = run_in_process(function, settings)
     share = others.share()
     numbers = trial.numbers if share is None else {**trial.numbers, "other_cpu_share": share}
     return Trial(numbers=numbers)
 
 
 def _measure_disk(folder: Path) -> Trial:
-    """Bytes per second of sequential reads, and seconds until a read begins to give data."""
+    """Measure bytes per second of sequential reads, and the seconds from a request to its first byte."""
     try:
-        with disk.readable_file(folder, _DISK_FILE_BYTES) as file:
+        with disk.uncached_file(folder, _DISK_FILE_BYTES) as file:
             sequential = file.sequential_rate(_DISK_SECONDS) * 1e6
             random = file.random_rate(mmap.PAGESIZE, _DISK_SECONDS / 2) * 1e6
-    except SettingError:  # on no disk
+    except SettingError:  # the folder is in memory, or its file system has no direct I/O
         return Trial(numbers={"read_bytes_per_s": _MEMORY_BYTES_PER_S, "first_byte_s": 0.0})
     first_byte_s = max(0.0, mmap.PAGESIZE / random - mmap.PAGESIZE / sequential)
     return Trial(numbers={"read_bytes_per_s": sequential, "first_byte_s": first_byte_s})
 
 
 def _take_sample(trials: Trials, question: Question, settings: Settings, folder: Path) -> Trees:
-    """Copy pictures of the tree into `folder`, the same ones as before where there was a before."""
+    """Copy pictures of the tree into `folder`: those of the trial SAMPLE if it is there, else new ones."""
     before = trials.find({"what": SAMPLE})
     same_as = None
     if before is not None:
@@ -266,12 +286,12 @@ def _take_sample(trials: Trials, question: Question, settings: Settings, folder:
     choosing_s = _CHOOSING_SHARE * question.limit_s
     scan = question.scan
     trees = make_trees(scan, question.recipe, settings, folder, question.pictures, choosing_s, same_as)
-    trials.measure({"what": SAMPLE}, lambda: _describe_sample(scan, trees))
+    trials.measure({"what": SAMPLE}, partial(_make_sample_trial, scan, trees))
     return trees
 
 
-def _describe_sample(scan: Scan, trees: Trees) -> Trial:
-    """What the sample is, and what cannot be read of it: by precache, and by ImageFolder."""
+def _make_sample_trial(scan: Scan, trees: Trees) -> Trial:
+    """Return the size of the sample, and the pictures that precache or ImageFolder cannot read."""
     numbers: dict[str, float] = {
         "pictures": trees.pictures,
         "copies": trees.copies,
@@ -288,25 +308,25 @@ def _describe_sample(scan: Scan, trees: Trees) -> Trial:
         path, kind = next(iter(trees.undecodable.items()))
         facts["undecodable"] = f"{path} ({kind})"
     if not isinstance(scan.root, Url):
-        refused = imagefolder.find_refused(scan, trees.paths)
-        facts["refused"] = " ".join(refused.sentences())
+        faults = imagefolder.find_faults(scan, trees.paths)
+        facts["refused"] = " ".join(faults.sentences())
     return Trial(numbers=numbers, facts={name: fact for name, fact in facts.items() if fact})
 
 
 def _convert_sample(trials: Trials, name: str, question: Question, trees: Trees, place: Path) -> None:
-    """Convert the sample into `place`, and note how long that takes."""
+    """Convert the sample into `place`, and add the trial of how long that takes."""
     recipe = replace(question.recipe, format=name)
     cpus = question.settings.workers_alone
-    small, large, image_bytes = convert_twice(trees, len(question.scan.samples), recipe, cpus, place)
-    trials.measure(
-        {"what": CONVERT, "format": name},
-        lambda: Trial(
-            numbers={
-                "small_s": small[0],
-                "small_images": small[1],
-                "large_s": large[0],
-                "large_images": large[1],
-                "image_bytes": image_bytes,
-            }
-        ),
+    (small_s, small_images), (large_s, large_images), image_bytes = convert_twice(
+        trees, len(question.scan.samples), recipe, cpus, place
     )
+    trial = Trial(
+        numbers={
+            "small_s": small_s,
+            "small_images": small_images,
+            "large_s": large_s,
+            "large_images": large_images,
+            "image_bytes": image_bytes,
+        }
+    )
+    trials.measure({"what": CONVERT, "format": name}, lambda: trial)

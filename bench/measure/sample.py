@@ -1,8 +1,9 @@
-"""A sample of a tree: its pictures, what cannot be read among them, and what converting it takes.
+"""Sample of a tree: copies of some of its pictures, and the time that converting them takes.
 
-The sample is converted and loaded for real. It is repeated until a conversion takes seconds and every worker
-has shards to write: with few pictures, what is measured is the start. Its pictures are spread over the sizes
-of the tree's files, so that its mean size, which decides what decoding and storing cost, is the tree's.
+The sample is converted and loaded for real. Its pictures are copied several times, until a conversion takes
+seconds and every worker has shards to write; with fewer, mostly the start of processes would be measured.
+Its pictures are spread over the sizes of the tree's files, so that its mean size, which decides what decoding
+and storing cost, is that of the tree.
 """
 
 import math
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.measure.fresh import run_watched
+from bench.measure.processes import run_command
 from bench.measure.settings import Settings
 from precache.dataset.converted import open_dataset
 from precache.errors import ImageError, SourceError
@@ -27,25 +28,26 @@ from precache.recipe import Recipe
 from precache.sources.base import SampleRef, Scan, picture_readers
 from precache.storage.urls import Url
 
-SMALL_IMAGES = 24  # of the conversion that takes hardly longer than its start
-_ROUNDS = 2  # shards per worker, at least
-_MOST_SHARDS = 40
-_MOST_BYTES = 1e9  # that a converted sample may take
+SMALL_IMAGES = 24
+"""Limit of pictures in the small tree, whose conversion takes hardly longer than its processes' start."""
+_MIN_SHARDS_PER_WORKER = 2
+_MAX_SHARDS = 40
+_MAX_STORED_BYTES = 1e9  # of a converted sample
 
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """The sample as two trees on disk.
+    """Two trees on disk with the pictures of the sample: a small one, and a large one with copies.
 
     Attributes:
-        small, large: the trees; the latter holds each picture as often as the others.
-        small_images: pictures of the small tree.
-        copies: how often the large tree holds each picture.
-        pictures: of the sample, each counted once.
+        small, large: folders of the trees; the large one holds each picture equally often.
+        small_images: number of pictures in the small tree.
+        copies: number of times that the large tree holds each picture.
+        pictures: number of pictures of the sample, each counted once.
         image_bytes: mean size of a file of the sample.
-        paths: of the pictures that were taken, below the scanned tree, those that cannot be decoded included.
-        damaged: why precache cannot decode some of them, by path.
-        undecodable: kinds of those among them for which this Pillow has no decoder, by path.
+        paths: paths below the scanned tree of all pictures that were tried, damaged ones included.
+        damaged: reasons why precache cannot decode some of them, by path.
+        undecodable: kinds of the damaged ones for which this Pillow has no decoder, by path.
     """
 
     small: Path
@@ -60,12 +62,12 @@ class Trees:
 
     @property
     def large_images(self) -> int:
-        """Pictures of the large tree."""
+        """Number of pictures in the large tree."""
         return self.copies * self.pictures
 
 
 def train_images(scan: Scan) -> int:
-    """Pictures of an epoch: of the split `train` where there is one."""
+    """Return the number of pictures of an epoch: those of the split `train`, or all if there is none."""
     names = scan.samples.split_names
     if "train" not in names:
         return len(scan.samples)
@@ -81,16 +83,19 @@ def make_trees(
     choosing_s: float = math.inf,
     same_as: tuple[int, int] | None = None,
 ) -> Trees:
-    """Copy the sample of `scan` into `folder`, once and repeated.
+    """Copy a sample of the scanned tree into `folder`, as a small and a large tree.
 
     Args:
-        choosing_s: after so many seconds of decoding them, the sample has enough pictures.
-        same_as: pictures and copies of a sample that was made before, to make that again.
+        recipe: recipe of the conversion, for the size of stored pictures.
+        settings: settings of the trials; the large tree has enough pictures for `seconds` and a batch.
+        pictures: most pictures of the sample.
+        choosing_s: seconds of decoding after which the sample has enough pictures.
+        same_as: (pictures, copies) of an earlier sample, to make the same one again; None: a new sample.
 
     Raises:
         SourceError: no picture of the sample can be decoded.
     """
-    most = same_as[0] if same_as is not None else pictures
+    max_pictures = same_as[0] if same_as is not None else pictures
     by_size = np.argsort(scan.samples.file_bytes, kind="stable")
     count = min(pictures, len(by_size))
     rows = by_size[((np.arange(count) + 0.5) * len(by_size) / count).astype(int)]
@@ -101,20 +106,22 @@ def make_trees(
     sizes, stored_bytes, decode_s = [], 0, 0.0
     rendering = replace(recipe, format="shards").rendering
     refs = [scan.samples[row] for row in np.random.default_rng(41).permutation(rows).tolist()]
-    for ref, path in zip(refs, _on_disk(scan, refs, folder / "fetched"), strict=False):
-        if len(usable) == most or (same_as is None and len(usable) >= SMALL_IMAGES and decode_s > choosing_s):
-            break  # large pictures: fewer of them, at random, for they are permuted
+    for ref, path in zip(refs, _local_paths(scan, refs, folder / "fetched"), strict=False):
+        if len(usable) == max_pictures:
+            break
+        if same_as is None and len(usable) >= SMALL_IMAGES and decode_s > choosing_s:
+            break  # fewer of large pictures; the order is random, so these are a random part
         paths.append(ref.path)
         start_s = time.perf_counter()
         data = b""
         try:
             data = images.read_bytes(path)
             pixels, _ = images.render(data, path, rendering)
-        except SourceError as error:  # a conversion would stop: it may be intact
+        except SourceError as error:  # a conversion would stop here: the picture may be intact
             damaged[ref.path] = str(error).removeprefix(f"{path}: ")
             continue
         except ImageError as error:  # a conversion would leave it out, too
-            damaged[ref.path] = error.reason
+            damaged[ref.path] = f"{error.reason}; {error.remedy}" if error.remedy else error.reason
             if data and (kind := kinds.undecodable_kind(data)):
                 undecodable[ref.path] = kind
             continue
@@ -125,14 +132,15 @@ def make_trees(
     if not usable:
         path, reason = next(iter(damaged.items()))
         raise SourceError(
-            f"{scan.root}: none of {count:,} pictures taken from it can be decoded; first: {path}, {reason}"
+            f"none of {count:,} pictures taken from it can be decoded; first: {path}, {reason}",
+            path=scan.root,
         )
     if same_as is not None:
         copies = same_as[1]
     else:
-        wanted = settings.seconds * settings.workers_alone * len(usable) / max(decode_s, 1e-9)
-        fill_a_batch = math.ceil(settings.batch_size / len(usable))
-        copies = max(fill_a_batch, int(min(wanted / len(usable), _MOST_BYTES / stored_bytes)))
+        copies_for_seconds = settings.seconds * settings.workers_alone / max(decode_s, 1e-9)
+        copies_for_a_batch = math.ceil(settings.batch_size / len(usable))
+        copies = max(copies_for_a_batch, int(min(copies_for_seconds, _MAX_STORED_BYTES / stored_bytes)))
     _copy_tree(usable[:SMALL_IMAGES], 1, folder / "small")
     _copy_tree(usable, copies, folder / "large")
     return Trees(
@@ -148,8 +156,8 @@ def make_trees(
     )
 
 
-def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[str]:
-    """Paths of the pictures; those of a URL are fetched into `folder`."""
+def _local_paths(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[str]:
+    """Yield the path of each picture on disk; pictures of a tree at a URL are fetched into `folder`."""
     if not isinstance(scan.root, Url):
         yield from (f"{scan.root}/{ref.path}" for ref in refs)
         return
@@ -160,14 +168,14 @@ def _on_disk(scan: Scan, refs: Sequence[SampleRef], folder: Path) -> Iterator[st
         path = folder / f"{number:06d}{Path(ref.path).suffix}"
         try:
             content = read()
-        except ImageError:  # too large for a picture: nobody can decode the empty file either
+        except ImageError:  # larger than a picture may be; the empty file cannot be decoded either
             content = b""
         path.write_bytes(content if isinstance(content, bytes) else content.tobytes())
         yield str(path)
 
 
 def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None:
-    """Files named by copy and number, in folders named by class; the copies are links to the first."""
+    """Make a tree of `copies` files of each (path, class name); all but the first are hard links to it."""
     for number, (path, class_name) in enumerate(pictures):
         (tree / class_name).mkdir(parents=True, exist_ok=True)
         suffix = Path(path).suffix
@@ -180,26 +188,32 @@ def _copy_tree(pictures: list[tuple[str, str]], copies: int, tree: Path) -> None
 def convert_twice(
     trees: Trees, whole_images: int, recipe: Recipe, workers: int, folder: Path
 ) -> tuple[tuple[float, int], tuple[float, int], float]:
-    """Convert the small sample, and the large one into `folder`, as a user does: by a process of its own.
+    """Convert the small tree, and the large one into `folder`, by the command that a user runs.
 
-    The large one has as many shards as the whole tree would have, at most 40, and shards for all workers: a
-    loader that reads whole shards ahead meets those of the next epoch while it holds the last ones of this,
-    and with few shards they are often the same, and need not be read again.
+    The large one gets as many shards as the whole tree would have, at most 40, and shards for all workers. A
+    loader that reads whole shards ahead reads those of the next epoch while it holds the last ones of this
+    epoch; with few shards they are often the same and would not be read again, as they would be in training.
+
+    Args:
+        whole_images: number of pictures in the whole tree.
+        workers: processes of each conversion.
 
     Returns:
-        Seconds, start included, and pictures of each, and bytes of a picture as it is stored.
+        (seconds, pictures) of the small and of the large conversion, start of processes included; and mean
+        bytes of a stored picture.
 
     Raises:
-        WorkerError: it failed.
+        WorkerError: a conversion failed.
     """
 
     def convert(tree: Path, destination: Path, recipe: Recipe) -> float:
         words = ["convert", str(tree.resolve()), str(destination), "--format", recipe.format]
         words += [*shlex.split(recipe.to_flags()), "--workers", str(workers)]
-        return run_watched([sys.executable, "-m", "precache", *words])[0]
+        return run_command([sys.executable, "-m", "precache", *words])[0]
 
     small_s = convert(trees.small, folder.with_name(f"{folder.name}-small"), recipe)
-    shards = max(_ROUNDS * workers, min(_MOST_SHARDS, math.ceil(whole_images / recipe.samples_per_shard)))
+    whole_shards = math.ceil(whole_images / recipe.samples_per_shard)
+    shards = max(_MIN_SHARDS_PER_WORKER * workers, min(_MAX_SHARDS, whole_shards))
     shard_images = min(recipe.samples_per_shard, math.ceil(trees.large_images / shards))
     large_s = convert(trees.large, folder, replace(recipe, shard_bytes=shard_images * recipe.picture_bytes))
     image_bytes = open_dataset(folder).manifest.stored_bytes / trees.large_images

@@ -1,4 +1,4 @@
-"""What to run: one dataclass, which the command line fills and every trial reads."""
+"""Settings of a trial: one dataclass, which the command line fills and every trial reads."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -10,8 +10,8 @@ import torch
 
 import loaders
 from bench.measure import imagefolder
-from bench.measure.fresh import in_one_line
-from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve
+from bench.measure.processes import explain_trial_errors
+from bench.measure.trainers import Trainer, check_trainer, make_trainer, resolve_trainer
 from loaders.augment import AUGMENTATIONS
 from loaders.batch import Batch
 from loaders.settings import AugmentName, CacheName, Check, Last, Shuffle
@@ -25,14 +25,20 @@ CACHES = ("none", "ram", "device")
 SHUFFLES: dict[str, Shuffle] = {"auto": True, "full": "full", "none": False, "window": "window"}
 _CPU = torch.device("cpu")
 LAST: Last = "drop"
-"""What the loader of a trial does with the samples that fill no batch, see `loaders.build`.
+"""Argument `last` of `loaders.build` in a trial: samples that fill no batch are left out.
 
 A short last batch is another shape, for which cuDNN would tune and torch compile inside the measurement.
 """
 
 
-class Feed(AbstractContextManager[Any], Protocol):
-    """What a trial needs of a loader: one of `loaders.build`, or one that people use today."""
+class TrialLoader(AbstractContextManager[Any], Protocol):
+    """Interface of the loaders that a trial measures: those of `loaders.build`, and `ImageFolderLoader`.
+
+    Attributes:
+        batch_size: samples of every batch.
+        samples: samples of an epoch, those that fill no batch included.
+        classes: names of the classes.
+    """
 
     batch_size: int
     samples: int
@@ -40,40 +46,42 @@ class Feed(AbstractContextManager[Any], Protocol):
 
     @property
     def size(self) -> Size:
-        """Of the served pictures."""
+        """Size of the served pictures, pixels."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
     def __len__(self) -> int:
-        """Batches per epoch."""
+        """Return the number of batches in an epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Everything that a trial depends on; checked once. It pickles.
+    """Everything that a trial depends on, checked once; it pickles.
 
-    A command fills what all of its trials have in common; `of` names the loader of one of them.
+    A command fills the settings that all of its trials share; `for_loader` adds the loader of one of them.
 
     Attributes:
-        backend, path: of the loader; not looked at where there is none.
-        classes: of its data.
+        backend, path: backend and folder of the loader; unused in a trial without one.
+        classes: number of classes of its data.
         trainer: name, see `bench.measure.trainers.CHOICES`.
-        amp, compiled: of trainers that compute, see `bench.measure.trainers.make_trainer`.
-        device: where batches go and the trainer runs.
+        amp, compiled: settings of trainers that compute, see `bench.measure.trainers.make_trainer`.
+        device: device that batches are delivered to and the trainer runs on.
         batch_size: samples per batch, of each rank.
-        workers: of the loader; None: the CPUs, shared out among the ranks.
+        workers: processes or threads of the loader; None: the CPUs, shared out among the ranks.
         size: side of the served square, pixels.
-        warmup, batches: before the timed ones, and timed, of each trial.
+        warmup: batches of each trial before the timed ones.
+        batches: timed batches of each trial.
         repeats: trials of each kind, taking turns.
         cold: whether each loader is measured with a cold page cache, too.
-        warmup_s, seconds: at least so long, the former after `warmup`, the latter instead of `batches`;
-            0: not asked for.
-        first_epoch: whether a whole epoch goes before all that; so it does where there is a cache to fill.
+        warmup_s: least seconds of further batches after `warmup`; 0 for none.
+        seconds: least seconds of the timed batches, instead of `batches`; 0: `batches` are timed.
+        first_epoch: whether a whole epoch is served before the warm-up; always so with a `cache`, to fill it.
         augment, last, rank, world_size: see `loaders.build`.
-        shuffle: one of SHUFFLES.
+        shuffle: name in SHUFFLES.
         check, cache: see `loaders.Reading`.
-        monitored: whether the machine is watched while a trainer is fed.
-        around: called in the trial's process and entered around the run; tests slow a stage down with it.
+        monitored: whether the machine is monitored while a trainer is fed.
+        around: context manager to enter around the run, in the trial's process; tests slow a stage down
+            with it.
     """
 
     backend: str = ""
@@ -115,35 +123,36 @@ class Settings:
         if self.cold and self.cache != "none":
             raise SettingError(
                 f"cache {self.cache!r} is full before anything is timed, so no file is read from a cold page "
-                f"cache; leave out --cold or --cache"
+                f"cache",
+                remedy="leave out --cold or --cache",
             )
-        full_name = resolve(self.trainer, self.device)
+        full_name = resolve_trainer(self.trainer, self.device)
         check_trainer(full_name, self.size, amp=self.amp, compiled=self.compiled)
 
-    def of(self, backend: str, path: Location, classes: int, **others: Any) -> "Settings":
-        """Those of a trial of that loader; `others` are other fields."""
-        return replace(self, backend=backend, path=path, classes=classes, **others)
+    def for_loader(self, backend: str, path: Location, classes: int, **changes: Any) -> "Settings":
+        """Return the settings of a trial of that loader; `changes` are new values of other fields."""
+        return replace(self, backend=backend, path=path, classes=classes, **changes)
 
     @property
     def workers_alone(self) -> int:
-        """Of a loader that has all CPUs of this machine."""
+        """Workers of a loader that shares the CPUs of this machine with no other rank."""
         return available_cpus() if self.workers is None else self.workers
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """What goes around every run."""
-        with self.around(), in_one_line(self.batch_size, self.size):
+    def trial_context(self) -> Iterator[None]:
+        """Enter `around`, and give errors of the block a remedy, see `explain_trial_errors`."""
+        with self.around(), explain_trial_errors(self.batch_size, self.size):
             yield
 
     def make_trainer(self) -> Trainer:
         """Build the trainer."""
         return make_trainer(self.trainer, self.device, self.classes, amp=self.amp, compiled=self.compiled)
 
-    def open_loader(self, dtype: torch.dtype) -> Feed:
+    def open_loader(self, dtype: torch.dtype) -> TrialLoader:
         """Build the loader; `imagefolder` serves float32 whatever `dtype` is."""
         if self.backend == imagefolder.NAME:
             return self._open_imagefolder()
-        backend: Any = self.backend  # `loaders.build` knows its name
+        backend: Any = self.backend  # a Literal of `loaders.build`, which a str is not
         workers: int | Literal["auto"] = "auto" if self.workers is None else self.workers
         return loaders.build(
             self.path,
@@ -159,15 +168,14 @@ class Settings:
             reading=loaders.Reading(workers=workers, check=self.check, cache=self.cache),
         )
 
-    def _open_imagefolder(self) -> Feed:
-        refused = {"cache": (self.cache, "none"), "last": (self.last, LAST)}
-        for name, (value, usual) in refused.items():
-            if value != usual:
+    def _open_imagefolder(self) -> TrialLoader:
+        for name, value, default in (("cache", self.cache, "none"), ("last", self.last, LAST)):
+            if value != default:
                 raise SettingError(
                     f"{imagefolder.NAME} takes no {name} {value!r}: torch's DataLoader has none"
                 )
         check_choice("shuffle", self.shuffle, ("auto", "full", "none"))
-        assert isinstance(self.path, Path), "it reads trees alone, and those are on disk"
+        assert isinstance(self.path, Path), "ImageFolder reads trees on disk alone"
         return imagefolder.ImageFolderLoader(
             self.path,
             batch_size=self.batch_size,
@@ -176,7 +184,7 @@ class Settings:
             device=self.device,
             augment=self.augment,
             shuffle=self.shuffle != "none",
-            skip_refused=True,
+            skip_unreadable=True,
         )
 
 
@@ -185,5 +193,6 @@ def check_fills_batch(batch_size: int, samples: int) -> None:
     if batch_size > samples:
         raise SettingError(
             f"batch_size {batch_size:,} is more than the {samples:,} pictures of an epoch, and trials are "
-            f"measured on full batches; choose a smaller one"
+            f"measured on full batches",
+            remedy="choose a smaller one",
         )

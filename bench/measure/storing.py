@@ -1,5 +1,6 @@
-"""How a tree is to be stored: what fits, what was begun before, and whether a folder is free for it."""
+"""Choice of a recipe and a folder for a tree: by free space, by an earlier conversion, by free names."""
 
+import math
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,68 +17,77 @@ from precache.recipe import Recipe
 from precache.reporting import human_bytes
 from precache.sources.base import Scan, check_no_overlap
 
-_PICTURES = 100
+_MEASURED_PICTURES = 100
 
 
-def choose(
+def choose_recipe(
     scan: Scan, size: int, formats: Sequence[str], limit_bytes: float, limit: str
 ) -> tuple[Recipe, tuple[str, ...]]:
-    """Choose what keeps most of the pictures, of the ways in which one of `formats` fits into `limit_bytes`.
+    """Choose the largest stored size and quality with which a format fits into `limit_bytes`.
 
     Args:
+        size: side of the squares that are trained with, pixels.
+        formats: names of formats to choose from.
         limit: the limit in words, for the error.
 
     Returns:
-        How pictures are stored, and which formats fit.
+        The recipe, in the first of `formats`, and the names of the formats that fit.
 
     Raises:
-        SettingError: none fits; says what would.
+        SettingError: none fits; the message says how many bytes would.
     """
-    least: list[tuple[float, Recipe]] = []
+    smallest: Recipe | None = None
+    smallest_bytes = math.inf
     for stored, quality in ways_to_store(size):
         recipes = [Recipe(format=name, size=stored, quality=quality) for name in formats]
-        needed = {recipe.format: SLACK * measure_bytes(scan, recipe) for recipe in recipes}
-        if fitting := tuple(name for name in formats if needed[name] <= limit_bytes):
-            return recipes[0], fitting
-        least += [(needed[recipe.format], recipe) for recipe in recipes]
-    least_bytes, recipe = min(least, key=lambda each: each[0])
+        fitting = []
+        for recipe in recipes:
+            needed_bytes = SLACK * measure_bytes(scan, recipe)
+            if needed_bytes <= limit_bytes:
+                fitting.append(recipe.format)
+            if needed_bytes < smallest_bytes:
+                smallest, smallest_bytes = recipe, needed_bytes
+        if fitting:
+            return recipes[0], tuple(fitting)
+    assert smallest is not None, "there is a format to choose from"
     raise SettingError(
-        f"no format fits into {limit}: the smallest, {recipe.format} of {stored_words(recipe)}, "
-        f"needs {human_bytes(least_bytes)}; free that much, or give --max-bytes "
-        f"{-int(-least_bytes // 1e6)}MB or more"
+        f"no format fits into {limit}: the smallest, {smallest.format} of {stored_words(smallest)}, "
+        f"needs {human_bytes(smallest_bytes)}",
+        remedy=f"free that much, or give --max-bytes {math.ceil(smallest_bytes / 1e6)}MB or more",
     )
 
 
 def measure_bytes(scan: Scan, recipe: Recipe) -> int:
-    """Bytes that `scan` takes in `recipe`'s format, by a hundred pictures that are converted in memory."""
-    how, sizes = recipe.rendering, []
-    for ref in sample_evenly(scan, _PICTURES):
+    """Estimate the bytes of the converted tree from a hundred pictures that are converted in memory."""
+    sizes = []
+    for ref in sample_evenly(scan, _MEASURED_PICTURES):
         with suppress(ImageError):
             path = scan.source.where(ref)
-            stored, *_ = make_stored_picture(scan.source.read(ref, recipe.max_pixels), path, recipe, how)
+            stored, *_ = make_stored_picture(
+                scan.source.read(ref, recipe.max_pixels), path, recipe, recipe.rendering
+            )
             sizes.append(len(stored) if isinstance(stored, bytes) else stored.nbytes)
     return dataset_bytes(scan, recipe, sum(sizes) / len(sizes) if sizes else 0)
 
 
 def find_limit(place: Path, max_bytes: str | None) -> tuple[float, str]:
-    """Bytes that what lies in `place` may take, and what limits it, in words."""
+    """Return the most bytes that a dataset in `place` may take, and in words what sets that limit."""
     folder = place.absolute()
     while not folder.is_dir():
         folder = folder.parent
-    free = shutil.disk_usage(folder).free
-    asked = None if max_bytes is None else parse_bytes(max_bytes)
-    if asked is not None and asked <= free:
-        return asked, f"the {max_bytes} of --max-bytes"
-    return free, f"the {human_bytes(free)} that are free"
+    free_bytes = shutil.disk_usage(folder).free
+    if max_bytes is not None and parse_bytes(max_bytes) <= free_bytes:
+        return parse_bytes(max_bytes), f"the {max_bytes} of --max-bytes"
+    return free_bytes, f"the {human_bytes(free_bytes)} that are free"
 
 
-def find_begun(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
-    """The recipe of what was begun or finished in `place`: the tree in the format `name`; else None.
+def find_begun_recipe(place: Path, scan: Scan, name: str, size: int) -> Recipe | None:
+    """Return the recipe of a conversion that was begun or finished in `place`; None for none that fits.
 
-    Only what `precache auto` would have chosen counts.
+    It has to be of the same tree, in the format `name`, and with settings that `precache auto` chooses.
 
     Args:
-        size: of training, in pixels: what is stored is no smaller.
+        size: side of the squares that are trained with, pixels; pictures have to be stored no smaller.
     """
     try:
         if is_converted(place):
@@ -99,14 +109,15 @@ def check_free(scan: Scan, place: Path, overwrite: bool) -> None:
     check_no_overlap(scan.source, place)
     if not overwrite and not is_untouched(place):
         raise DatasetError(
-            f"{place}: holds a conversion of other pictures, or with other settings; choose another DST, or "
-            f"pass --overwrite to replace it"
+            "holds a conversion of other pictures, or with other settings",
+            path=place,
+            remedy="choose another DST, or pass --overwrite to replace it",
         )
     check_empty(place)
 
 
 def free_folder(scan: Scan, name: str, root: Path) -> Path:
-    """A folder below `root` into which the tree can be converted to the format `name`."""
+    """Return a folder below `root` into which the tree can be converted to the format `name`."""
     for place in (root / name, root / f"{name}-{scan.root.name}"):
         try:
             check_free(scan, place, overwrite=False)

@@ -1,6 +1,6 @@
-"""What consumes batches: a model's training step, an emulated accelerator, or nothing.
+"""Trainers that take batches: a model's training step, an emulated accelerator, or one that drops them.
 
-PRESETS are accelerators whose rate is published, to be emulated; bench/README.md has the addresses.
+PRESETS are accelerators to emulate, whose rates are published; bench/README.md has the addresses.
 """
 
 import copy
@@ -20,7 +20,7 @@ from precache.errors import SettingError, check_choice, similar_name
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """How many images/s an accelerator trains on, and who says so, with which software."""
+    """Published images/s of an accelerator in training, with model, publisher and software."""
 
     images_per_s: float
     source: str
@@ -35,7 +35,7 @@ PRESETS = {
     "mlperf-storage-a100": Preset(400 / 0.435, "ResNet-50, the sleep of MLPerf Storage"),
 }
 DEFAULT_PRESET = "h100"
-# \b keeps click from filling the lines
+# \b keeps click from joining the lines
 EPILOG = "\n".join(
     [
         "\b",
@@ -47,22 +47,20 @@ EPILOG = "\n".join(
         "PyTorch without MXNet's tuning is slower: --trainer-rate takes the images/s of your own training.",
     ]
 )
-"""For the help of commands that take a trainer."""
-
-_SLOWEST = 1e-3  # images/s
-_MOST_ACCELERATORS = 1024
-_STEPS = 100_000  # of a training whose first steps are measured
-
-
+"""End of the help of commands that take a trainer."""
 CHOICES = f"auto, none, {', '.join(MODELS)}, emulated:IMAGES_PER_S, or emulated:NAME of {', '.join(PRESETS)}"
+"""Names of trainers, for help and messages."""
+_MIN_IMAGES_PER_S = 1e-3
+_MAX_ACCELERATORS = 1024
+_SCHEDULE_STEPS = 100_000  # steps of the training whose first steps are measured
 
 
 class Trainer(Protocol):
-    """Takes batches one after the other.
+    """Interface of trainers, which take batches one after the other.
 
     Attributes:
-        name: as given on the command line.
-        dtype: of the images that it takes.
+        name: name as on the command line.
+        dtype: dtype of the images that it takes.
     """
 
     name: str
@@ -73,17 +71,17 @@ class Trainer(Protocol):
 
 
 class NullTrainer:
-    """Drops each batch: with it a loader runs as fast as it can."""
+    """Trainer that drops each batch, so that a loader runs as fast as it can."""
 
     name = "none"
     dtype = torch.uint8
 
     def step(self, batch: Batch) -> None:
-        """Do nothing."""
+        """Drop `batch`."""
 
 
 class EmulatedTrainer:
-    """Holds each batch for `batch / images_per_s` seconds without using the CPU."""
+    """Trainer that keeps each batch for `samples / images_per_s` seconds without using the CPU."""
 
     dtype = torch.uint8
 
@@ -92,16 +90,16 @@ class EmulatedTrainer:
         self.images_per_s = images_per_s
 
     def step(self, batch: Batch) -> None:
-        """Wait for the batch to arrive, then hold it."""
+        """Wait until the batch is on the device, then for the time of its step."""
         if batch.images.is_cuda:
             torch.cuda.current_stream(batch.images.device).synchronize()
         time.sleep(len(batch.labels) / self.images_per_s)
 
 
 class ModelTrainer:
-    """Learns as `loaders.examples.train` does, with one of MODELS, at the rates of a long training's begin.
+    """Trainer of one of MODELS, as `loaders.examples.train` trains it, in the first steps of a long training.
 
-    The first step on CUDA tunes cuDNN, and a compiled model is compiled in it.
+    The first step on CUDA tunes cuDNN, and compiles the model where `compiled` asks for that.
     """
 
     def __init__(
@@ -110,35 +108,35 @@ class ModelTrainer:
         self.name = name
         self.dtype = DTYPES[resolve_amp(amp, device)]
         model = build_model(name, classes, seed=0).to(device).train()
-        optimizer, schedule = build_optimizer(name, model, _STEPS)
+        optimizer, schedule = build_optimizer(name, model, _SCHEDULE_STEPS)
         self.learner = Learner(model, optimizer, schedule, dtype=self.dtype, compiled=compiled)
 
     def distributed(self) -> "ModelTrainer":
-        """The same model, trained with gradients that are averaged over the ranks of torch.distributed."""
+        """Return a trainer of the same model that averages gradients over the ranks of torch.distributed."""
         trainer = copy.copy(self)
         trainer.learner = copy.copy(self.learner)
         trainer.learner.model = torch.nn.parallel.DistributedDataParallel(self.learner.model)
         return trainer
 
     def step(self, batch: Batch) -> None:
-        """Forward, backward, update."""
+        """Train on `batch`: forward, backward, update."""
         self.learner.step(batch)
 
 
 def make_trainer(
     name: str, device: torch.device, classes: int, *, amp: str = "auto", compiled: bool = False
 ) -> Trainer:
-    """The trainer called `name`, one of CHOICES; `auto` is ResNet-50 where there is a GPU.
+    """Return the trainer called `name`, one of CHOICES; `auto` is ResNet-50 where there is a GPU.
 
     Args:
-        classes: of the data.
-        amp: of MODELS, see `resolve_amp`; the others do not compute.
-        compiled: whether torch.compile compiles the model.
+        classes: number of classes of the data.
+        amp: precision of a model, see `resolve_amp`; other trainers do not compute.
+        compiled: whether torch.compile compiles a model.
 
     Raises:
         SettingError: unknown name, or a rate that is not a positive number.
     """
-    name = resolve(name, device)
+    name = resolve_trainer(name, device)
     if name == "none":
         return NullTrainer()
     if name in MODELS:
@@ -146,8 +144,8 @@ def make_trainer(
     return EmulatedTrainer(name, emulated_images_per_s(name.partition(":")[2]))
 
 
-def resolve(name: str, device: torch.device) -> str:
-    """The full name of the trainer `name`; SettingError as `make_trainer`, without making it."""
+def resolve_trainer(name: str, device: torch.device) -> str:
+    """Return the full name of the trainer `name`; SettingError for the names that `make_trainer` refuses."""
     if name == "auto":
         name = "resnet50" if device.type == "cuda" else "emulated"
     if name in ("none", *MODELS):
@@ -164,35 +162,48 @@ def resolve(name: str, device: torch.device) -> str:
 def check_trainer(name: str, size: int, *, amp: str = "auto", compiled: bool = False) -> None:
     """Raise SettingError where the trainer of that full name takes no such pictures or settings."""
     check_choice("amp", amp, AMP)
-    if name not in MODELS:
-        asked = {f"amp {amp!r}": amp not in ("auto", "off"), "compile": compiled}
-        for setting, wanted in asked.items():
-            if wanted:
-                raise SettingError(
-                    f"{setting} is for trainers that compute, got {name!r}; choose from: {', '.join(MODELS)}"
-                )
-    else:
+    if name in MODELS:
         check_size(name, size)
+        return
+    if amp not in ("auto", "off"):
+        setting = f"amp {amp!r}"
+    elif compiled:
+        setting = "compile"
+    else:
+        return
+    raise SettingError(
+        f"{setting} is for trainers that compute, got {name!r}; choose from: {', '.join(MODELS)}"
+    )
 
 
 def emulated_images_per_s(argument: str) -> float:
-    """Of a preset or a number, as many times as `xN` behind it says; SettingError for anything else."""
-    several = re.fullmatch(r"(.+)x(\d+)", argument)
-    one, count = (several[1], int(several[2])) if several else (argument, 1)
-    if several and not 2 <= count <= _MOST_ACCELERATORS:
-        raise SettingError(
-            f"emulated:{argument}: several accelerators are x2 to x{_MOST_ACCELERATORS:,}, got x{count}; "
-            f"leave it out for one"
-        )
-    if one in PRESETS:
-        return count * PRESETS[one].images_per_s
+    """Return the images/s of an emulated accelerator.
+
+    Args:
+        argument: a name of PRESETS or a number of images/s; `xN` behind it means N of them.
+
+    Raises:
+        SettingError: anything else.
+    """
+    single, count = argument, 1
+    match = re.fullmatch(r"(.+)x(\d+)", argument)
+    if match:
+        single, count = match[1], int(match[2])
+        if not 2 <= count <= _MAX_ACCELERATORS:
+            raise SettingError(
+                f"emulated:{argument}: several accelerators are x2 to x{_MAX_ACCELERATORS:,}, got x{count}",
+                remedy="leave it out for one",
+            )
+    if single in PRESETS:
+        return count * PRESETS[single].images_per_s
     try:
-        rate = float(one)
+        rate = float(single)
     except ValueError:
         rate = 0.0
-    if not _SLOWEST <= rate < float("inf"):
+    if not _MIN_IMAGES_PER_S <= rate < float("inf"):
         raise SettingError(
-            f"unknown rate {argument!r} of the emulated trainer; give images/s, as in 'emulated:1786', "
-            f"or one of: {', '.join(PRESETS)}, with x8 behind it for 8 of them"
+            f"unknown rate {argument!r} of the emulated trainer",
+            remedy=f"give images/s, as in 'emulated:1786', or one of: {', '.join(PRESETS)}, with x8 behind "
+            f"it for 8 of them",
         )
     return count * rate

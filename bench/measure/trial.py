@@ -1,7 +1,7 @@
-"""One measured run: batches from a source, through a trainer, with the wait and the step of each.
+"""Functions that measure one trial: batches go from a loader to a trainer, each wait and step is timed.
 
-Every command runs its trials here. A run is asked for with `Settings`, which pickle, so that it can have
-a process of its own: see `bench.measure.fresh`.
+All commands run their trials here, mostly in a process of its own, see `bench.measure.processes`; so the
+arguments pickle.
 """
 
 import itertools
@@ -22,7 +22,7 @@ import torch
 
 from bench.machine.monitor import Monitor
 from bench.measure import imagefolder
-from bench.measure.settings import Feed, Settings, check_fills_batch
+from bench.measure.settings import Settings, TrialLoader, check_fills_batch
 from bench.measure.trainers import NullTrainer, Trainer
 from bench.report.result import Trial
 from loaders.augment import centre_boxes, crop_into
@@ -37,29 +37,30 @@ from precache.formats import FORMATS, StoredSample
 from precache.pictures.jpeg import Pixels
 from precache.pictures.sizes import Size, sides
 
-PICTURES = 200  # that stages are timed on
-DECODING = ("pytorch", "webdataset")
-"""Backends whose reader and decoder are this project's, so that they can be run apart."""
-_FILLING, _READING = "fill", "read"  # names of the threads that a loader has one of for each worker
+PROBED_PICTURES = 200  # pictures that `time_stages` reads and decodes
+DECODING_BACKENDS = ("pytorch", "webdataset")
+"""Backends whose reader and decoder are this project's, so that `time_stages` can run them apart."""
+_FILLING, _READING = "fill", "read"
+"""Names of a loader's thread pools that have a thread for each worker."""
 
 
 class Clock(Protocol):
-    """Marked before the first wait, and after each wait and each step, by turns."""
+    """Interface of clocks, which are marked before the first wait and then after each wait and each step."""
 
     def mark(self) -> None:
         """Take the time."""
 
     def intervals_s(self) -> tuple[float, ...]:
-        """Seconds between the marks: a wait, a step, a wait, a step."""
+        """Return the seconds between the marks: a wait, a step, a wait, a step."""
 
 
 def make_clock(device: torch.device) -> Clock:
-    """The clock of `device`."""
+    """Return a clock that takes the times of work on `device`."""
     return CudaClock(device) if device.type == "cuda" else HostClock()
 
 
 class HostClock:
-    """The host's."""
+    """Clock of the host."""
 
     def __init__(self) -> None:
         self._marks: list[float] = []
@@ -72,7 +73,7 @@ class HostClock:
 
 
 class CudaClock:
-    """Times on the device: the host queues steps ahead of it and would see only the queueing."""
+    """Clock of a GPU: the host queues steps ahead of it, so the host's clock would only time the queueing."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.current_stream(device)
@@ -90,39 +91,40 @@ class CudaClock:
 
 
 def measure(settings: Settings, trainer: Trainer | None = None, clock: Clock | None = None) -> Trial:
-    """Feed the trainer of `settings` from the loader of `settings`, freshly opened.
+    """Open the loader of `settings`, feed the trainer from it, and measure.
 
-    A first batch, an epoch where that is asked for, the warm-up, the timed batches. A loader that runs out
-    starts its next epoch; what that costs is part of the measurement. An epoch that goes before, to fill a
-    cache, does not reach the trainer.
+    The trainer gets a first batch, the warm-up and the timed batches. Where `settings` has `first_epoch` or a
+    cache, the rest of the first epoch is served before the warm-up, but not to the trainer. A loader that
+    runs out starts its next epoch, and the time of that counts.
 
     Args:
-        trainer: one that was made before, of the kind that `settings` names; by default a new one.
-        clock: takes the times; by default the device's.
+        trainer: a trainer of the kind that `settings` names; None: a new one is made.
+        clock: clock that takes the times; None: that of the device.
     """
-    with settings.running():
+    with settings.trial_context():
         trainer = trainer or settings.make_trainer()
         if settings.backend == imagefolder.NAME:
-            import torchvision  # noqa: F401  # as a training has before it builds its loader
+            import torchvision  # noqa: F401  # before the clock starts: a training has imported it by then
         start_s = time.perf_counter()
         with settings.open_loader(trainer.dtype) as loader:
-            source = endless(loader)
-            first = next(source)
+            batches = repeat_epochs(loader)
+            first_batch = next(batches)
             first_batch_s = time.perf_counter() - start_s
             if settings.first_epoch or settings.cache != "none":
                 for _ in range(len(loader) - 1):
-                    next(source)
-            trial = _time_batches(itertools.chain([first], source), trainer, settings, first_batch_s, clock)
-            if isinstance(loader, imagefolder.ImageFolderLoader) and loader.refused:
-                trial = replace(trial, facts={**trial.facts, "refused": loader.refused})
+                    next(batches)
+            batches = itertools.chain([first_batch], batches)
+            trial = _time_batches(batches, trainer, settings, first_batch_s, clock)
+            if isinstance(loader, imagefolder.ImageFolderLoader) and loader.skipped_path:
+                trial = replace(trial, facts={**trial.facts, "refused": loader.skipped_path})
             return trial
 
 
 def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial:
-    """Feed one batch, which stays on the device, to the trainer again and again."""
-    with settings.running():
+    """Feed the trainer one batch, which stays on the device, again and again, and measure."""
+    with settings.trial_context():
         trainer = trainer or settings.make_trainer()
-        images = _noise(settings, settings.device).permute(0, 3, 1, 2)
+        images = _random_images(settings, settings.device).permute(0, 3, 1, 2)
         if trainer.dtype.is_floating_point:
             images = normalise(images, trainer.dtype)
         labels = torch.randint(0, settings.classes, (settings.batch_size,), device=settings.device)
@@ -131,15 +133,15 @@ def measure_trainer(settings: Settings, trainer: Trainer | None = None) -> Trial
 
 
 def measure_transfer(settings: Settings) -> Trial:
-    """Move one batch from main memory to the device, in the dtype of the trainer, again and again."""
-    with settings.running():
+    """Move one batch from main memory to the device, in the trainer's dtype, again and again, and measure."""
+    with settings.trial_context():
         dtype = settings.make_trainer().dtype
-        host = _noise(settings, torch.device("cpu"))
+        host = _random_images(settings, torch.device("cpu"))
         host = host.pin_memory() if settings.device.type == "cuda" else host
         count = torch.arange(settings.batch_size)
         lane = Lane(settings.device)
 
-        def moved() -> Iterator[tuple[Batch, bool]]:
+        def transferred_batches() -> Iterator[tuple[Batch, bool]]:
             while True:
                 with lane.active():
                     images = upload(host, lane.device).permute(0, 3, 1, 2)
@@ -149,68 +151,73 @@ def measure_transfer(settings: Settings) -> Trial:
                     batch.ready = lane.mark()
                 yield receive(batch, lane.device), False
 
-        return _time_batches(moved(), NullTrainer(), settings)
+        return _time_batches(transferred_batches(), NullTrainer(), settings)
 
 
-def _noise(settings: Settings, device: torch.device) -> torch.Tensor:
-    """uint8 [batch_size, size, size, 3], as readers deliver them."""
+def _random_images(settings: Settings, device: torch.device) -> torch.Tensor:
+    """Return random uint8 [batch_size, size, size, 3] on `device`, as readers deliver a batch."""
     shape = (settings.batch_size, settings.size, settings.size, 3)
     return torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
 
 
 def _time_batches(
-    source: Iterator[tuple[Batch, bool]],
+    batches: Iterator[tuple[Batch, bool]],
     trainer: Trainer,
     settings: Settings,
     first_batch_s: float = 0.0,
     clock: Clock | None = None,
 ) -> Trial:
-    """Time batches of a loader, or of another source where `first_batch_s` is 0.
+    """Time the waits for batches and the trainer's steps.
 
-    Returns a trial with numbers `images_per_s`, `wait_share` (0 to 1), `first_step_s` (which allocates,
-    compiles and tunes), `serial_s` (CPU time that is not shared among workers, see `_serial_seconds`),
-    `images` that were timed; of a loader `first_batch_s` (from before it is built), `served_ids` (distinct)
-    and `served_images` (from the first batch on), too.
+    Args:
+        batches: each batch, and whether it is the first of an epoch.
+        first_batch_s: seconds from before the loader was built to its first batch; 0: there is no loader.
+
+    Returns:
+        A trial with the numbers `images_per_s`, `wait_share` (0 to 1), `first_step_s` (a step that allocates,
+        compiles and tunes), `serial_s` (CPU time that is not shared among workers, see `_serial_seconds`) and
+        `images` (those that were timed); with a loader also `first_batch_s`, `served_ids` (distinct ids) and
+        `served_images` (from the first batch on).
     """
-    ids: list[list[torch.Tensor]] = [[]]  # by epoch
+    ids: list[list[torch.Tensor]] = [[]]  # of each batch, by epoch
     shapes: set[str] = set()
     clock = clock or make_clock(settings.device)
 
-    def step(batch: Batch, first: bool) -> None:
+    def step(batch: Batch, starts_epoch: bool) -> None:
         trainer.step(batch)
-        if first:
+        if starts_epoch:
             ids.append([])
         ids[-1].append(batch.ids)
         shapes.add(f"{'x'.join(map(str, batch.images.shape[1:]))} {batch.images.dtype}")
 
     start_s = time.perf_counter()
-    step(*next(source))
+    step(*next(batches))
     if settings.device.type == "cuda":
         torch.cuda.synchronize(settings.device)
     first_step_s = time.perf_counter() - start_s
-    for batch, first in _for_a_while(source, settings.warmup, settings.warmup_s):
-        step(batch, first)
+    for batch, starts_epoch in _take_batches(batches, settings.warmup, settings.warmup_s):
+        step(batch, starts_epoch)
     images = 0
     epoch_starts = []
-    watched = settings.monitored and first_batch_s > 0 and not isinstance(trainer, NullTrainer)
-    threads = _thread_seconds()
-    with Monitor(settings.device) if watched else nullcontext() as monitor:
+    is_monitored = settings.monitored and first_batch_s > 0 and not isinstance(trainer, NullTrainer)
+    thread_s = _thread_seconds()
+    with Monitor(settings.device) if is_monitored else nullcontext() as monitor:
         clock.mark()
-        timed = _for_a_while(source, 0 if settings.seconds else settings.batches, settings.seconds)
-        for number, (batch, first) in enumerate(timed):
+        timed = _take_batches(batches, 0 if settings.seconds else settings.batches, settings.seconds)
+        for number, (batch, starts_epoch) in enumerate(timed):
             clock.mark()
-            step(batch, first)
+            step(batch, starts_epoch)
             images += len(batch.labels)
-            if first:
+            if starts_epoch:
                 epoch_starts.append(number)
             clock.mark()
         intervals_s = clock.intervals_s()
-    serial_s = _serial_seconds(threads, _thread_seconds())
+    serial_s = _serial_seconds(thread_s, _thread_seconds())
     wait_s, step_s = intervals_s[::2], intervals_s[1::2]
-    whole_s = sum(intervals_s)
+    total_s = sum(intervals_s)
     numbers = {
-        "images_per_s": images / whole_s,
-        "wait_share": sum(wait_s) / whole_s,
+        "images_per_s": images / total_s,
+        "wait_share": sum(wait_s) / total_s,
         "first_step_s": first_step_s,
         "serial_s": serial_s,
         "images": float(images),
@@ -226,36 +233,41 @@ def _time_batches(
     )
 
 
-def _for_a_while(
-    source: Iterator[tuple[Batch, bool]], batches: int, seconds: float
+def _take_batches(
+    batches: Iterator[tuple[Batch, bool]], count: int, seconds: float
 ) -> Iterator[tuple[Batch, bool]]:
-    """So many batches, and then more of them for at least so long."""
-    yield from itertools.islice(source, batches)
+    """Yield `count` batches, and then more of them for at least `seconds`."""
+    yield from itertools.islice(batches, count)
     end_s = time.perf_counter() + seconds
     while seconds and time.perf_counter() < end_s:
-        yield next(source)
+        yield next(batches)
 
 
 def _count_served(ids: Sequence[Sequence[torch.Tensor]]) -> dict[str, float]:
-    """Count what was served: equal for every loader, or they are not compared.
+    """Return `served_images`, and `served_ids`, the number of distinct ids in the epoch with most.
+
+    Loaders that are compared have to have the same numbers.
 
     Args:
         ids: int64 [batch] of each batch, epoch by epoch.
     """
     epochs = [torch.cat(list(batches)) for batches in ids if batches]
     return {
-        "served_ids": float(max(len(np.unique(epoch)) for epoch in epochs)),  # in the epoch with most
+        "served_ids": float(max(len(np.unique(epoch)) for epoch in epochs)),
         "served_images": float(sum(map(len, epochs))),
     }
 
 
-def endless(loader: Feed) -> Iterator[tuple[Batch, bool]]:
-    """Each batch, and whether it is the first of its epoch; `loader` was built with `last=LAST`.
+def repeat_epochs(loader: TrialLoader) -> Iterator[tuple[Batch, bool]]:
+    """Yield each batch, and whether it is the first of its epoch, for epoch after epoch without an end.
+
+    Args:
+        loader: a loader that was built with `last=LAST`.
 
     Raises:
         SettingError: an epoch has no full batch.
     """
-    if not len(loader):  # else this would go on for ever without a batch
+    if not len(loader):  # the loop below would never yield
         check_fills_batch(loader.batch_size, loader.samples)
     while True:
         for number, batch in enumerate(loader):
@@ -263,54 +275,70 @@ def endless(loader: Feed) -> Iterator[tuple[Batch, bool]]:
 
 
 def _thread_seconds() -> dict[tuple[str, int], float]:
-    """CPU seconds so far of each Python thread, by the pool that it is of, else its name, and its number."""
+    """Return the CPU seconds so far of each Python thread.
+
+    They are found by the name of the thread's pool, or its own name where it is of no pool, and its id.
+    """
     names = {thread.native_id: thread.name.rsplit("_", 1)[0] for thread in threading.enumerate()}
     threads = psutil.Process().threads()
-    return {(names[t.id], t.id): t.user_time + t.system_time for t in threads if t.id in names}
+    return {
+        (names[thread.id], thread.id): thread.user_time + thread.system_time
+        for thread in threads
+        if thread.id in names
+    }
 
 
 def _serial_seconds(before: dict[tuple[str, int], float], now: dict[tuple[str, int], float]) -> float:
-    """Of the busiest thread between the two that more workers do not relieve.
+    """Return the CPU seconds that the busiest thread spent on work that more workers do not share.
 
-    Whoever asks for batches fills them, too, as much as each thread of that pool.
+    The thread that asks for batches helps to fill them, as much as each thread of the pool `fill`: that part
+    is shared, and taken off.
+
+    Args:
+        before, now: `_thread_seconds` before and after the work.
     """
-    spent = {key: seconds - before.get(key, 0.0) for key, seconds in now.items()}
-    filling = [seconds for (name, _), seconds in spent.items() if name == _FILLING]
-    others = [seconds for (name, _), seconds in spent.items() if name not in (_FILLING, _READING)]
-    return max(0.0, max(others, default=0.0) - (median(filling) if filling else 0.0))
+    spent_s = {thread: seconds - before.get(thread, 0.0) for thread, seconds in now.items()}
+    filling_s = [seconds for (name, _), seconds in spent_s.items() if name == _FILLING]
+    other_s = [seconds for (name, _), seconds in spent_s.items() if name not in (_FILLING, _READING)]
+    shared_s = median(filling_s) if filling_s else 0.0
+    return max(0.0, max(other_s, default=0.0) - shared_s)
 
 
 def probe_files(data: SplitData) -> tuple[str, ...]:
-    """What `time_stages` reads of it: some pictures of a raw tree, else the shards."""
+    """Return the files that `time_stages` reads: some pictures of a raw tree, or all shards."""
     if data.kind != RAW:
         return tuple(data.files)
-    rows = np.unique(np.linspace(0, len(data.files) - 1, PICTURES).round().astype(int))
+    rows = np.unique(np.linspace(0, len(data.files) - 1, PROBED_PICTURES).round().astype(int))
     return tuple(data.files[row] for row in rows.tolist())
 
 
-def time_stages(spec: Settings, kind: str, files: Sequence[str]) -> Trial:
+def time_stages(settings: Settings, kind: str, files: Sequence[str]) -> Trial:
     """Time reading and decoding, each alone, by as many threads as the loader has workers.
 
-    Returns a trial with `read_images_per_s`, which gives a picture's bytes, and `decode_images_per_s`, which
-    gives its pixels.
-
     Args:
-        kind: of the data, see `loaders.dataset.SplitData`.
+        kind: kind of the data, see `loaders.dataset.SplitData`.
         files: see `probe_files`.
+
+    Returns:
+        A trial with `read_images_per_s`, the rate of reading bytes of pictures, and `decode_images_per_s`,
+        the rate of decoding them to pixels.
     """
-    with spec.around():
-        workers = max(1, spec.workers or available_cpus())
+    with settings.around():
+        workers = max(1, settings.workers or available_cpus())
         with ThreadPoolExecutor(workers) as pool:
             if kind == RAW:
-                read, encoded = _timed(pool, workers, decoding.read, files)
-                decode, _ = _timed(pool, workers, partial(_serve, spec.size), encoded)
+                read_rate, encoded = _time_work(pool, workers, decoding.read, files)
+                decode_rate, _ = _time_work(pool, workers, partial(_decode_and_crop, settings.size), encoded)
             else:
-                read, samples = _read_shards(kind, files)
-                decode, _ = _timed(pool, workers, lambda sample: sample[0].pixels(sample[1]), samples)
-        return Trial(numbers={"read_images_per_s": read, "decode_images_per_s": decode})
+                read_rate, samples = _read_shards(kind, files)
+                decode_rate, _ = _time_work(
+                    pool, workers, lambda sample: sample[0].pixels(sample[1]), samples
+                )
+        return Trial(numbers={"read_images_per_s": read_rate, "decode_images_per_s": decode_rate})
 
 
-def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
+def _decode_and_crop(size: Size, picture: decoding.Encoded) -> Pixels:
+    """Decode a picture, and return the part that validation shows: uint8 [height, width, 3]."""
     pixels, out = picture.decode(), np.empty((*sides(size), 3), np.uint8)
     (box,) = centre_boxes(np.array([picture.shape]), size, CROP_RATIO).tolist()
     crop_into([pixels], [box], [False], [out])
@@ -318,21 +346,30 @@ def _serve(size: Size, picture: decoding.Encoded) -> Pixels:
 
 
 def _read_shards(kind: str, files: Sequence[str]) -> tuple[float, list[tuple[StoredSample, str]]]:
-    """One after the other, as a loader reads them."""
+    """Read shards one after the other, as a loader does, until there are PROBED_PICTURES samples.
+
+    Returns:
+        Samples per second, and the samples with the paths of their shards.
+    """
     samples: list[tuple[StoredSample, str]] = []
     start_s = time.perf_counter()
     for file in files:
         samples += [(sample, file) for sample in FORMATS[kind].read_shard(Path(file))]
-        if len(samples) >= PICTURES:
+        if len(samples) >= PROBED_PICTURES:
             break
-    read = len(samples) / (time.perf_counter() - start_s)
-    return read, samples[:PICTURES]
+    rate = len(samples) / (time.perf_counter() - start_s)
+    return rate, samples[:PROBED_PICTURES]
 
 
-def _timed(
+def _time_work(
     pool: ThreadPoolExecutor, workers: int, work: Callable[[Any], Any], items: Sequence[Any]
 ) -> tuple[float, list[Any]]:
-    """Items per second of all threads together, and the results, in another order: one share per thread."""
+    """Call `work` on each item, a share of them in each of `workers` threads.
+
+    Returns:
+        Items per second of all threads together, and the results, not in the order of `items`.
+    """
     start_s = time.perf_counter()
     shares = list(pool.map(lambda first: [work(item) for item in items[first::workers]], range(workers)))
-    return len(items) / (time.perf_counter() - start_s), [result for share in shares for result in share]
+    rate = len(items) / (time.perf_counter() - start_s)
+    return rate, list(itertools.chain.from_iterable(shares))

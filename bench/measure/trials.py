@@ -1,6 +1,6 @@
-"""Trials of a command, kept in the file of its result while they are measured: a killed command goes on.
+"""Trials of a command, kept in the file of its result while they are measured, so that it can be resumed.
 
-The file is whole JSON at any time: after each trial it is written anew, beside and renamed.
+The file is complete JSON at any time: after each trial it is written anew under another name, and renamed.
 """
 
 import json
@@ -23,18 +23,21 @@ from precache.errors import SettingError
 from precache.storage import atomic_write
 
 _MAY_CHANGE = ("date", "margin", "baseline")
-"""Parts that may differ: the day, and what trainings of `bench accuracy` are compared with."""
+"""Parts of machine and settings that may differ in a file: the day, and options of an accuracy verdict."""
 _MAY_GROW = ("repeats", "workers", "batch_sizes", "trainers", "seeds", "data")
-"""Settings that may differ: further repeats, folders or numbers of workers add their trials."""
+"""Settings that may differ in a file: further repeats, folders or numbers of workers only add trials."""
 
 
 class Trials:
-    """Trials so far, by what they are of.
+    """Trials of a command so far, each found by its key.
 
     Attributes:
-        settings: of the command; the file has them.
-        skipped: what could not be measured, and why.
-        known: how many the file held.
+        path: file that keeps them; None: nothing is kept while measuring.
+        command: name of the command.
+        machine: from `bench.machine.hardware.describe_machine`.
+        settings: settings that all trials share, united with those of the file.
+        skipped: reasons why something could not be measured, by its name.
+        known_count: number of trials that the file held.
     """
 
     def __init__(
@@ -43,48 +46,48 @@ class Trials:
         """Read the trials in the file at `path`, if it is there.
 
         Args:
-            path: None, or `-` for standard output: nothing is kept while measuring.
-            settings: what all trials have in common, as plain values.
+            path: file of the result; None, or `-` for standard output: nothing is kept while measuring.
+            settings: settings that all trials share, as plain JSON values.
 
         Raises:
             SettingError: the file is of another command, another machine or other settings.
         """
-        self.path = path if path is not None and is_kept(path) else None
+        self.path = path if path is not None and can_keep_trials(path) else None
         self.command = command
         self.machine = dict(machine)
         self.settings: dict[str, Any] = to_plain(settings)
         self.skipped: dict[str, str] = {}
-        self._found: dict[str, Trial] = {}
+        self._trials: dict[str, Trial] = {}
         if self.path is not None and self.path.exists():
             document = read_document(self.path)
             self._check_same(document)
-            self._found = {_key(trial.key): trial for trial in document.trials}
-        self.known = len(self._found)
+            self._trials = {_key_text(trial.key): trial for trial in document.trials}
+        self.known_count = len(self._trials)
 
-    def find(self, of: Mapping[str, Any]) -> Trial | None:
-        """The trial of that, if it was measured."""
-        return self._found.get(_key(of))
+    def find(self, key: Mapping[str, Any]) -> Trial | None:
+        """Return the trial with that key; None where it was not measured."""
+        return self._trials.get(_key_text(key))
 
-    def add(self, trial: Trial) -> None:
-        """Keep it; it is in the file when this returns."""
-        self._found[_key(trial.key)] = trial
+    def add(self, trial: Trial) -> Trial:
+        """Keep the trial, and return it as it is read from the file, which has it when this returns."""
+        # as if read from the file, so that a result made from the file is the same to the last digit
+        trial = Trial.from_json(trial.to_json())
+        self._trials[_key_text(trial.key)] = trial
         if self.path is not None:
             document = make_document(self.command, self.machine, self.settings, self.all(), self.skipped)
             _write(self.path, document)
+        return trial
 
-    def measure(self, of: Mapping[str, Any], run: Callable[[], Trial]) -> Trial:
-        """The trial of that: the one that was measured before, else what `run` returns, which is kept."""
-        trial = self.find(of)
+    def measure(self, key: Mapping[str, Any], run: Callable[[], Trial]) -> Trial:
+        """Return the trial with that key; where it was not measured, call `run` and keep what it returns."""
+        trial = self.find(key)
         if trial is None:
-            measured = run()
-            # read back as from the file: a result that is made again says the same to the last digit
-            trial = Trial.from_json(replace(measured, key=to_plain(of)).to_json())
-            self.add(trial)
+            trial = self.add(replace(run(), key=to_plain(key)))
         return trial
 
     def all(self) -> tuple[Trial, ...]:
-        """Trials in the order in which they were measured."""
-        return tuple(self._found.values())
+        """Return all trials in the order in which they were measured."""
+        return tuple(self._trials.values())
 
     def finish(self, result: Result) -> None:
         """Write the result into the file, with its rows and its answer."""
@@ -92,50 +95,59 @@ class Trials:
             _write(self.path, result.to_json())
 
     def _check_same(self, document: Document) -> None:
+        """Check that the file's trials can be gone on with, and add its settings of _MAY_GROW to these.
+
+        Raises:
+            SettingError: the file is of another command, another machine or other settings.
+        """
         remedy = "name another --json, or remove the file to measure anew"
         if document.command != self.command:
             raise SettingError(
-                f"{self.path}: is a result of 'bench {document.command}', not of 'bench {self.command}'; "
-                f"{remedy}"
+                f"is a result of 'bench {document.command}', not of 'bench {self.command}'",
+                path=self.path,
+                remedy=remedy,
             )
-        both = (
+        in_file, here = _digests(document.settings), _digests(self.settings)
+        shared = in_file.keys() & here.keys()
+        parts = (
             ("machine", document.machine, self.machine, _MAY_CHANGE),
             ("settings", document.settings, self.settings, (*_MAY_GROW, *_MAY_CHANGE)),
-            ("data", _digests(document.settings), _digests(self.settings), ()),
+            ("data", in_file, here, (in_file.keys() | here.keys()) - shared),  # folders may be added
         )
-        for part, theirs, ours, may_differ in both:
-            for name in {**theirs, **ours}:
-                if name in may_differ or (part == "data" and not (name in theirs and name in ours)):
-                    continue
-                if theirs.get(name) != ours.get(name):
+        for part, before, now, may_differ in parts:
+            for name in {**before, **now}:
+                if name not in may_differ and before.get(name) != now.get(name):
                     raise SettingError(
-                        f"{self.path}: was measured with other {part} ({name}: {theirs.get(name, 'none')}, "
-                        f"here {ours.get(name, 'none')}); {remedy}"
+                        f"was measured with other {part} ({name}: {before.get(name, 'none')}, here "
+                        f"{now.get(name, 'none')})",
+                        path=self.path,
+                        remedy=remedy,
                     )
         for name in _MAY_GROW:
             if name in document.settings and name in self.settings:
                 self.settings[name] = _unite(document.settings[name], self.settings[name])
 
 
-def is_kept(path: Path) -> bool:
-    """Whether a file at `path` can hold trials: not `-`, no pipe and no device, as /dev/null is one."""
+def can_keep_trials(path: Path) -> bool:
+    """Whether a file at `path` can keep trials; `-`, a pipe or a device such as /dev/null cannot."""
     return path != STDOUT and (path.is_file() or not path.exists())
 
 
 def read_document(path: Path) -> Document:
-    """The file of a result.
+    """Read the file of a result.
 
     Raises:
-        SettingError: it cannot be read, or is something else.
+        SettingError: the file cannot be read, or is no result.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise SettingError(f"{path}: cannot be read ({error})") from error
+        raise SettingError(f"cannot be read ({error})", path=path) from error
     return parse_document(text, str(path))
 
 
 def _unite(before: Any, now: Any) -> Any:
+    """Return the union of two dicts or lists, or the larger of two numbers."""
     if isinstance(now, dict):
         return {**before, **now}
     if isinstance(now, list):
@@ -144,11 +156,13 @@ def _unite(before: Any, now: Any) -> Any:
 
 
 def _digests(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the digest of each folder in the settings of a result."""
     return {name: str(data.get("digest", "")) for name, data in settings.get("data", {}).items()}
 
 
-def _key(of: Mapping[str, Any]) -> str:
-    return json.dumps(to_plain(of), sort_keys=True)
+def _key_text(key: Mapping[str, Any]) -> str:
+    """Return a trial's key as text, which a dict can be looked up with."""
+    return json.dumps(to_plain(key), sort_keys=True)
 
 
 def _write(path: Path, document: Mapping[str, Any]) -> None:

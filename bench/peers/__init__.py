@@ -1,1 +1,1 @@
-"""Other libraries on the same pictures, each in a process of its own, also of another Python."""
+"""Loaders and writers of other libraries, run in processes of their own, which may be of another Python."""

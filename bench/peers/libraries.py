@@ -1,16 +1,16 @@
-"""Other libraries' loaders, and the writers of what they read: an entry of PEERS each.
+"""Loaders of other libraries and writers of their formats: an entry of PEERS each.
 
     python bench/peers/libraries.py version NAME
     python bench/peers/libraries.py write NAME PICTURES.json FOLDER --size 256 --workers 2
     python bench/peers/libraries.py serve NAME FOLDER --stored 256 --size 224 --batch-size 64 --workers 2
 
-`bench loaders --against` and `bench convert --against` run this file in a process of its own, by the Python
-that has the library and may lack click. So it imports nothing of ours, and a library only in the functions
-that use it.
+`bench loaders --against` and `bench convert --against` run this file in a process of its own, with the Python
+that has the library and may lack click. So it imports nothing of this project, and a library only in the
+functions that use it.
 
-Each library is used as its documentation shows it. A writer is handed squares that Pillow made, upright RGB,
-cropped and resized as ours. A loader is shuffled and hands over uint8 in main memory with labels; epoch
-follows epoch. The last line printed is JSON, which `bench.measure.peers` reads.
+Each library is used as its documentation shows it. Writers get upright RGB squares that Pillow has made,
+cropped and resized as this project does. Loaders shuffle, and serve uint8 in main memory with labels, epoch
+after epoch. The last line printed is JSON, which `bench.measure.peers` reads.
 """
 
 import argparse
@@ -31,27 +31,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-if TYPE_CHECKING:  # a Python that lacks NumPy is told so by `version`
+if TYPE_CHECKING:  # in a Python without NumPy this file still runs, and `version` says what is missing
     import numpy as np
     import numpy.typing as npt
 
 Pixels: TypeAlias = "npt.NDArray[np.uint8]"
 Epoch: TypeAlias = Iterable[tuple[Any, Any]]
-"""(images, labels) of each batch."""
+"""Batches of an epoch, (images, labels)."""
 StartEpoch: TypeAlias = Callable[[], Epoch]
 
 SHARD_BYTES = 64 * 2**20
 
 
-class Refused(Exception):
-    """Cannot be measured, for a reason that a user can mend."""
+class PeerError(Exception):
+    """A peer cannot be measured, for a reason that a user can remove."""
 
 
-class Pictures:
-    """Pictures as squares for a writer: a map-style dataset of (uint8 [size, size, 3] RGB, label).
+class PictureDataset:
+    """Map-style dataset for a writer: squares of pictures, (uint8 [size, size, 3] RGB, label).
 
-    With size 0 they are whole, uint8 [height, width, 3]. One that Pillow cannot decode is grey: writers
-    stop, or hang, where a dataset raises.
+    With size 0 pictures are whole, uint8 [height, width, 3]. A picture that Pillow cannot decode is grey,
+    because writers stop, or hang, where a dataset raises.
     """
 
     def __init__(self, paths: Sequence[str], labels: Sequence[int], size: int) -> None:
@@ -76,33 +76,33 @@ class Pictures:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Pictures that a loader has to serve, and how.
+    """Pictures that a loader has to serve, and the form in which it does.
 
     Attributes:
-        folder: what it reads.
-        stored: side of the squares in it, pixels.
+        folder: the folder that it reads.
+        stored_side: side of the squares in the folder, pixels.
         size: side of the served squares, pixels.
     """
 
     folder: Path
-    stored: int
+    stored_side: int
     size: int
     batch_size: int
     workers: int
 
     def crop(self, pixels: Any) -> Any:
-        """The centre of [stored, stored, 3]."""
-        offset = (self.stored - self.size) // 2
+        """Return the centre, [size, size, 3], of a picture [stored_side, stored_side, 3]."""
+        offset = (self.stored_side - self.size) // 2
         rows = slice(offset, offset + self.size)
         return pixels[rows, rows]
 
     def shards(self, suffix: str) -> list[str]:
-        """Paths of the training split's files in a folder that `precache convert` made."""
+        """Return the paths of the training split's files in a folder that `precache convert` made."""
         return sorted(map(str, self.folder.glob(f"train-*{suffix}")))
 
 
 def serve_gather(work: Work) -> StartEpoch:
-    """Rows of mapped shards, copied by threads into one buffer again and again: no loader can be faster."""
+    """Serve rows of mapped shards that threads copy into one buffer: no loader can be faster."""
     import numpy as np
 
     rows: list[Pixels] = []
@@ -119,27 +119,27 @@ def serve_gather(work: Work) -> StartEpoch:
     all_labels = np.concatenate(labels)
     out = np.empty((work.batch_size, work.size, work.size, 3), np.uint8)
     threads = max(1, work.workers)
-    run_each = ThreadPoolExecutor(threads).map if threads > 1 else map
+    map_parts = ThreadPoolExecutor(threads).map if threads > 1 else map
     rng = np.random.default_rng(0)
 
-    def copy(chosen: list[int], part: range) -> None:
+    def copy(batch_rows: list[int], part: range) -> None:
         for slot in part:
-            out[slot] = rows[chosen[slot]]
+            out[slot] = rows[batch_rows[slot]]
 
     def epoch() -> Epoch:
         order = rng.permutation(len(rows))
         for start in range(0, len(order), work.batch_size):
-            chosen = order[start : start + work.batch_size]
-            cuts = np.linspace(0, len(chosen), threads + 1).astype(int).tolist()
+            batch_rows = order[start : start + work.batch_size]
+            cuts = np.linspace(0, len(batch_rows), threads + 1).astype(int).tolist()
             parts = [range(first, stop) for first, stop in itertools.pairwise(cuts)]
-            list(run_each(partial(copy, chosen.tolist()), parts))
-            yield out[: len(chosen)], all_labels[chosen]
+            list(map_parts(partial(copy, batch_rows.tolist()), parts))
+            yield out[: len(batch_rows)], all_labels[batch_rows]
 
     return epoch
 
 
 def serve_webdataset(work: Work) -> StartEpoch:
-    """Tars of JPEGs, decoded by Pillow in the workers: https://github.com/webdataset/webdataset."""
+    """Serve tars of JPEGs, decoded by Pillow in the workers: https://github.com/webdataset/webdataset."""
     import numpy as np
     import webdataset as wds
 
@@ -161,38 +161,48 @@ def serve_webdataset(work: Work) -> StartEpoch:
     return lambda: loader
 
 
-def write_ffcv(pictures: Pictures, folder: Path, workers: int) -> None:
-    """One `.beton` file of raw pixels: https://docs.ffcv.io/writing_datasets.html."""
-    _write_ffcv(pictures, folder, workers, write_mode="raw")
+def write_ffcv(pictures: PictureDataset, folder: Path, workers: int) -> None:
+    """Write a `.beton` file of raw pixels: https://docs.ffcv.io/writing_datasets.html."""
+    _write_beton(pictures, folder, workers, write_mode="raw")
 
 
-def write_ffcv_imagenet(pictures: Pictures, folder: Path, workers: int) -> None:
-    """One of at most 500 pixels, half of them as JPEG: https://docs.ffcv.io/ffcv_examples/imagenet.html."""
-    as_jpeg = {"write_mode": "proportion", "compress_probability": 0.5, "jpeg_quality": 90}
-    _write_ffcv(pictures, folder, workers, max_resolution=500, **as_jpeg)
+def write_ffcv_imagenet(pictures: PictureDataset, folder: Path, workers: int) -> None:
+    """Write a `.beton` file of at most 500 pixels a side, half of the pictures as JPEG.
+
+    These are the settings of https://docs.ffcv.io/ffcv_examples/imagenet.html.
+    """
+    _write_beton(
+        pictures,
+        folder,
+        workers,
+        max_resolution=500,
+        write_mode="proportion",
+        compress_probability=0.5,
+        jpeg_quality=90,
+    )
 
 
-def _write_ffcv(pictures: Pictures, folder: Path, workers: int, **image: Any) -> None:
+def _write_beton(pictures: PictureDataset, folder: Path, workers: int, **image_settings: Any) -> None:
     from ffcv.fields import IntField, RGBImageField
     from ffcv.writer import DatasetWriter
 
-    fields = {"image": RGBImageField(**image), "label": IntField()}
+    fields = {"image": RGBImageField(**image_settings), "label": IntField()}
     DatasetWriter(str(folder / "data.beton"), fields, num_workers=workers).from_indexed_dataset(pictures)
 
 
 def serve_ffcv(work: Work) -> StartEpoch:
-    """Centre crops of a `.beton` file: https://docs.ffcv.io/making_dataloaders.html."""
+    """Serve centre crops of a `.beton` file: https://docs.ffcv.io/making_dataloaders.html."""
     from ffcv.fields import rgb_image
     from ffcv.fields.decoders import SimpleRGBImageDecoder
 
-    if work.size == work.stored:
+    if work.size == work.stored_side:
         return _ffcv_loader(work, [SimpleRGBImageDecoder()])
-    ratio = work.size / work.stored
+    ratio = work.size / work.stored_side
     return _ffcv_loader(work, [rgb_image.CenterCropRGBImageDecoder((work.size, work.size), ratio=ratio)])
 
 
 def serve_ffcv_crops(work: Work) -> StartEpoch:
-    """RandomResizedCrop and flip of the same file."""
+    """Serve random crops of a `.beton` file, resized and flipped at random."""
     from ffcv.fields import rgb_image
     from ffcv.transforms import RandomHorizontalFlip
 
@@ -222,19 +232,19 @@ def _ffcv_loader(work: Work, decode: list[Any]) -> StartEpoch:
         batches = iter(loader)
         try:
             yield from batches
-        finally:  # left midway, its thread would make the process abort at its end
+        finally:  # a thread of an epoch that is left midway would make the process abort at its end
             batches.terminate_event.set()
             batches.join(5)
 
     return epoch
 
 
-def write_litdata(pictures: Pictures, folder: Path, workers: int) -> None:
-    """Chunks of raw pixels: https://github.com/Lightning-AI/litData."""
+def write_litdata(pictures: PictureDataset, folder: Path, workers: int) -> None:
+    """Write chunks of raw pixels: https://github.com/Lightning-AI/litData."""
     import litdata
 
     with tempfile.TemporaryDirectory() as caches:
-        # it empties its caches, /tmp/data and /tmp/chunks unless told otherwise, whatever lies there
+        # by default litdata empties /tmp/data and /tmp/chunks as its caches, whatever lies there
         os.environ["DATA_OPTIMIZER_CACHE_FOLDER"] = f"{caches}/chunks"
         os.environ["DATA_OPTIMIZER_DATA_CACHE_FOLDER"] = f"{caches}/data"
         litdata.optimize(
@@ -246,16 +256,16 @@ def write_litdata(pictures: Pictures, folder: Path, workers: int) -> None:
         )
 
 
-def _litdata_sample(pictures: Pictures, index: int) -> dict[str, Any]:
+def _litdata_sample(pictures: PictureDataset, index: int) -> dict[str, Any]:
     pixels, label = pictures[index]
     return {"image": pixels, "label": label}
 
 
 def serve_litdata(work: Work) -> StartEpoch:
-    """Centre crops of these chunks."""
+    """Serve centre crops of chunks that `write_litdata` wrote."""
     from litdata import StreamingDataLoader, StreamingDataset
 
-    dataset = _with_crops(StreamingDataset, work)(str(work.folder), shuffle=True, drop_last=False)
+    dataset = _make_cropping(StreamingDataset, work)(str(work.folder), shuffle=True, drop_last=False)
     loader = StreamingDataLoader(
         dataset,
         batch_size=work.batch_size,
@@ -265,8 +275,8 @@ def serve_litdata(work: Work) -> StartEpoch:
     return lambda: loader
 
 
-def write_mds(pictures: Pictures, folder: Path, workers: int) -> None:
-    """Shards of raw pixels, the indices merged: https://docs.mosaicml.com/projects/streaming."""
+def write_mds(pictures: PictureDataset, folder: Path, workers: int) -> None:
+    """Write shards of raw pixels, and merge their indices: https://docs.mosaicml.com/projects/streaming."""
     from streaming.base.util import merge_index
 
     parts = [range(rank, len(pictures), workers) for rank in range(workers)]
@@ -275,7 +285,7 @@ def write_mds(pictures: Pictures, folder: Path, workers: int) -> None:
     merge_index(str(folder), keep_local=True)
 
 
-def _write_mds_part(pictures: Pictures, folder: Path, part: range) -> None:
+def _write_mds_part(pictures: PictureDataset, folder: Path, part: range) -> None:
     from streaming import MDSWriter
 
     columns = {"image": f"ndarray:uint8:{pictures.size},{pictures.size},3", "label": "int"}
@@ -286,17 +296,17 @@ def _write_mds_part(pictures: Pictures, folder: Path, part: range) -> None:
 
 
 def serve_mds(work: Work) -> StartEpoch:
-    """Centre crops of these shards, by PyTorch's DataLoader."""
+    """Serve centre crops of shards that `write_mds` wrote, by PyTorch's DataLoader."""
     from streaming import StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
     from torch.utils.data import DataLoader
 
     clean_stale_shared_memory()
-    dataset = _with_crops(StreamingDataset, work)(
+    dataset = _make_cropping(StreamingDataset, work)(
         local=str(work.folder), shuffle=True, batch_size=work.batch_size
     )
     loader = DataLoader(
-        dataset,  # it shuffles itself
+        dataset,  # it is shuffled by the dataset
         batch_size=work.batch_size,
         num_workers=work.workers,
         persistent_workers=work.workers > 0,
@@ -304,10 +314,10 @@ def serve_mds(work: Work) -> StartEpoch:
     return lambda: loader
 
 
-def _with_crops(dataset: Any, work: Work) -> Any:
-    """A subclass of `dataset` that crops its pictures, which are [side, side, 3] or [3, side, side]."""
+def _make_cropping(dataset: Any, work: Work) -> Any:
+    """Return a subclass of `dataset` that crops its pictures, [side, side, 3] or [3, side, side]."""
 
-    class Cropped(dataset):  # type: ignore[misc]
+    class CroppedDataset(dataset):  # type: ignore[misc]
         def __getitem__(self, index: Any) -> tuple[Any, Any]:
             sample = super().__getitem__(index)
             image = sample["image"]
@@ -315,7 +325,7 @@ def _with_crops(dataset: Any, work: Work) -> Any:
                 return work.crop(image.permute(1, 2, 0)).permute(2, 0, 1), sample["label"]
             return work.crop(image), sample["label"]
 
-    return Cropped
+    return CroppedDataset
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,14 +333,14 @@ class Peer:
     """A loader of another library.
 
     Attributes:
-        package: what pip installs; its version goes with the figures.
-        modules: what is imported before time is taken.
-        serve: opens the loader; what it returns starts an epoch.
-        work: what a picture costs: `pixels`, the centre of a decoded one; `crops`, a random crop of one;
-            `jpeg`, the centre of a JPEG. Ratios are taken between loaders of the same work.
-        reads: a format of `precache convert`; or the peer whose `write` makes its data.
-        write: writes pictures into a folder.
-        whole: it stores whole pictures; else squares of raw pixels.
+        package: name for pip; its version is printed with the figures.
+        modules: modules to import before the time is taken.
+        serve: opens the loader, and returns a function that starts an epoch.
+        work: work of serving a picture: `pixels`, the centre of a decoded one; `crops`, a random crop of one;
+            `jpeg`, the centre of a JPEG. Loaders are compared with others of the same work.
+        reads: a format of `precache convert`, or the name of the peer whose `write` makes its data.
+        write: writes pictures into a folder by so many workers; None: another peer, or `precache`, does.
+        whole: whether it stores whole pictures, not squares of raw pixels.
     """
 
     package: str
@@ -338,7 +348,7 @@ class Peer:
     serve: Callable[[Work], StartEpoch]
     work: str
     reads: str
-    write: Callable[[Pictures, Path, int], None] | None = None
+    write: Callable[[PictureDataset, Path, int], None] | None = None
     whole: bool = False
 
 
@@ -393,16 +403,16 @@ PEERS = {
     ),
 }
 WRITERS = tuple(name for name, peer in PEERS.items() if peer.write is not None and not peer.whole)
-"""Peers that write squares of raw pixels."""
+"""Names of the peers that write squares of raw pixels."""
 
 
 def version(peer: Peer) -> str:
-    """The library's name and version; Refused, with the command that installs it, where it is missing."""
+    """Return the library's name and version; PeerError, with the command to install it, if it is missing."""
     try:
         for module in peer.modules:
             importlib.import_module(module)
     except ImportError as error:
-        raise Refused(
+        raise PeerError(
             f"{sys.executable} lacks {peer.package} ({error}); run: "
             f"{shlex.quote(sys.executable)} -m pip install {peer.package}"
         ) from error
@@ -410,23 +420,27 @@ def version(peer: Peer) -> str:
 
 
 def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]:
-    """Serve a first batch, `warmup` more, and `batches` timed ones.
+    """Serve a first batch, `warmup` more, and then time `batches` batches.
+
+    Returns:
+        `first_batch_s`, `images` (number of timed images), `batch_s` (seconds of each timed batch) and
+        `epoch_starts` (positions of timed batches that start an epoch).
 
     Raises:
-        Refused: what it serves is not uint8 of the side asked for, with a label for each picture.
+        PeerError: images are not uint8 of the side asked for, or have not a label each.
     """
     start_s = time.perf_counter()
-    source = _epochs(peer.serve(work))
-    next(source)
+    served = _repeat_epochs(peer.serve(work))
+    next(served)
     first_batch_s = time.perf_counter() - start_s
-    for _ in itertools.islice(source, warmup):
+    for _ in itertools.islice(served, warmup):
         pass
     images_served, batch_s, epoch_starts = 0, [], []
     shapes = set()
     mark_s = time.perf_counter()
-    for number, (images, labels, starts_epoch) in enumerate(itertools.islice(source, batches)):
+    for number, (images, labels, starts_epoch) in enumerate(itertools.islice(served, batches)):
         if len(images) != len(labels):
-            raise Refused(f"{work.folder}: served {len(images)} pictures with {len(labels)} labels")
+            raise PeerError(f"{work.folder}: served {len(images)} pictures with {len(labels)} labels")
         images_served += len(images)
         shapes.add((*images.shape[1:], str(images.dtype).removeprefix("torch.")))
         if starts_epoch:
@@ -434,10 +448,10 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
         now_s = time.perf_counter()
         batch_s.append(now_s - mark_s)
         mark_s = now_s
-    source.close()
+    served.close()
     side = work.size
     if not shapes <= {(side, side, 3, "uint8"), (3, side, side, "uint8")}:
-        raise Refused(f"{work.folder}: served {sorted(shapes)}, expected uint8 of {side}x{side}")
+        raise PeerError(f"{work.folder}: served {sorted(shapes)}, expected uint8 of {side}x{side}")
     return {
         "first_batch_s": first_batch_s,
         "images": images_served,
@@ -446,19 +460,19 @@ def measure(peer: Peer, work: Work, warmup: int, batches: int) -> dict[str, Any]
     }
 
 
-def _epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, None]:
-    """Images, labels and whether an epoch starts, epoch after epoch."""
+def _repeat_epochs(start_epoch: StartEpoch) -> Generator[tuple[Any, Any, bool], None, None]:
+    """Yield images, labels and whether the batch starts an epoch, for epoch after epoch without an end."""
     while True:
         starts_epoch = True
         for images, labels in start_epoch():
             yield images, labels, starts_epoch
             starts_epoch = False
         if starts_epoch:
-            raise Refused("an epoch without a batch")
+            raise PeerError("an epoch without a batch")
 
 
 def main() -> None:
-    """Print the answer to the command line as JSON: what was asked for, or why it was refused."""
+    """Run the command line, and print its answer as JSON: results, or {"refused": reason}."""
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers(dest="command", required=True)
 
@@ -483,23 +497,23 @@ def main() -> None:
 
     try:
         answer = run(parser.parse_args())
-    except Refused as error:
+    except PeerError as error:
         answer = {"refused": str(error)}
     print("\n" + json.dumps(answer), flush=True)
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Run the command that is named: its answer, which has the library's version."""
+    """Run the command that `options` name, and return its answer, which has the library's version."""
     peer = PEERS[options.name]
     answer: dict[str, Any] = {"version": version(peer)}
     if options.command == "write":
         assert peer.write is not None
         paths, labels = json.loads(options.pictures.read_text(encoding="utf-8"))
         options.folder.mkdir(parents=True)
-        peer.write(Pictures(paths, labels, options.size), options.folder, options.workers)
+        peer.write(PictureDataset(paths, labels, options.size), options.folder, options.workers)
     if options.command == "serve":
         if options.stored < options.size:
-            raise Refused(f"size {options.size} is more than {options.folder} stores ({options.stored})")
+            raise PeerError(f"size {options.size} is more than {options.folder} stores ({options.stored})")
         work = Work(options.folder, options.stored, options.size, options.batch_size, options.workers)
         answer |= measure(peer, work, options.warmup, options.batches)
     return answer

@@ -1,17 +1,17 @@
-"""Train with `loaders.examples.train` on Amazon SageMaker: torchrun on each host, as SageMaker's files say.
+"""Train with `loaders.examples.train` on Amazon SageMaker: torchrun on each host that SageMaker's files name.
 
     python -m bench.sagemaker.train --epochs 90          # in a container that SageMaker has started
 
-SageMaker describes a job in files below /opt/ml, in every image:
+SageMaker describes a job in files below /opt/ml of every container:
 https://docs.aws.amazon.com/sagemaker/latest/dg/your-algorithms-training-algo-running-container.html
 
 input/config/resourceconfig.json        the hosts; the first by name leads
-input/config/hyperparameters.json       options of the training, as are those that are given here
-input/data/CHANNEL                      what to train on and to validate on
-checkpoints, model, output/data         what the training saves, its model and its events for TensorBoard
+input/config/hyperparameters.json       options of the training; the command line may give more
+input/data/CHANNEL                      data to train on and to validate on
+checkpoints, model, output/data         checkpoints of the training, its model, its events for TensorBoard
 
-After SIGTERM the training has saved, and goes on when the same job is started again. The exit code is that of
-the first rank that failed: 2 for bad input, 143 after SIGTERM.
+After SIGTERM the training saves a checkpoint and ends; it goes on when the same job is started again. The
+exit code is that of the first rank that failed: 2 for bad input, 143 after SIGTERM.
 """
 
 import json
@@ -35,22 +35,25 @@ CODE_CHANNEL = "code"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train on this host's share; the exit code."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["train"]:  # SageMaker runs `docker run IMAGE train`
-        del given[0]
-    ml = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))  # as SageMaker's training toolkit calls it
+    """Train with the GPUs of this host, and return the exit code.
+
+    Args:
+        arguments: options of the training; None: those of the command line.
+    """
+    options = list(sys.argv[1:] if arguments is None else arguments)
+    if options[:1] == ["train"]:  # SageMaker runs `docker run IMAGE train`
+        del options[0]
+    ml = Path(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"))  # the variable of SageMaker's training toolkit
     try:
-        hosts = find_hosts(ml)
-        command = [*hosts, "--module", "loaders.examples.train", *training_options(ml), *given]
-        os.environ["PYTHONSAFEPATH"] = (
-            "1"  # the ranks import this project, no loaders.py of the working folder
-        )
-        use_network(ml)
+        host_options = find_hosts(ml)
+        command = [*host_options, "--module", "loaders.examples.train", *training_options(ml), *options]
+        # ranks import this project, not a loaders.py of the working folder
+        os.environ["PYTHONSAFEPATH"] = "1"
+        choose_network(ml)
         # torchrun's own variable for --nproc-per-node
         os.environ.setdefault("PET_NPROC_PER_NODE", str(torch.cuda.device_count() or 1))
         torchrun.run(torchrun.parse_args(command))  # type: ignore[no-untyped-call]
-        if "--node-rank=0" in hosts:
+        if "--node-rank=0" in host_options:
             save_model(ml)
     except (PrecacheError, OSError) as error:
         print(f"train: error: {error}", file=sys.stderr)
@@ -64,24 +67,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def find_hosts(ml: Path) -> list[str]:
-    """Options of torchrun: which of the hosts this is. Each host has their list in an order of its own."""
+    """Return the options of torchrun that name the number of hosts, this host's rank and the leading host.
+
+    Hosts are ranked by name, because each has the list of hosts in an order of its own.
+    """
     path = ml / RESOURCES
     if not path.exists():
         raise SettingError(
-            f"{path}: is not there; elsewhere than on SageMaker, run 'torchrun -m loaders.examples.train'"
+            "is not there",
+            path=path,
+            remedy="elsewhere than on SageMaker, run 'torchrun -m loaders.examples.train'",
         )
     resources = read_config(path)
     hosts, current = resources.get("hosts"), resources.get("current_host")
     if not isinstance(hosts, list) or current not in hosts:
-        raise SettingError(f"{path}: hosts must be a list with current_host {current!r} in it, got {hosts!r}")
+        raise SettingError(
+            f"hosts must be a list with current_host {current!r} in it, got {hosts!r}", path=path
+        )
     options = [f"--nnodes={len(hosts)}", f"--node-rank={sorted(hosts).index(current)}"]
     if len(hosts) > 1:
         options.append(f"--master-addr={min(hosts)}")
     return options
 
 
-def use_network(ml: Path) -> None:
-    """Tell NCCL and gloo, unless the user has, which network joins the hosts."""
+def choose_network(ml: Path) -> None:
+    """Set the network interface of NCCL and gloo to the one that joins the hosts, unless the user has."""
     interface = read_config(ml / RESOURCES).get("network_interface_name")
     if interface is not None:
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
@@ -89,14 +99,21 @@ def use_network(ml: Path) -> None:
 
 
 def training_options(ml: Path) -> list[str]:
-    """Options of the training: channels are its folders, and batch_size: 64 is --batch-size=64."""
+    """Return the options of the training: its folders are the job's channels, the others hyperparameters.
+
+    A hyperparameter `batch_size: 64` becomes `--batch-size=64`, `bf16: true` becomes `--bf16`.
+
+    Raises:
+        SettingError: the job has not one channel to train on, or a file of SageMaker's is damaged.
+    """
     channels = read_config(ml / "input/config/inputdataconfig.json").keys()
     train = channels - {CODE_CHANNEL, *VALIDATION_CHANNELS}
     if "train" in train:
         train = {"train"}
     if len(train) != 1:
         raise SettingError(
-            f"which channel to train on? the job has {', '.join(sorted(channels)) or 'none'}; call it train"
+            f"which channel to train on? the job has {', '.join(sorted(channels)) or 'none'}",
+            remedy="call it train",
         )
     data = ml / "input/data"
     options = [str(data / train.pop()), f"--out={ml / 'checkpoints'}", "--resume"]
@@ -112,26 +129,28 @@ def training_options(ml: Path) -> list[str]:
 
 
 def save_model(ml: Path) -> None:
-    """Put the trained model, and what else the training wrote, where SageMaker takes it from."""
+    """Copy the trained model, and the events for TensorBoard, into the folders that SageMaker uploads."""
     checkpoints, model, output = ml / "checkpoints", ml / "model", ml / "output/data"
     for folder in (model, output):
         folder.mkdir(parents=True, exist_ok=True)
-    trained: dict[str, Any] = torch.load(checkpoints / "checkpoint.pt", map_location="cpu", weights_only=True)
-    torch.save({name: trained[name] for name in ("name", "classes", "model")}, model / "model.pt")
+    checkpoint: dict[str, Any] = torch.load(
+        checkpoints / "checkpoint.pt", map_location="cpu", weights_only=True
+    )
+    torch.save({name: checkpoint[name] for name in ("name", "classes", "model")}, model / "model.pt")
     for path in checkpoints.glob("events.*"):
         shutil.copyfile(path, output / path.name)
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read one of SageMaker's files, empty where it is not there; SettingError where it is no JSON object."""
+    """Read one of SageMaker's files; an empty dict if it is missing, SettingError if it is no JSON object."""
     if not path.exists():
         return {}
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
-        raise SettingError(f"{path}: is not JSON: {error}") from error
+        raise SettingError(f"is not JSON: {error}", path=path) from error
     if not isinstance(content, dict):
-        raise SettingError(f"{path}: expected a JSON object, got {type(content).__name__}")
+        raise SettingError(f"expected a JSON object, got {type(content).__name__}", path=path)
     return content
 
 

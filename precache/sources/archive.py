@@ -72,7 +72,7 @@ _ENTRY = np.dtype([("header", "<i8"), ("packed", "<i8"), ("crc", "<u4"), ("metho
 _LOCAL_HEADER_BYTES = 30  # size of the header before each member of a zip, without its names
 _LOCAL_HEADER_MARK = b"PK\3\4"
 _PREFIX_PACKED_BYTES = 4096  # packed bytes that are enough to unpack the first bytes of a member
-_NAMES_BYTES = 256  # name and extra field are mostly shorter, so that one read gets header and data
+_NAMES_BYTES = 256  # usually enough for name and extra field, so that one read gets header and data
 _ENCRYPTED, _UTF8 = 0x1, 0x800  # flags of a zip's member
 _DOS, _UNIX = 0, 3  # systems that a zip was made on
 
@@ -104,10 +104,10 @@ class ArchiveSource:
         return (self.root,)
 
     def scan(self) -> Scan:
-        from precache.sources import webdataset  # it reads archives by this file
+        from precache.sources import webdataset  # not above, since it imports this module
 
         archive = open_archive(self.file, str(self.root))
-        contents = _Contents(archive)
+        contents = _MemberTree(archive)
         if self.options.class_depth is None and webdataset.has_samples(contents.top):
             source = webdataset.WebDatasetSource(self.root, self.file, self.options)
             return webdataset.scan_archives(source, (archive,))
@@ -234,7 +234,7 @@ class Archive:
         return self.content(where, place, size)
 
     def error(self, message: str, remedy: str = _COPY_AGAIN) -> SourceError:
-        """Return the error that says so of this archive; `message` begins with a verb."""
+        """Return a SourceError about this archive; `message` begins with a verb."""
         return SourceError(message, path=self.name, remedy=remedy)
 
     def _unzip(self, place: int, max_bytes: int, max_packed_bytes: int) -> bytes:
@@ -423,7 +423,7 @@ def path_parts(name: str) -> list[str] | None:
     return parts
 
 
-class _Contents:
+class _MemberTree:
     """Members of an archive, in the folders that unpacking it would make.
 
     Attributes:
@@ -443,7 +443,7 @@ class _Contents:
             self._add(member)
 
     def follow_links(self) -> None:
-        """LargePictureLock each symbolic link into the file that it leads to.
+        """Replace each symbolic link by the file that it leads to.
 
         Raises:
             SourceError: a link leads to another link, or a member is an archive itself.
@@ -556,7 +556,7 @@ def _outer_folder(top: Node, class_depth: int) -> Node | None:
     if class_depth == 0:
         # pictures beside the folder are samples, too, so it is not around all samples
         return None if _count_pictures(top) else outer
-    # A class may hold folders, too. But then it holds most pictures itself; a folder of classes does not.
+    # a class may hold folders, too, but then most of its pictures lie directly in it
     surplus, pending = _count_pictures(outer), list(_visible_folders(outer))
     while surplus > 0 and pending:
         folder = pending.pop()

@@ -1,4 +1,4 @@
-"""Protocol of a source of samples, and the scan that lists what a source holds.
+"""Protocol of a source of samples, and the scan that lists its samples.
 
 A source lists its samples once, in the process that converts (`scan`). It is then pickled and sent to worker
 processes, which read the pictures (`read`). `precache.sources` has the list of all kinds of sources.
@@ -297,7 +297,7 @@ class SampleList:
 
 
 class Source(Protocol):
-    """A place that samples are read from; it must be picklable, since worker processes read from it.
+    """Source of samples; it must be picklable, since worker processes read from it.
 
     A source may have these attributes and methods, too:
 
@@ -358,7 +358,7 @@ def warn_of_undecodable(scan: "Scan") -> None:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """List of a source's samples, with their classes and all else that the scan learns.
+    """Result of scanning a source: its samples and classes, ignored files and warnings.
 
     Attributes:
         source: the source that was scanned, ready to be read.

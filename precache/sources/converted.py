@@ -114,19 +114,22 @@ class ConvertedSource:
                 stored = read_with_retries(lambda: read_regular_part(path, start, size), path)
             sample = FORMATS[recipe.format].read_sample(stored)
         except ValueError as error:
-            raise SampleError(self.where(ref), f"is not where its index says ({error}); {REMEDY}") from error
+            raise SampleError(
+                self.where(ref), f"is not where its index says ({error})", remedy=REMEDY
+            ) from error
         has_changed = checksum_of(sample.data) != self.checksums[ref.place]
         if sample.damage:
             raise SampleError(self.where(ref), sample.damage)
         if has_changed or sample.id not in (-1, self.ids[ref.place]):
-            reason = f"its bytes changed since they were written (checksum); {REMEDY}"
-            raise SampleError(self.where(ref), reason)
+            reason = "its bytes changed since they were written (checksum)"
+            raise SampleError(self.where(ref), reason, remedy=REMEDY)
         if isinstance(sample.data, bytes):
             return sample.data
         height, width = sides(recipe.size) if self.shapes is None else self.shapes[ref.place].tolist()
         if sample.data.size != height * width * recipe.pixel_bytes:
             expected = f"{width}x{height} pixels of {recipe.channels}"
-            raise SampleError(self.where(ref), f"holds no {expected}, as manifest and index say; {REMEDY}")
+            reason = f"holds no {expected}, as manifest and index say"
+            raise SampleError(self.where(ref), reason, remedy=REMEDY)
         pixels = sample.data.reshape(height, width, -1)
         return Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
@@ -225,7 +228,8 @@ class _MaskedConvertedSource(ConvertedSource):
         if isinstance(mask, bytes):
             return mask, f"in {path}"  # a PNG has checksums of its own
         if self.mask_checksums is not None and checksum_of(mask) != self.mask_checksums[ref.place]:
-            raise SampleError(self.where(ref), f"its mask changed since it was written (checksum); {REMEDY}")
+            reason = "its mask changed since it was written (checksum)"
+            raise SampleError(self.where(ref), reason, remedy=REMEDY)
         return Image.fromarray(mask), f"in {path}"
 
 
@@ -333,8 +337,8 @@ def _check_not_enlarged(source: ConvertedSource, stored: Recipe, recipe: Recipe)
     if any(new > old for new, old in zip(sides(recipe.size), stored_sides, strict=True)):
         width_and_height = "x".join(map(str, reversed(stored_sides)))
         raise SettingError(
-            f"size {size_text(recipe.size)} is more than the {width_and_height} that {source.root} stores, and "
-            f"enlarging adds nothing",
+            f"size {size_text(recipe.size)} is more than the {width_and_height} that {source.root} stores, "
+            f"and enlarging adds nothing",
             remedy="choose that or less, or convert the original pictures",
         )
 

@@ -236,7 +236,7 @@ class LabelledList(SampleList):
         )
 
     def _field_columns(self) -> tuple[dict[str, Column], list[SourceError]]:
-        """LargePictureLock the fields into columns, and return them with the errors of fields that are left out."""
+        """Return the columns of the fields, and the errors of fields that are left out."""
         fields, problems = {}, []
         for name in list(self.values):
             values = self.values.pop(name)  # frees them: a column takes a fraction of a list's memory

@@ -211,8 +211,9 @@ def _copy_pictures(reader: ParquetReader, column: str, file_bytes: int, modified
     with (
         os_errors_as(
             SourceError,
-            f"{reader.name}: its pictures cannot be copied into {folder.parent}",
+            f"its pictures cannot be copied into {folder.parent}",
             "set TMPDIR to a folder on a larger disk",
+            path=reader.name,
         ),
         tempfile.NamedTemporaryFile(dir=folder, delete=False) as copy,
     ):

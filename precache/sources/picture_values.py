@@ -76,7 +76,7 @@ def _load(image: Image.Image, where: str, max_pixels: int) -> Image.Image:
 
 
 def _channels_last(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """LargePictureLock [channels, h, w] into [h, w, channels]; a shape that may be either is torch's, the first."""
+    """Move the channels of a tensor to the end; a shape that may be either is torch's, channels first."""
     return np.moveaxis(array, 0, -1) if array.ndim == 3 and array.shape[0] in _CHANNELS else array
 
 
@@ -86,7 +86,8 @@ def _image_from_array(array: npt.NDArray[Any], where: str) -> Image.Image:
         raise ImageError(
             where,
             f"is {array.dtype} {[*array.shape]}; expected uint8 [h, w], [h, w, 1], [h, w, 3] or [h, w, 4], "
-            f"or a tensor with the channels first; leave out the transform that changes it",
+            f"or a tensor with the channels first",
+            remedy="leave out the transform that changes it",
         )
     return Image.fromarray(array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 

@@ -73,8 +73,9 @@ def read_list(path: Path) -> tuple[Rejected, ...]:
     """
     with os_errors_as(
         SourceError,
-        f"{path}: the list of rejected pictures cannot be read",
+        "the list of rejected pictures cannot be read",
         "make it with 'precache check'",
+        path=path,
     ):
         content = os.fsdecode(read_regular(path))
     try:

@@ -303,7 +303,8 @@ class RowSource:
             SourceError: a picture changes each time that it is read.
         """
         checksums = []
-        for row in sorted({round(at) for at in np.linspace(0, len(samples) - 1, _PROBED_PICTURES)}):
+        positions = np.linspace(0, len(samples) - 1, _PROBED_PICTURES)
+        for row in sorted({round(position) for position in positions}):
             ref = samples[row]
             if _part_at(self.scanned, ref.place).pictures is None:
                 continue  # the digest has the sizes of files

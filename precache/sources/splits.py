@@ -117,9 +117,8 @@ def _parse_list(path: Path, content: bytes) -> dict[str, str]:
             row = next(reader)
         except StopIteration:
             break
-        except (
-            csv.Error
-        ) as error:  # such as a field of over 131,072 characters after a quote without its pair
+        except csv.Error as error:
+            # such as a field of over 131,072 characters, which begins with a quote that is never closed
             raise SettingError(
                 f"not CSV ({error}); expected 'path,split', with quotes in pairs",
                 path=f"{path}, line {reader.line_num}",

@@ -766,7 +766,8 @@ def _has_mostly_folders(folder: Entry, at_least: int = 1) -> bool:
     folder_count = picture_count = 0
     for entry in folder.entries():
         if entry.is_dir():
-            folder_count += _reason_to_skip(entry) is None
+            if _reason_to_skip(entry) is None:
+                folder_count += 1
         elif _is_picture(entry):
             picture_count += 1
     return folder_count >= at_least and folder_count > picture_count

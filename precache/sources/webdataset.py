@@ -251,7 +251,7 @@ class _TarSamples:
             self._add_fields(key, values)
 
     def _error(self, message: str, remedy: str = "") -> SourceError:
-        """Return the error that says so of the current tar."""
+        """Return a SourceError about the tar that is being read."""
         return SourceError(message, path=self._tar_names[-1], remedy=remedy)
 
     def row_name(self, row: int) -> str:

@@ -1,4 +1,4 @@
-"""What the tests of bench share."""
+"""Fixtures of the tests of bench: a working folder, commands run in it, trials run in this process."""
 
 import subprocess
 from collections.abc import Callable
@@ -15,9 +15,11 @@ Bench = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials run in this process: a process of its own imports torch for a second or two."""
-    for module in ("measure.comparison", "measure.watched", "lab.epochs", "lab.object_storage"):
-        monkeypatch.setattr(f"bench.{module}.run_fresh", lambda function, *given: function(*given))
+    """Run trials in this process: a new process imports torch for a second or two."""
+    for module in ("measure.comparison", "measure.replacements", "lab.epochs", "lab.object_storage"):
+        monkeypatch.setattr(
+            f"bench.{module}.run_in_process", lambda function, *arguments: function(*arguments)
+        )
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +29,7 @@ def squares(tmp_path_factory: pytest.TempPathFactory) -> Squares:
 
 @pytest.fixture
 def data(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
-    """A working folder with data/raw, data/shards, ... as the commands leave them."""
+    """Return a working folder with data/raw, data/shards, ... as the commands leave them."""
     (tmp_path / "data").mkdir()
     (tmp_path / "data/raw").symlink_to(raw_tree)
     for name, path in converted.items():
@@ -37,7 +39,7 @@ def data(raw_tree: Path, converted: dict[str, Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bench(data: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Bench:
-    """Runs a command in `data` in this process: importing torch takes seconds."""
+    """Return a function that runs `bench` in the folder `data`, in this process: importing torch is slow."""
     monkeypatch.chdir(data)
 
     def run_here(*words: object) -> "subprocess.CompletedProcess[str]":

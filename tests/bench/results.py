@@ -1,4 +1,7 @@
-"""Rows and results made by hand, for what is worked out of them; noise is seeded."""
+"""Trials, rows and results with chosen numbers, for tests of functions that compute from them.
+
+Noise in them is seeded.
+"""
 
 from typing import Any
 
@@ -29,8 +32,8 @@ def around(middle: float, spread: float = 0.04) -> Estimate:
 
 
 def make_row(backend: str, data: str, *, peer: bool = False, **values: Estimate | float | None) -> Row:
-    """A row with these values, by their names in COLUMNS; numbers get a range."""
-    of: dict[str, Any] = {
+    """Return a row with these values, by their names in COLUMNS; a number becomes an estimate around it."""
+    key: dict[str, Any] = {
         "backend": backend,
         "data": data,
         "trainer": TRAINER,
@@ -38,17 +41,17 @@ def make_row(backend: str, data: str, *, peer: bool = False, **values: Estimate 
         "batch_size": 64,
     }
     if peer:
-        of |= {"trainer": "none", "peer": True}
+        key |= {"trainer": "none", "peer": True}
     estimates = {
         name: around(value) if isinstance(value, (int, float)) else value
         for name, value in values.items()
         if value is not None
     }
-    return Row(name=f"{backend} on {data}", key=of, values=estimates)
+    return Row(name=f"{backend} on {data}", key=key, values=estimates)
 
 
 def make_fed_row(backend: str, data: str, share: float, spread: float = 0.005, **values: float) -> Row:
-    """A loader of 20,000 images/s that keeps a trainer of LIMIT busy for `share` of the time."""
+    """Return the row of a loader of 20,000 images/s that keeps a trainer of LIMIT busy by `share`, 0 to 1."""
     busy = Estimate(share, share - spread, share + spread)
     fed = Estimate(LIMIT * busy.median, LIMIT * busy.low, LIMIT * busy.high)
     return make_row(
@@ -63,37 +66,42 @@ def make_fed_row(backend: str, data: str, share: float, spread: float = 0.005, *
 
 
 def jitter(repeat: int) -> float:
-    """Each repeat is a little slower or faster: ranges are not empty."""
+    """Return a factor near 1 that differs from repeat to repeat, so that ranges are not empty."""
     return (1.0, 0.99, 1.01)[repeat % 3]
 
 
 def make_trials(
-    backend: str, data: str, loader: float, fed: float | None = None, cold: float | None = None, **of: Any
+    backend: str, data: str, loader: float, fed: float | None = None, cold: float | None = None, **key: Any
 ) -> list[Trial]:
-    """Trials of a loader alone, fed to TRAINER where `fed` is given, and cold; rates in images/s."""
+    """Return trials of a loader alone, and where their rates are given, feeding TRAINER and cold.
+
+    Args:
+        loader, fed, cold: images/s.
+        key: further parts of the trials' keys.
+    """
     trials = []
     for repeat in range(REPEATS):
-        key = {
+        loader_key = {
             "backend": backend, "data": data, "workers": WORKERS, "batch_size": BATCH_SIZE,
-            "repeat": repeat, **of,
+            "repeat": repeat, **key,
         }  # fmt: skip
-        for what, rate in (("loader", loader), ("cold", cold), ("fed", fed)):
+        for kind, rate in (("loader", loader), ("cold", cold), ("fed", fed)):
             if rate is not None:
-                step_s = BATCH_SIZE / LIMIT if what == "fed" else 0.0
-                trial = make_trial({"what": what, **key}, rate * jitter(repeat), step_s)
-                if what == "fed":
+                step_s = BATCH_SIZE / LIMIT if kind == "fed" else 0.0
+                trial = make_trial({"what": kind, **loader_key}, rate * jitter(repeat), step_s)
+                if kind == "fed":
                     trial.key["trainer"] = TRAINER
                 trials.append(trial)
     return trials
 
 
-def make_trial(of: dict[str, Any], rate: float, step_s: float = 0.0, batches: int = 8) -> Trial:
-    """A run of even batches."""
-    batch_size = of.get("batch_size", BATCH_SIZE)
+def make_trial(key: dict[str, Any], rate: float, step_s: float = 0.0, batches: int = 8) -> Trial:
+    """Return a trial whose batches all take the same time, at `rate` images/s."""
+    batch_size = key.get("batch_size", BATCH_SIZE)
     batch_s = batch_size / rate
     step_s = min(step_s, batch_s)
     return Trial(
-        key=of,
+        key=key,
         numbers={
             "images_per_s": rate,
             "wait_share": 1 - step_s / batch_s,
@@ -110,16 +118,17 @@ def make_trial(of: dict[str, Any], rate: float, step_s: float = 0.0, batches: in
 
 
 def make_shared_trials(batch_size: int = BATCH_SIZE) -> list[Trial]:
-    """The trainer alone, and the transfer to the device."""
+    """Return trials of the trainer alone, and of the transfer to the device."""
     trials = []
     for repeat in range(REPEATS):
-        of = {"trainer": TRAINER, "batch_size": batch_size, "repeat": repeat}
-        trials.append(make_trial({"what": "trainer", **of}, LIMIT))
-        trials.append(make_trial({"what": "transfer", **of}, 88_000))
+        key = {"trainer": TRAINER, "batch_size": batch_size, "repeat": repeat}
+        trials.append(make_trial({"what": "trainer", **key}, LIMIT))
+        trials.append(make_trial({"what": "transfer", **key}, 88_000))
     return trials
 
 
-def make_settings(**changed: Any) -> dict[str, Any]:
+def make_settings(**changes: Any) -> dict[str, Any]:
+    """Return the settings of a result of `bench loaders`, with `changes`."""
     settings: dict[str, Any] = {
         "trainers": [TRAINER], "workers": [WORKERS], "batch_sizes": [BATCH_SIZE], "size": 224, "warmup": 4,
         "batches": 8, "repeats": REPEATS, "augment": "eval", "shuffle": "auto", "cold": True, "cache": "none",
@@ -132,19 +141,22 @@ def make_settings(**changed: Any) -> dict[str, Any]:
             f"data/{HOSTILE}": {"name": f"dali{HOSTILE}", "samples": SAMPLES, "digest": "2"},
         },
     }  # fmt: skip
-    return {**settings, **changed}
+    return {**settings, **changes}
 
 
-def make_spiky_trial(of: dict[str, Any]) -> Trial:
-    """A loader of 4 workers that cannot keep up: a spike every 4 batches, two epochs begin; watched."""
+def make_spiky_trial(key: dict[str, Any]) -> Trial:
+    """Return a monitored trial of a loader of 4 workers that is too slow: it waits long every 4 batches.
+
+    Two epochs begin in it.
+    """
     rng = np.random.default_rng(5)
     step_s = BATCH_SIZE / LIMIT * rng.normal(1, 0.02, BATCHES)
     wait_s = rng.exponential(0.0006, BATCHES)
     spikes = [batch for batch in range(3, BATCHES, WORKERS) if batch % EPOCH]
-    starts = [EPOCH, 2 * EPOCH]
+    epoch_starts = [EPOCH, 2 * EPOCH]
     wait_s[spikes] += rng.normal(0.1, 0.01, len(spikes))
-    wait_s[starts] += 0.18
-    whole_s = float(np.sum(wait_s + step_s))
+    wait_s[epoch_starts] += 0.18
+    total_s = float(np.sum(wait_s + step_s))
     time_s = np.arange(0.1, 7.5, 0.1)
     busy = np.clip(0.9 + 0.08 * np.sin(time_s * 3) + rng.normal(0, 0.03, len(time_s)), 0, 1)
     series = {f"cpu_{core}_share": np.clip(busy + rng.normal(0, 0.1, len(busy)), 0, 1) for core in range(8)}
@@ -159,10 +171,10 @@ def make_spiky_trial(of: dict[str, Any]) -> Trial:
     }
     flags = ("GPU memory was filled to 93%: a larger batch or picture may not fit.",)
     return Trial(
-        key=of,
+        key=key,
         numbers={
-            "images_per_s": BATCHES * BATCH_SIZE / whole_s,
-            "wait_share": float(np.sum(wait_s)) / whole_s,
+            "images_per_s": BATCHES * BATCH_SIZE / total_s,
+            "wait_share": float(np.sum(wait_s)) / total_s,
             "first_batch_s": 0.4,
             "first_step_s": 3.21,
             "page_cache_is_warm": 1.0,
@@ -170,7 +182,7 @@ def make_spiky_trial(of: dict[str, Any]) -> Trial:
         series={
             "wait_s": tuple(wait_s.tolist()),
             "step_s": tuple(step_s.tolist()),
-            "epoch_starts": tuple(map(float, starts)),
+            "epoch_starts": tuple(map(float, epoch_starts)),
         },
         activity=summarise_activity(
             tuple(time_s.tolist()), {name: tuple(values.tolist()) for name, values in series.items()}, flags
@@ -179,7 +191,7 @@ def make_spiky_trial(of: dict[str, Any]) -> Trial:
 
 
 def make_rich_trials() -> list[Trial]:
-    """Three loaders of ours, ImageFolder, noise and three peers, with all that can be measured."""
+    """Return all kinds of trials of three backends, ImageFolder, the backend synthetic and three peers."""
     trials = make_shared_trials()
     trials += make_trials("pytorch", "photos", 1_150, 1_100, cold=640)
     spiky = next(
@@ -187,11 +199,11 @@ def make_rich_trials() -> list[Trial]:
     )
     trials[trials.index(spiky)] = make_spiky_trial(spiky.key)
     for repeat in range(REPEATS):
-        of = {
+        key = {
             "what": "stages", "backend": "pytorch", "data": "photos", "workers": WORKERS,
             "batch_size": BATCH_SIZE, "repeat": repeat,
         }  # fmt: skip
-        trials.append(Trial(of, {"read_images_per_s": 9_400.0, "decode_images_per_s": 1_300.0}))
+        trials.append(Trial(key, {"read_images_per_s": 9_400.0, "decode_images_per_s": 1_300.0}))
     trials += make_trials("imagefolder", "photos", 780, 769, cold=600)
     shards = make_trials("shards", "data/shards", 24_000, 2_455, cold=10_500)
     trials += shards
@@ -212,7 +224,7 @@ def make_rich_trials() -> list[Trial]:
 
 
 def rich_result(gpu_price: float | None = None, other_cpu: float = 0.0) -> Result:
-    """A result that has everything."""
+    """Return a result with all kinds of rows, values, findings and a skipped loader."""
     trials = make_rich_trials()
     for trial in trials:
         trial.numbers["other_cpu_share"] = other_cpu

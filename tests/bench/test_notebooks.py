@@ -1,4 +1,4 @@
-"""The notebook: what it tells to type exists, and what is saved reads on its own anywhere."""
+"""Notebook bench/caltech256.ipynb: its commands exist, and its saved outputs name no folder of a machine."""
 
 import json
 import os
@@ -22,45 +22,43 @@ SMALL = {
     "bench recommend data/raw --trainer emulated:a100": "echo once is enough",
     "recommend data/raw": "recommend data/raw --size 32 --format shards",
 }
-"""What is changed in the notebook, for a small tree and a minute."""
+"""Text of the notebook, and its replacement, with which it runs on a small tree in a minute."""
 
 
-def code(path: Path) -> list[dict[str, Any]]:
-    """The cells of code."""
+def code_cells(path: Path) -> list[dict[str, Any]]:
+    """Return the cells of code, with their sources as one text each."""
     cells = json.loads(path.read_text())["cells"]
     return [{**cell, "source": "".join(cell["source"])} for cell in cells if cell["cell_type"] == "code"]
 
 
-def texts(path: Path) -> str:
-    """What the cells have printed."""
-    outputs = [output for cell in code(path) for output in cell["outputs"]]
+def printed_text(path: Path) -> str:
+    """Return the text that the cells have printed."""
+    outputs = [output for cell in code_cells(path) for output in cell["outputs"]]
     return "".join(
         "".join(output.get("text", output.get("data", {}).get("text/plain", ""))) for output in outputs
     )
 
 
-def test_every_command_of_the_notebook_is_one_that_its_program_takes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_of_the_notebook_exists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINER", "emulated:h100-vit-s")
     script = RECORD + "\n".join(
-        cell["source"] for cell in code(NOTEBOOK) if cell["source"].startswith("%%bash")
+        cell["source"] for cell in code_cells(NOTEBOOK) if cell["source"].startswith("%%bash")
     )
-    for asked, instead in (("set -e\n", ""), ("%%bash\n", ""), ("||", ";")):  # each command runs
-        script = script.replace(asked, instead)
+    for text, replacement in (("set -e\n", ""), ("%%bash\n", ""), ("||", ";")):  # so that each command runs
+        script = script.replace(text, replacement)
     ended = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
-    found = [line.split("\x1f")[:-1] for line in ended.stdout.splitlines() if "\x1f" in line]
-    assert {program for program, *_ in found} == {"precache", "bench"}
-    for program, name, *words in found:
+    commands = [line.split("\x1f")[:-1] for line in ended.stdout.splitlines() if "\x1f" in line]
+    assert {program for program, *_ in commands} == {"precache", "bench"}
+    for program, name, *words in commands:
         command_of(program, name).make_context(name, words)
 
 
-def test_the_notebook_is_saved_with_its_plots_and_says_where_they_were_measured() -> None:
-    numbers = [cell["execution_count"] for cell in code(NOTEBOOK)]
+def test_the_notebook_is_saved_with_its_plots_and_its_machine() -> None:
+    numbers = [cell["execution_count"] for cell in code_cells(NOTEBOOK)]
     assert numbers == list(range(1, len(numbers) + 1))  # run from top to bottom
-    printed = texts(NOTEBOOK)
+    printed = printed_text(NOTEBOOK)
     assert re.search(r"\d+ CPUs, \d+ GiB, accelerator .*, 20\d\d-\d\d-\d\d\n.*torch \d", printed)
-    outputs = [output for cell in code(NOTEBOOK) for output in cell["outputs"]]
+    outputs = [output for cell in code_cells(NOTEBOOK) for output in cell["outputs"]]
     assert sum("image/png" in output.get("data", {}) for output in outputs) == 4
     assert not any(output["output_type"] == "error" for output in outputs)
     assert not ABSOLUTE.findall(printed), "a folder of the machine"
@@ -69,18 +67,18 @@ def test_the_notebook_is_saved_with_its_plots_and_says_where_they_were_measured(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_make_notebook_runs_it_and_keeps_it_as_it_was_where_a_cell_fails(
+def test_make_notebook_runs_it_and_keeps_it_where_a_cell_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("nbconvert")
     pytest.importorskip("matplotlib")
     make_sample(tmp_path / "data/raw", images=64, classes=2, workers=0)
-    text, path = NOTEBOOK.read_text(), tmp_path / "small.ipynb"
-    for pair in SMALL.items():
-        asked, instead = (json.dumps(each)[1:-1] for each in pair)
-        assert asked in text
-        text = text.replace(asked, instead)
-    path.write_text(text)
+    notebook, path = NOTEBOOK.read_text(), tmp_path / "small.ipynb"
+    for text, replacement in SMALL.items():
+        text_in_json, replacement_in_json = json.dumps(text)[1:-1], json.dumps(replacement)[1:-1]
+        assert text_in_json in notebook
+        notebook = notebook.replace(text_in_json, replacement_in_json)
+    path.write_text(notebook)
     commands = tmp_path / "bin"
     commands.mkdir()
     for name in ("precache", "bench"):  # where this Python has no commands beside it
@@ -91,10 +89,10 @@ def test_make_notebook_runs_it_and_keeps_it_as_it_was_where_a_cell_fails(
     monkeypatch.setenv("PATH", f"{commands}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = recipe("notebook", BIN=str(commands), NOTEBOOK=path.name)
+    command = make_recipe("notebook", BIN=str(commands), NOTEBOOK=path.name)
     ended = subprocess.run(command, cwd=tmp_path, shell=True, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    printed = texts(path)
+    printed = printed_text(path)
     for mention in ("64 pictures in 2 classes", "every byte is as written", "epoch 2:", "times as many"):
         assert mention in printed
     assert str(tmp_path) not in printed
@@ -109,9 +107,9 @@ def test_make_notebook_runs_it_and_keeps_it_as_it_was_where_a_cell_fails(
     assert list(tmp_path.glob("*.partial")) == []
 
 
-def recipe(target: str, **variables: str) -> str:
-    """The last command that `make TARGET` runs."""
-    given = [f"{name}={value}" for name, value in variables.items()]
-    command = ["make", "--dry-run", "--no-print-directory", target, *given]
+def make_recipe(target: str, **variables: str) -> str:
+    """Return the last command that `make TARGET` runs."""
+    assignments = [f"{name}={value}" for name, value in variables.items()]
+    command = ["make", "--dry-run", "--no-print-directory", target, *assignments]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     return ended.stdout.replace("\\\n", " ").strip().splitlines()[-1]

@@ -1,4 +1,4 @@
-"""`bench accuracy` for real: its files, its page, its refusals."""
+"""`bench accuracy` with real trainings: its files, its page, its errors."""
 
 import json
 import os
@@ -16,14 +16,12 @@ def accuracy(squares: Squares, *arguments: object) -> "subprocess.CompletedProce
 
 
 def top1(result: Path) -> dict[str, float]:
-    """Accuracy of the model at the end, by source."""
+    """Return the accuracy of the trained model, by source."""
     trials = json.loads(result.read_text())["trials"]
     return {trial["of"]["source"]: trial["numbers"]["top1_accuracy"] for trial in trials}
 
 
-def test_a_run_that_ends_leaves_a_result_and_a_page_and_is_not_done_again(
-    squares: Squares, tmp_path: Path
-) -> None:
+def test_accuracy_leaves_a_result_and_a_page_and_trains_only_once(squares: Squares, tmp_path: Path) -> None:
     page, result = tmp_path / "page.html", tmp_path / "result.json"
     arguments = ("ours=shards", "imagefolder2=imagefolder", *SMALL, "--json", result)
     ran = accuracy(squares, *arguments, "--html", page)
@@ -43,9 +41,10 @@ def test_a_run_that_ends_leaves_a_result_and_a_page_and_is_not_done_again(
     check_bad_input(accuracy(squares, *arguments, "--lr", 0.1), "lr: 0.2, here 0.1")
 
 
-def test_the_list_of_splits_has_as_many_of_each_class(squares: Squares, tmp_path: Path) -> None:
-    ran = accuracy(squares, "--write-splits", tmp_path / "s.csv", "--per-class", 20)
-    said = f"wrote {tmp_path / 's.csv'}: 60 pictures train, 18 validate\n"
-    assert (ran.returncode, ran.stdout) == (0, said)
-    rows = (tmp_path / "s.csv").read_text().splitlines()[1:]
+def test_write_splits_lists_as_many_pictures_of_each_class(squares: Squares, tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    ran = accuracy(squares, "--write-splits", path, "--per-class", 20)
+    assert ran.returncode == 0
+    assert ran.stdout == f"wrote {path}: 60 pictures train, 18 validate\n"
+    rows = path.read_text().splitlines()[1:]
     assert sum(row.startswith("red/") and row.endswith(",train") for row in rows) == 20

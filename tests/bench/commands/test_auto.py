@@ -1,4 +1,4 @@
-"""`bench recommend` and `precache auto` where loaders have given rates: what they decide, say and keep."""
+"""`bench recommend` and `precache auto` with loaders of chosen rates: their decisions, output and files."""
 
 import io
 import json
@@ -17,10 +17,10 @@ import loaders
 import precache
 from bench.cli import main as bench
 from bench.measure import comparison, sample, storing
-from bench.measure import recommend as measuring
+from bench.measure import recommend as recommendation
 from bench.measure.sample import Trees
 from bench.measure.settings import Settings
-from bench.measure.storing import choose
+from bench.measure.storing import choose_recipe
 from bench.measure.trial import measure_trainer
 from bench.report.forecast import SLACK
 from bench.report.gain import TODAY_BACKEND
@@ -41,32 +41,47 @@ TODAY = "ImageFolder and DataLoader keep an emulated accelerator of 2,000 images
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+class ConversionStopped(Exception):
+    """Raised by a callback of progress, to stop a conversion."""
+
+
 class Machine:
-    """Its loaders have `rates`, in images/s, by backend; those of what was converted, `after`."""
+    """Stand-in of a machine, whose trials return chosen rates at once.
+
+    Attributes:
+        rates: images/s of a loader in the trials of the sample, by backend.
+        rates_after: images/s of a loader after the conversion, by backend, where they differ.
+        converted: formats that the sample was converted to.
+        trials: number of trials so far.
+        last_trial: number of trials after which the next one is interrupted.
+        other_cpu_share: share of the CPUs, 0 to 1, that other processes take.
+    """
 
     def __init__(self) -> None:
         self.rates = {TODAY_BACKEND: 250.0, "pytorch": 500.0, "shards": 8000.0, "webdataset": 1500.0}
-        self.after: dict[str, float] = {}
+        self.rates_after: dict[str, float] = {}
         self.converted: list[str] = []
         self.trials = 0
-        self.stops_after = 10**9
-        self.other_cpu = 0.0
+        self.last_trial = 10**9
+        self.other_cpu_share = 0.0
 
     def convert_twice(
         self, trees: Trees, images: int, recipe: Recipe, workers: int, folder: Path
     ) -> tuple[tuple[float, int], tuple[float, int], float]:
-        """Instead of `bench.measure.sample.convert_twice`; it keeps what it was asked."""
+        """Convert the small tree alone, in the place of `bench.measure.sample.convert_twice`."""
         precache.convert(trees.small, folder, recipe, workers=0)
         self.converted.append(recipe.format)
         return (1.1, trees.small_images), (2.0, trees.large_images), 9000.0
 
-    def run(self, function: Any, *given: Any) -> Trial:
-        """Instead of `bench.measure.fresh.run_fresh`."""
+    def run(self, function: Any, *arguments: Any) -> Trial:
+        """Return a trial of the chosen rate, in the place of `bench.measure.processes.run_in_process`."""
         self.trials += 1
-        if self.trials > self.stops_after:
+        if self.trials > self.last_trial:
             raise KeyboardInterrupt
-        settings: Settings = given[0]
-        rates = {**self.rates, **(self.after if len(given) == 1 and settings.batches > 1 else {})}
+        settings: Settings = arguments[0]
+        rates = dict(self.rates)
+        if len(arguments) == 1 and settings.batches > 1:  # a trial of the comparison after the conversion
+            rates.update(self.rates_after)
         rate = 2000.0 if function is measure_trainer else rates.get(settings.backend, 1e6)
         if settings.trainer != "none":
             rate = min(rate, 2000.0)
@@ -81,18 +96,18 @@ class Machine:
         )  # fmt: skip
 
     def share(self) -> float:
-        """Share of the CPUs, as `bench.machine.monitor.OtherProcesses` says it."""
-        return self.other_cpu
+        """Return the share of the CPUs, in the place of `bench.machine.monitor.OtherProcesses.share`."""
+        return self.other_cpu_share
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     machine = Machine()
     disk = Trial(numbers={"read_bytes_per_s": 5e8, "first_byte_s": 0.001})
-    monkeypatch.setattr(measuring, "convert_twice", machine.convert_twice)
-    monkeypatch.setattr(measuring, "_measure_disk", lambda folder: disk)
-    for module in (measuring, comparison):
-        monkeypatch.setattr(module, "run_fresh", machine.run)
+    monkeypatch.setattr(recommendation, "convert_twice", machine.convert_twice)
+    monkeypatch.setattr(recommendation, "_measure_disk", lambda folder: disk)
+    for module in (recommendation, comparison):
+        monkeypatch.setattr(module, "run_in_process", machine.run)
         monkeypatch.setattr(module, "OtherProcesses", lambda: machine)
     return machine
 
@@ -109,7 +124,7 @@ def run_here(
 def auto(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Run:
-    """Runs `precache auto` on a tree, by default the small one, in an empty folder, without a terminal."""
+    """Return a function that runs `precache auto` on a tree in an empty folder, without a terminal."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
 
@@ -123,7 +138,7 @@ def auto(
 def recommend(
     raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Run:
-    """Runs `bench recommend` likewise."""
+    """Return a function that runs `bench recommend` on a tree in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
     def recommend(*words: object, tree: object = raw_tree) -> "subprocess.CompletedProcess[str]":
@@ -132,17 +147,18 @@ def recommend(
     return recommend
 
 
-def saved(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / AUTO_NAME).read_text())
-    return found
+def read_result(folder: Path) -> dict[str, Any]:
+    """Return the result that `precache auto` has left in the folder."""
+    result: dict[str, Any] = json.loads((folder / AUTO_NAME).read_text())
+    return result
 
 
-def flat(text: str) -> str:
+def join_lines(text: str) -> str:
     return " ".join(text.split())
 
 
-def paste(printed: str) -> list[str]:
-    """Run every line that is printed to be pasted; the lines."""
+def run_pasted(printed: str) -> list[str]:
+    """Run every line that is printed to be pasted, and return the lines."""
     lines = [line.strip() for line in printed.splitlines() if line.startswith("    ")]
     for line in lines:
         if line.startswith("precache "):
@@ -156,29 +172,29 @@ def paste(printed: str) -> list[str]:
     return lines
 
 
-def test_it_says_why_converts_measures_and_keeps_the_result(
+def test_auto_converts_measures_and_keeps_the_result(
     machine: Machine, auto: Run, recommend: Run, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
     ended = auto("out", "--yes")
     assert ended.returncode == 0, ended.stderr
-    assert flat(ended.stdout).count(TODAY) == 2, "predicted, and measured"
+    assert join_lines(ended.stdout).count(TODAY) == 2, "predicted, and measured"
     before = precache.open_dataset(out).manifest
     assert before.recipe == Recipe(format="shards", size=64)
     assert precache.verify(out) == []
-    assert [row["of"]["backend"] for row in saved(out)["rows"]] == ["imagefolder", "pytorch", "shards"]
-    assert saved(out)["settings"]["data"]["out"]["convert_s"] > 0
+    assert [row["of"]["backend"] for row in read_result(out)["rows"]] == ["imagefolder", "pytorch", "shards"]
+    assert read_result(out)["settings"]["data"]["out"]["convert_s"] > 0
     measured = machine.trials
-    again = recommend("--convert", "out")  # is the same call
+    again = recommend("--convert", "out")  # the same as `precache auto`
     assert again.returncode == 0, again.stderr
     assert "nothing to do" in again.stdout
-    assert TODAY in flat(again.stdout)
+    assert TODAY in join_lines(again.stdout)
     assert machine.trials == measured, "all trials are kept"
-    assert saved(out)["settings"]["data"]["out"]["convert_s"] > 0, "and what converting took"
+    assert read_result(out)["settings"]["data"]["out"]["convert_s"] > 0, "and what converting took"
     assert precache.open_dataset(out).manifest == before
 
 
-def test_another_conversion_in_dst_is_refused_and_replaced_on_request(
+def test_auto_refuses_another_conversion_in_dst_without_overwrite(
     machine: Machine, auto: Run, raw_tree: Path, tmp_path: Path
 ) -> None:
     precache.convert(raw_tree, tmp_path / "out", Recipe(format="dali", size=16), workers=0)
@@ -187,42 +203,55 @@ def test_another_conversion_in_dst_is_refused_and_replaced_on_request(
     assert precache.open_dataset(tmp_path / "out").manifest.recipe.format == "shards"
 
 
-def test_what_if_options_answer_beside_this_machine(machine: Machine, recommend: Run) -> None:
-    for words, inputs, rate in (
+@pytest.mark.parametrize(
+    ("words", "inputs", "rate"),
+    [
         (("--gpus", 2), "accelerator 2 x 2,000 images/s", 250),
         (("--accelerator", "500"), "accelerator 500 images/s", 250),
-        (("--workers", 1), "1 CPU", 125),
+        (("--workers", 1), "1 CPU", None),  # what one worker gives depends on the CPUs of this machine
         (("--disk-mbps", 20), "disk 20.0 MB/s", 250),
-    ):
-        ended = recommend(*words, "--json", "-")
-        assert ended.returncode == 0, ended.stderr
-        found = json.loads(ended.stdout)
-        assert found["answer"][0].startswith(TODAY)
-        assert inputs in found["answer"][-1]
-        names = [row["name"] for row in found["rows"]]
-        assert names[4:] == [f"{name}, what if" for name in names[:4]]
-        assert found["rows"][4]["values"]["loader_images_per_s"]["median"] == rate or words[0] == "--workers"
+    ],
+)
+def test_what_if_options_add_predictions_for_another_machine(
+    words: tuple[object, ...], inputs: str, rate: int | None, machine: Machine, recommend: Run
+) -> None:
+    ended = recommend(*words, "--json", "-")
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result["answer"][0].startswith(TODAY)
+    assert inputs in result["answer"][-1]
+    names = [row["name"] for row in result["rows"]]
+    assert names[4:] == [f"{name}, what if" for name in names[:4]]
+    if rate is not None:
+        assert result["rows"][4]["values"]["loader_images_per_s"]["median"] == rate
+
+
+def test_what_if_options_must_be_positive(machine: Machine, recommend: Run) -> None:
     check_bad_input(recommend("--gpus", 0), "gpus", "0")
 
 
-def test_where_the_tree_keeps_up_nothing_is_converted(machine: Machine, auto: Run, tmp_path: Path) -> None:
-    usual = machine.rates
-    for rates, said in (
+@pytest.mark.parametrize(
+    ("rates", "sentence"),
+    [
         ({"pytorch": 3000.0}, "Change that line to `loaders.build`: it is busy 100%"),
         ({"pytorch": 3000.0, TODAY_BACKEND: 3000.0}, "DataLoader already keep an emulated accelerator"),
         ({"shards": 400.0}, "Converting gains no more."),
-    ):
-        machine.rates = {**usual, **rates}
-        ended = auto("out", "--yes", "--format", "shards")
-        assert (ended.returncode, list(tmp_path.iterdir())) == (0, [])
-        assert said in flat(ended.stdout)
-        assert "precache convert" not in ended.stdout
+    ],
+)
+def test_auto_converts_nothing_where_the_tree_is_as_fast(
+    rates: dict[str, float], sentence: str, machine: Machine, auto: Run, tmp_path: Path
+) -> None:
+    machine.rates |= rates
+    ended = auto("out", "--yes", "--format", "shards")
+    assert (ended.returncode, list(tmp_path.iterdir())) == (0, [])
+    assert sentence in join_lines(ended.stdout)
+    assert "precache convert" not in ended.stdout
 
 
-def test_beside_other_processes_no_winner_is_named_and_nothing_converted(
+def test_beside_busy_processes_nothing_is_recommended_or_converted(
     machine: Machine, auto: Run, recommend: Run, raw_tree: Path, tmp_path: Path
 ) -> None:
-    machine.other_cpu = 0.6
+    machine.other_cpu_share = 0.6
     tree = tmp_path / "broken"
     damage_tree(raw_tree, tree)
     for ended in (
@@ -231,19 +260,24 @@ def test_beside_other_processes_no_winner_is_named_and_nothing_converted(
         recommend("--convert", "out", tree=tree),
     ):
         assert ended.returncode == 0, ended.stderr
-        assert "Other processes took 60% of the CPUs" in flat(ended.stdout)
+        assert "Other processes took 60% of the CPUs" in join_lines(ended.stdout)
         for word in ("sooner", "Change that line", "Convert to", "loader ="):
             assert word not in ended.stdout
-        for line in paste(ended.stdout):
+        for line in run_pasted(ended.stdout):
             assert line.startswith("precache convert")
             assert "--max-rejects 6%" in line
             shutil.rmtree(tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    machine.other_cpu = 0.0
+
+
+def test_beside_busy_processes_auto_does_not_say_that_converting_lost(
+    machine: Machine, auto: Run, tmp_path: Path
+) -> None:
     assert auto("out", "--yes").returncode == 0
     (tmp_path / "out" / AUTO_NAME).unlink()
-    machine.other_cpu, machine.after = 0.6, {"shards": 100.0}
-    ended = auto("out", "--yes")  # what was converted is slow, or the machine is: who knows
+    machine.other_cpu_share = 0.6
+    machine.rates_after = {"shards": 100.0}
+    ended = auto("out", "--yes")
     assert ended.returncode == 0
     assert "Converting lost" not in ended.stdout
 
@@ -253,7 +287,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_at_a_terminal_it_asks_and_converts_where_convert_would(
+def test_auto_asks_at_a_terminal_and_converts_into_data_format(
     machine: Machine, auto: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_bad_input(auto(), "no terminal to ask at", "--yes")
@@ -265,58 +299,62 @@ def test_at_a_terminal_it_asks_and_converts_where_convert_would(
         assert (tmp_path / "data/shards" / AUTO_NAME).exists() == (typed == "\n")
 
 
-def test_a_killed_conversion_goes_on_as_it_was_chosen(
+def test_auto_goes_on_with_a_killed_conversion_by_its_recipe(
     machine: Machine, auto: Run, raw_tree: Path, tmp_path: Path
 ) -> None:
-    """Whatever would be chosen now; and the time of a part is not taken for that of the whole."""
-
-    class Stop(Exception):
-        pass
+    """The seconds of the second half are not kept as those of the conversion."""
 
     def stop(done: int, total: int) -> None:
         if done > total // 2:  # the first of two shards is finished
-            raise Stop
+            raise ConversionStopped
 
     recipe = Recipe(format="webdataset", size=37, quality=90, splits="train=0.5,val=0.5")
-    with pytest.raises(Stop):
+    with pytest.raises(ConversionStopped):
         precache.convert(raw_tree, tmp_path / "out", recipe, workers=0, on_progress=stop)
     ended = auto("out", "--yes", "--splits", "train=0.5,val=0.5")
     assert ended.returncode == 0, ended.stderr
     assert machine.converted == []
     assert precache.open_dataset(tmp_path / "out").manifest.recipe == recipe
-    assert saved(tmp_path / "out")["settings"]["data"]["out"]["convert_s"] is None
+    assert read_result(tmp_path / "out")["settings"]["data"]["out"]["convert_s"] is None
 
 
-def test_killed_at_any_trial_the_same_command_measures_none_twice(
-    machine: Machine, auto: Run, recommend: Run, tmp_path: Path
+def test_auto_measures_no_trial_twice_however_often_it_is_killed(
+    machine: Machine, auto: Run, tmp_path: Path
 ) -> None:
     assert auto("whole", "--yes", "--json", "whole.json").returncode == 0
     total, machine.trials = machine.trials, 0
     calls = 0
-    while not (tmp_path / "out" / AUTO_NAME).exists() or "rows" not in saved(tmp_path / "out"):
-        machine.stops_after = machine.trials + 11
+    while not (tmp_path / "out" / AUTO_NAME).exists() or "rows" not in read_result(tmp_path / "out"):
+        machine.last_trial = machine.trials + 11
         ended = auto("out", "--yes", "--json", "state.json")
-        machine.trials = min(machine.trials, machine.stops_after)  # the last was broken off
+        machine.trials = min(machine.trials, machine.last_trial)  # the last one was interrupted
         json.loads((tmp_path / "state.json").read_text())
         calls += 1
         assert ended.returncode in (0, 130), ended.stderr
         assert calls < 30
     assert machine.trials == total
-    machine.stops_after = 3
-    machine.trials = 0
+
+
+def test_recommend_goes_on_after_an_interrupt_with_the_same_settings(
+    machine: Machine, recommend: Run
+) -> None:
+    machine.last_trial = 3
     assert recommend("--json", "other.json").returncode == 130
-    machine.stops_after = 10**9
+    machine.last_trial = 10**9
     assert recommend("--json", "other.json").returncode == 0
     check_bad_input(recommend("--json", "other.json", "--stored-size", 50), "other.json", "stored_size")
 
 
-def test_what_is_slower_than_its_tree_or_larger_than_allowed_is_exit_code_1(
-    machine: Machine, auto: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine.after = {"shards": 100.0}
+def test_auto_exits_with_1_where_converting_made_training_slower(machine: Machine, auto: Run) -> None:
+    machine.rates_after = {"shards": 100.0}
     ended = auto("out", "--yes")
     assert ended.returncode == 1
     assert "Converting lost: from shards the trainer gets 100 images/s, by `loaders.build`" in ended.stdout
+
+
+def test_auto_exits_with_1_where_the_dataset_exceeds_max_bytes(
+    machine: Machine, auto: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(storing, "measure_bytes", lambda *_: 1)
     ended = auto("larger", "--yes", "--max-bytes", "1kB")
     assert ended.returncode == 1
@@ -324,27 +362,31 @@ def test_what_is_slower_than_its_tree_or_larger_than_allowed_is_exit_code_1(
     assert "more than --max-bytes 1kB; make room, or remove it" in ended.stderr
 
 
-def test_every_line_to_paste_runs_on_sound_and_on_broken_trees(
+def test_every_line_to_paste_runs_on_a_sound_tree(machine: Machine, recommend: Run) -> None:
+    assert len(run_pasted(recommend().stdout)) == 3
+
+
+def test_every_line_to_paste_runs_on_a_damaged_tree(
     machine: Machine, auto: Run, recommend: Run, raw_tree: Path, tmp_path: Path
 ) -> None:
     damage_tree(raw_tree, tmp_path / "it's $broken")
-    assert len(paste(recommend().stdout)) == 3
-    broken = recommend(tree=Path("it's $broken"))
-    assert "cannot read 4 of the 70 pictures" in flat(broken.stdout)
-    assert "A training with ImageFolder stops at" in flat(broken.stdout)
-    lines = paste(broken.stdout)
+    precache.convert(raw_tree, tmp_path / "data/shards", Recipe(format="shards", size=16), workers=0)
+    advice = recommend(tree=Path("it's $broken"))
+    assert "cannot read 4 of the 70 pictures" in join_lines(advice.stdout)
+    assert "A training with ImageFolder stops at" in join_lines(advice.stdout)
+    lines = run_pasted(advice.stdout)
     assert "on_error='skip'" in lines[0]
     assert "--max-rejects 6%" in lines[1]
     assert "data/shards-it" in lines[1], "other pictures are in data/shards"
     ended = auto("converted", "--yes", tree=Path("it's $broken"))
     assert ended.returncode == 0, ended.stderr
     assert len(precache.open_dataset(tmp_path / "converted").manifest.rejected) == 4
-    assert "4 of 4 that were tried" in flat(ended.stdout)
-    paste(ended.stdout)
+    assert "4 of 4 that were tried" in join_lines(ended.stdout)
+    run_pasted(ended.stdout)
     assert auto("converted", "--yes", tree=Path("it's $broken")).returncode == 0
 
 
-def test_of_a_tree_at_a_url_the_line_to_convert_is_given(
+def test_recommend_gives_the_line_to_convert_a_tree_at_a_url(
     machine: Machine, recommend: Run, raw_tree: Path, bucket: Url
 ) -> None:
     for path in raw_tree.glob("*/*"):
@@ -352,12 +394,12 @@ def test_of_a_tree_at_a_url_the_line_to_convert_is_given(
     ended = recommend(tree=bucket / "photos")
     assert ended.returncode == 0, ended.stderr
     assert "Change that line" not in ended.stdout, "loaders.build reads no raw tree there"
-    lines = paste(ended.stdout)
+    lines = run_pasted(ended.stdout)
     assert lines[0].startswith(f"precache convert {bucket}/photos data/shards")
     assert len(lines) == 2
 
 
-def test_pictures_without_a_decoder_are_not_left_out_unasked(
+def test_auto_refuses_to_leave_out_pictures_without_a_decoder(
     machine: Machine, auto: Run, raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage_tree(raw_tree, tmp_path / "tree")
@@ -370,16 +412,17 @@ def test_pictures_without_a_decoder_are_not_left_out_unasked(
     assert auto("out", "--yes", "--max-rejects", "6%", tree=Path("tree")).returncode == 0
 
 
-def test_what_is_chosen_fits_and_nothing_better_does(raw_tree: Path) -> None:
+def test_choose_recipe_takes_the_best_that_fits(raw_tree: Path) -> None:
     scan, names = scan_tree(raw_tree), ("shards", "webdataset")
-    room, every = 1e9, []
+    limit_bytes, choices = 1e9, []
     for _ in range(5):
-        recipe, fitting = choose(scan, 96, names, room, "the disk")
-        needs = [SLACK * storing.measure_bytes(scan, replace(recipe, format=name)) for name in fitting]
-        assert max(needs) <= room
-        every.append((recipe.size, recipe.quality, fitting))
-        room = max(needs) - 1
-    rest = ((192, 95), (192, 90), (192, 75), (110, 75))
-    assert every == [(192, 95, names), *((size, quality, names[1:]) for size, quality in rest)]
-    with pytest.raises(SettingError, match="the smallest, webdataset of at most 110 px, JPEG quality 75"):
-        choose(scan, 96, names, room, "the disk")
+        recipe, fitting = choose_recipe(scan, 96, names, limit_bytes, "the disk")
+        needed = [SLACK * storing.measure_bytes(scan, replace(recipe, format=name)) for name in fitting]
+        assert max(needed) <= limit_bytes
+        choices.append((recipe.size, recipe.quality, fitting))
+        limit_bytes = max(needed) - 1
+    smaller = ((192, 95), (192, 90), (192, 75), (110, 75))
+    assert choices == [(192, 95, names), *((size, quality, names[1:]) for size, quality in smaller)]
+    with pytest.raises(SettingError, match="webdataset of at most 110 px, JPEG quality 75") as raised:
+        choose_recipe(scan, 96, names, limit_bytes, "the disk")
+    assert "--max-bytes" in raised.value.remedy

@@ -1,4 +1,4 @@
-"""`bench`, `bench loaders` and `bench quickstart`: what is printed, written and said."""
+"""`bench`, `bench loaders` and `bench quickstart`: their output, their files and their errors."""
 
 import json
 import os
@@ -15,7 +15,7 @@ import pytest
 from bench.cli import COMMANDS, FIRST
 from bench.commands import loaders as command
 from bench.measure.profile import STEP, STEPS, WAIT
-from bench.measure.ranks import launch
+from bench.measure.ranks import launch_ranks
 from precache.errors import WorkerError
 from tests.bench.conftest import Bench
 from tests.bench.settings import quick
@@ -25,15 +25,20 @@ QUICK = ("--batch-size", 8, "--batches", 2, "--warmup", 1, "--repeats", 1, "--si
 SHARDS = ("loaders", "data/shards", "--backend", "shards", "--trainer", "none", "--device", "cpu")
 
 
-def test_the_help_shows_first_what_a_newcomer_needs(bench: Bench) -> None:
+def test_help_lists_the_commands_for_newcomers_first(bench: Bench) -> None:
     first, others = bench("--help").stdout.partition("Start here:\n")[2].split("More:\n")
-    listed = [[line.split()[0] for line in part.splitlines() if line[:3].strip()] for part in (first, others)]
-    assert listed == [list(FIRST), sorted(set(COMMANDS) - set(FIRST))]
-    short, whole = (bench("loaders", flag).stdout for flag in ("--help", "--help-all"))
-    assert ("--repeats" in short, "--repeats" in whole) == (False, True)
+    names = [[line.split()[0] for line in part.splitlines() if line[:3].strip()] for part in (first, others)]
+    assert names == [list(FIRST), sorted(set(COMMANDS) - set(FIRST))]
 
 
-def test_torchrun_may_not_start_it_several_times(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_of_loaders_hides_rare_options_and_help_all_lists_them(bench: Bench) -> None:
+    assert "--repeats" not in bench("loaders", "--help").stdout
+    assert "--repeats" in bench("loaders", "--help-all").stdout
+
+
+def test_bench_refuses_to_run_in_several_processes_of_torchrun(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     monkeypatch.setenv("WORLD_SIZE", "4")
     check_bad_input(
@@ -42,7 +47,7 @@ def test_torchrun_may_not_start_it_several_times(bench: Bench, monkeypatch: pyte
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_result_is_printed_kept_and_shown_again(data: Path, bench: Bench) -> None:
+def test_loaders_prints_and_keeps_a_result_that_report_shows(data: Path, bench: Bench) -> None:
     (data / "data/webdataset").unlink()
     words = ("--backend", "webdataset,shards", "--trainer", "none", "--device", "cpu", *QUICK)
     result = bench("loaders", *words, "--json", "out/r.json", "--html", "out/r.html")
@@ -64,23 +69,23 @@ def test_result_is_printed_kept_and_shown_again(data: Path, bench: Bench) -> Non
 
 
 @pytest.mark.parametrize(("number", "word"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")])
-def test_stop_says_what_is_kept(
+def test_a_signal_ends_loaders_with_a_line_on_the_runs_that_are_kept(
     number: signal.Signals, word: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "compare", lambda *_: signal.raise_signal(number))
-    for options, kept in (
+    for options, mention in (
         ((), "nothing was written"),
         (("--json", "r.json"), "r.json keeps those that were"),
     ):
         ended = bench(*SHARDS, *options)
         assert ended.returncode == 128 + number
-        last = ended.stderr.splitlines()[-1]
-        assert last.startswith(f"bench: error: {word} before all runs were done; ")
-        assert kept in last
+        last_line = ended.stderr.splitlines()[-1]
+        assert last_line.startswith(f"bench: error: {word} before all runs were done; ")
+        assert mention in last_line
 
 
-def test_killed_command_goes_on_where_it_was(raw_tree: Path, data: Path, bench: Bench) -> None:
-    """Several workers and batch sizes: each combination is a row, and what was measured stays."""
+def test_a_killed_grid_goes_on_with_its_finished_trials(raw_tree: Path, data: Path, bench: Bench) -> None:
+    """Each combination of workers and batch size becomes a row."""
     path = data / "grid.json"
     words = [
         *("loaders", raw_tree, "--backend", "pytorch", "--trainer", "emulated:1e6", "--size", 32),
@@ -100,65 +105,67 @@ def test_killed_command_goes_on_where_it_was(raw_tree: Path, data: Path, bench: 
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-    kept = json.loads(path.read_text())["trials"]
+    kept_trials = json.loads(path.read_text())["trials"]
     done = bench(*words)
     assert done.returncode == 0, done.stderr
     assert f"{path} is there: the runs in it are not measured again" in done.stdout
     content = json.loads(path.read_text())
-    assert content["trials"][: len(kept)] == kept
+    assert content["trials"][: len(kept_trials)] == kept_trials
     assert [row["of"]["workers"] for row in content["rows"]] == [0, 1]
     refused = bench(*words[:-4], "--batch-size", 4, "--workers", "1,x")
     check_bad_input(refused, "--workers", "1,x")
 
 
-def test_two_ranks_are_measured_alone_and_in_step(data: Path, bench: Bench) -> None:
+def test_loaders_measures_two_ranks_alone_and_in_step(data: Path, bench: Bench) -> None:
     words = ("--ranks", 2, "--backend", "shards", "--trainer", "emulated:200", "--device", "cpu")
     done = bench("loaders", "data/shards", *words, *QUICK, "--json", "out/r.json")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("shards: 2 ranks in step train "), "the answer comes first"
-    alone, together, *each = json.loads((data / "out/r.json").read_text())["rows"]
-    rates = [row["values"]["fed_images_per_s"]["median"] for row in each]
-    total = together["values"]["fed_images_per_s"]["median"]
-    assert total == pytest.approx(sum(rates), rel=1e-4)
-    one = alone["values"]["fed_images_per_s"]["median"]
-    assert together["values"]["speedup"]["median"] == pytest.approx(total / one, rel=1e-4)
-    for rate in (one, *rates):
+    alone_row, total_row, *rank_rows = json.loads((data / "out/r.json").read_text())["rows"]
+    rank_rates = [row["values"]["fed_images_per_s"]["median"] for row in rank_rows]
+    total_rate = total_row["values"]["fed_images_per_s"]["median"]
+    assert total_rate == pytest.approx(sum(rank_rates), rel=1e-4)
+    alone_rate = alone_row["values"]["fed_images_per_s"]["median"]
+    assert total_row["values"]["speedup"]["median"] == pytest.approx(total_rate / alone_rate, rel=1e-4)
+    for rate in (alone_rate, *rank_rates):
         assert 0 < rate <= 200, "an emulated accelerator is never faster than it is told to be"
     shown = bench("report", "out/r.json")
     assert shown.stdout.splitlines()[0] == done.stdout.splitlines()[0]
 
 
-def ranks_running() -> dict[int, psutil.Process]:
-    """The processes of the ranks that this one started."""
-    children = psutil.Process().children(recursive=True)
-    return {
-        int(p.environ()["RANK"]): p for p in children if "bench.measure.ranks" in " ".join(p.cmdline()[:8])
-    }
+def rank_processes() -> dict[int, psutil.Process]:
+    """Return the processes of the ranks that this process has started, by their numbers."""
+    processes = {}
+    for child in psutil.Process().children(recursive=True):
+        if "bench.measure.ranks" in " ".join(child.cmdline()[:8]):
+            processes[int(child.environ()["RANK"])] = child
+    return processes
 
 
 @pytest.mark.slow  # starts ranks twice more
-def test_rank_that_dies_is_named_and_an_interrupt_leaves_none(raw_tree: Path) -> None:
-    endless = quick(batch_size=4, workers=0, warmup=0, batches=1, repeats=10**6).of("auto", raw_tree, 5)
+def test_a_dead_rank_is_named_and_an_interrupt_ends_all_ranks(raw_tree: Path) -> None:
+    settings = quick(batch_size=4, workers=0, warmup=0, batches=1, repeats=10**6)  # it would take hours
+    settings = settings.for_loader("auto", raw_tree, 5)
     started: list[psutil.Process] = []
 
     def kill(done: int, total: int) -> None:
         if done == 1:
-            ranks_running()[1].kill()
+            rank_processes()[1].kill()
 
     def interrupt(done: int, total: int) -> None:
-        started.extend(ranks_running().values())
+        started.extend(rank_processes().values())
         raise KeyboardInterrupt
 
     with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
-        launch(endless, 2, kill)
+        launch_ranks(settings, 2, kill)
     with pytest.raises(KeyboardInterrupt):
-        launch(endless, 2, interrupt)
+        launch_ranks(settings, 2, interrupt)
     assert len(started) == 2
     assert psutil.wait_procs(started, timeout=10)[1] == []
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_quickstart_goes_the_whole_way_and_keeps_its_pictures(
+def test_quickstart_writes_a_report_and_keeps_its_pictures(
     tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "new").mkdir()
@@ -181,7 +188,7 @@ def test_quickstart_goes_the_whole_way_and_keeps_its_pictures(
     check_bad_input(refused, "data/quickstart/raw", "16 pictures", "--images", "60", "remove")
 
 
-def test_profile_shows_operators_and_names_waits_in_the_trace(data: Path, bench: Bench) -> None:
+def test_profile_prints_operators_and_names_waits_in_the_trace(data: Path, bench: Bench) -> None:
     words = ("--batch-size", 4, "--size", 32, "--workers", 1, "--warmup", 1)
     done = bench(
         "loaders", "data/shards", "--backend", "shards", "--device", "cpu", "--profile", "a/b", *words

@@ -1,4 +1,4 @@
-"""`bench convert` on a small tree: its structure and relations, never how fast anything is."""
+"""`bench convert` on a small tree: structure and relations of its figures, never their size."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def whole(repeat: int, writer: str, rate: float) -> Trial:
     return Trial({"what": WHOLE, "writer": writer, "repeat": repeat}, {"images_per_s": rate})
 
 
-def test_the_stage_with_most_of_the_time_is_the_answer() -> None:
+def test_the_answer_names_the_stage_with_most_of_the_time() -> None:
     trials = [stages(0, read=1, decode=6, resize=2, write=1), whole(0, PRECACHE, 1.5)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     decode = next(row for row in result.rows if row.name == "decode")
@@ -48,32 +48,32 @@ def test_the_stage_with_most_of_the_time_is_the_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("theirs", "words"), [((1.0, 1.1), "times as many images/s as ffcv"), ((1.5, 2.1), "within noise")]
+    ("rates", "words"), [((1.0, 1.1), "times as many images/s as ffcv"), ((1.5, 2.1), "within noise")]
 )
-def test_another_writer_is_slower_or_within_noise(theirs: tuple[float, float], words: str) -> None:
+def test_the_answer_compares_another_writer_or_says_within_noise(
+    rates: tuple[float, float], words: str
+) -> None:
     trials = [
         stages(0, read=1, decode=6, resize=2, write=1),
         whole(0, PRECACHE, 2.0),
         whole(1, PRECACHE, 2.0),
     ]
-    trials += [whole(repeat, "ffcv", rate) for repeat, rate in enumerate(theirs)]
+    trials += [whole(repeat, "ffcv", rate) for repeat, rate in enumerate(rates)]
     result = make_result(MACHINE, SETTINGS, trials, {})
     assert words in result.answer[2][0]
 
 
-def test_stages_are_those_of_the_worker_that_writes(
-    raw_tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("format_name", ["shards", "webdataset"])
+def test_time_stages_measures_every_stage_of_the_format(
+    format_name: str, raw_tree: Path, tmp_path: Path
 ) -> None:
-    scan = scan_tree(raw_tree)
-    for number, format in enumerate(("shards", "webdataset")):
-        (tmp_path / str(number)).mkdir()
-        trial = time_stages(scan, Recipe(format=format, size=32), 10, tmp_path / str(number))
-        stages = {name for name in STAGE_NAMES if name != "encode" or format == "webdataset"}
-        assert trial.numbers.keys() == {"images", *(f"{name}_s" for name in stages)}
-        assert all(value > 0 for value in trial.numbers.values())
+    trial = time_stages(scan_tree(raw_tree), Recipe(format=format_name, size=32), 10, tmp_path)
+    names = {name for name in STAGE_NAMES if name != "encode" or format_name == "webdataset"}
+    assert trial.numbers.keys() == {"images", *(f"{name}_s" for name in names)}
+    assert all(value > 0 for value in trial.numbers.values())
 
 
-def test_convert_measures_says_and_goes_on(raw_tree: Path, tmp_path: Path) -> None:
+def test_convert_prints_an_answer_and_goes_on_with_more_repeats(raw_tree: Path, tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     quick = ("--repeats", 1, "--pictures", 10, "--size", 32, "--workers", 1, "--json", "r.json")
     ended = run_here("bench", "convert", raw_tree, *quick, "--scratch", "scratch", cwd=tmp_path)
@@ -90,5 +90,5 @@ def test_convert_measures_says_and_goes_on(raw_tree: Path, tmp_path: Path) -> No
     assert len(second["trials"]) == 2 * len(first["trials"])
     shown = run_here("bench", "report", "r.json", cwd=tmp_path)
     assert shown.stdout.splitlines()[0] in ended.stdout.splitlines()
-    left = {path.name for path in (tmp_path / "scratch").rglob("*") if path.is_file()}
-    assert left <= {".precache-staging"}, "which goes with the process"
+    files = {path.name for path in (tmp_path / "scratch").rglob("*") if path.is_file()}
+    assert files <= {".precache-staging"}, "the process removes it as it ends"

@@ -1,3 +1,5 @@
+"""Trainers: rates of emulated accelerators, errors of their names, precision of models."""
+
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from bench.measure.trainers import (
     ModelTrainer,
     NullTrainer,
     make_trainer,
-    resolve,
+    resolve_trainer,
 )
 from bench.measure.trial import measure
 from loaders.batch import Batch
@@ -20,28 +22,43 @@ from tests.bench.squares import TINY
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
-def test_emulated_accelerators_take_what_was_published_times_their_number() -> None:
-    rates = {name: one.images_per_s for name, one in PRESETS.items()}
-    for name, rate in {**rates, "1786": 1786, "1786.5x2": 3573, "h100x1024": 7_329_792}.items():
-        trainer = make_trainer(f"emulated:{name}", CPU, 10)
-        assert isinstance(trainer, EmulatedTrainer)
-        assert (trainer.images_per_s, trainer.name) == (rate, f"emulated:{name}")
+RATES = {name: preset.images_per_s for name, preset in PRESETS.items()}
+RATES |= {"1786": 1786, "1786.5x2": 3573, "h100x1024": 7_329_792}
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_an_emulated_accelerator_has_its_published_rate_times_its_number(name: str) -> None:
+    trainer = make_trainer(f"emulated:{name}", CPU, 10)
+    assert isinstance(trainer, EmulatedTrainer)
+    assert trainer.images_per_s == RATES[name]
+    assert trainer.name == f"emulated:{name}"
+
+
+@pytest.mark.parametrize("name", ["-5", "nan", "v100x8", "h100x1", "h100x1025"])
+def test_an_unknown_rate_or_number_of_accelerators_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match=name):
+        make_trainer(f"emulated:{name}", CPU, 10)
+
+
+def test_the_trainer_auto_is_emulated_on_a_cpu_and_resnet50_on_a_gpu() -> None:
     assert make_trainer("auto", CPU, 10).name == "emulated:h100"
-    assert resolve("auto", CUDA) == "resnet50"
+    assert resolve_trainer("auto", CUDA) == "resnet50"
+
+
+def test_the_trainer_none_drops_batches() -> None:
     assert isinstance(make_trainer("none", CPU, 10), NullTrainer)
-    for name in ("-5", "nan", "v100x8", "h100x1", "h100x1025"):
-        with pytest.raises(SettingError, match=r"x2 to|h100, h200, a100"):
-            make_trainer(f"emulated:{name}", CPU, 10)
 
 
-def test_loader_and_forward_pass_compute_in_the_precision_asked_for(converted: dict[str, Path]) -> None:
-    settings = quick(trainer=TINY.model, amp="bf16").of("shards", converted["shards"], 5)
+def test_a_loader_serves_the_precision_of_the_trainer(converted: dict[str, Path]) -> None:
+    settings = quick(trainer=TINY.model, amp="bf16").for_loader("shards", converted["shards"], 5)
     assert measure(settings).facts["shapes"] == "3x32x32 torch.bfloat16"
-    for amp, dtype in (("fp16", torch.float16), ("off", torch.float32)):
-        trainer = ModelTrainer(TINY.model, CPU, 2, amp)
-        outputs: list[torch.dtype] = []
-        trainer.learner.model.register_forward_hook(
-            lambda _, __, output, seen=outputs: seen.append(output.dtype)
-        )
-        trainer.step(Batch(torch.rand(2, 3, 8, 8).to(trainer.dtype), torch.arange(2), torch.arange(2)))
-        assert outputs == [trainer.dtype] == [dtype]
+
+
+@pytest.mark.parametrize(("amp", "dtype"), [("fp16", torch.float16), ("off", torch.float32)])
+def test_a_model_computes_in_the_chosen_precision(amp: str, dtype: torch.dtype) -> None:
+    trainer = ModelTrainer(TINY.model, CPU, 2, amp)
+    output_dtypes: list[torch.dtype] = []
+    trainer.learner.model.register_forward_hook(lambda _, __, output: output_dtypes.append(output.dtype))
+    trainer.step(Batch(torch.rand(2, 3, 8, 8).to(trainer.dtype), torch.arange(2), torch.arange(2)))
+    assert trainer.dtype == dtype
+    assert output_dtypes == [dtype]

@@ -1,0 +1,164 @@
+"""Functions and commands run in a process of their own, where nothing is left of other trials."""
+
+import multiprocessing
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from bench.measure.child import Outcome, run_and_send
+from precache.engines.processes import set_environment
+from precache.errors import SettingError, WorkerError
+from precache.imports import child_environment
+
+T = TypeVar("T")
+_OUT_OF_MEMORY_TEXTS = (
+    "out of memory",  # CUDA, also where a later call raises, and cuDNN
+    "can't allocate memory",  # torch, of main memory
+    "storage size calculation overflowed",  # torch, where the number of bytes overflows an int64
+    "alloc_failed",  # CUDNN_STATUS_ALLOC_FAILED, CUBLAS_STATUS_ALLOC_FAILED
+    "allocation_failed",  # cuDNN 9: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED
+    "calling `cublascreate",  # cuBLAS: a handle comes with a workspace
+    # cuDNN, when it tunes: it leaves out algorithms whose workspace does not fit, here all of them
+    "unable to find an engine to execute",
+    "unable to find a valid cudnn algorithm",
+)
+"""Parts of messages, in lower case, with which torch, cuDNN or cuBLAS report that memory ran out."""
+_END_TIMEOUT_S = 5.0  # before a process that was terminated is killed
+_COMPILERS = ("torch._dynamo", "torch._inductor")
+
+
+def run_in_process(function: Callable[..., T], *arguments: object) -> T:
+    """Call `function(*arguments)` in a new process and return its result; all of them must pickle.
+
+    An exception that the function raises is raised here, with its traceback as the cause.
+
+    Raises:
+        WorkerError: the process died, or could not be started.
+    """
+    context: Any = multiprocessing.get_context(_METHOD)
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=run_and_send, args=(sender, pickle.dumps((function, arguments))))
+    try:
+        with set_environment(**child_environment()):
+            process.start()
+    except (EOFError, OSError) as error:
+        raise WorkerError(
+            f"no process can be started for a trial ({error or type(error).__name__}); its output is above"
+        ) from error
+    sender.close()
+    try:
+        outcome: Outcome = receiver.recv()
+    except EOFError:
+        process.join()
+        raise WorkerError(_describe_exit(process.exitcode)) from None
+    finally:
+        receiver.close()
+        process.terminate()
+        process.join(_END_TIMEOUT_S)
+        process.kill()
+        process.join()
+    if outcome.error is None:
+        return outcome.result  # type: ignore[no-any-return]
+    raised: BaseException = pickle.loads(outcome.error)
+    if isinstance(raised, (Exception, KeyboardInterrupt)):
+        raise raised
+    raise WorkerError(f"the process of a trial ended: {type(raised).__name__}: {raised}")
+
+
+def _describe_exit(code: int) -> str:
+    """Return a message for a process that ended with exit code `code` before it sent an outcome."""
+    if code == -signal.SIGKILL:
+        return (
+            "the process of a trial was killed, as the system does where memory runs out: use fewer workers "
+            "or a smaller batch size"
+        )
+    if code < 0:
+        return f"the process of a trial crashed ({signal.Signals(-code).name}); its last output is above"
+    return f"the process of a trial ended by itself with exit code {code}; its last output is above"
+
+
+# The fork server imports torch once, which takes seconds, and then forks a process for each trial.
+_METHOD = "spawn" if sys.platform in ("win32", "darwin") else "forkserver"
+if _METHOD == "forkserver":
+    multiprocessing.get_context(_METHOD).set_forkserver_preload(["bench.measure.trial"])
+
+
+class BatchTooLargeError(SettingError):
+    """A batch does not fit into the memory of the GPU or of the machine."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether `error`, of torch, cuDNN or cuBLAS, says that memory ran out, the GPU's or the machine's."""
+    if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+        return True
+    message = str(error).lower()
+    return isinstance(error, RuntimeError) and any(text in message for text in _OUT_OF_MEMORY_TEXTS)
+
+
+@contextmanager
+def explain_trial_errors(batch_size: int, size: int) -> Iterator[None]:
+    """Replace errors of a trial within the block by errors with a remedy.
+
+    Args:
+        batch_size: samples in a batch of the trial.
+        size: side of its pictures, pixels.
+
+    Raises:
+        BatchTooLargeError: memory ran out, see `is_out_of_memory`.
+        SettingError: torch.compile failed.
+    """
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise BatchTooLargeError(
+                f"batch_size {batch_size:,} of {size}x{size} does not fit into memory",
+                remedy="choose a smaller one",
+            ) from error
+        if type(error).__module__.startswith(_COMPILERS):
+            first_line = next(line for line in str(error).splitlines() if line.strip())
+            raise SettingError(
+                f"torch.compile failed ({first_line})", remedy="fix that, or leave out --compile"
+            ) from error
+        raise
+
+
+def run_command(command: Sequence[str]) -> tuple[float, str]:
+    """Run a command of Python to its end.
+
+    Returns:
+        Seconds that it took, start included, and the text that it printed on stdout and stderr.
+
+    Raises:
+        WorkerError: its exit code is not 0; the message has the last line that it printed.
+    """
+    with tempfile.TemporaryFile("w+") as output:
+        start_s = time.perf_counter()
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=child_environment(),
+        )
+        try:
+            process.wait()
+            wall_s = time.perf_counter() - start_s
+        finally:
+            process.kill()
+            process.wait()
+        output.seek(0)
+        text = output.read()
+    if process.returncode != 0:
+        lines = text.strip().splitlines()
+        last_line = lines[-1] if lines else "no output"
+        raise WorkerError(f"{' '.join(command[:4])} ...: exit code {process.returncode}; {last_line}")
+    return wall_s, text

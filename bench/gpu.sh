@@ -4,15 +4,16 @@
 #     bash bench/gpu.sh                       all steps
 #     bash bench/gpu.sh resnet50 hardware     these steps
 #
-# A step is a command with a time limit. What it measures is OUT/STEP.json; where that is there, the step is not run
-# again. A step that was stopped has its trials in OUT/unfinished: run the same line again, and it goes on from them.
-# To measure a step anew, remove its file. OUT/page.html shows them all. The exit code is 1 where a step has no result.
+# A step is a command with a time limit. Its result is OUT/STEP.json; a step with a result is not run again. A step that
+# was stopped has its trials in OUT/unfinished: run the same line again, and it goes on from them. To measure a step
+# anew, remove its file. OUT/page.html shows all results. The exit code is 1 where a step has no result.
 #
-# PYTHON    that has torch and what pyproject.toml names (python3)
+# Variables, and their defaults:
+# PYTHON    Python that has torch and the packages that pyproject.toml names (python3)
 # DEVICE    cuda, or cpu: the same steps in miniature, to try this script; their figures say nothing (cuda)
-# OUT       folder of results (bench/results/gpu-H200-16cpu, by the machine's names; of cpu: data/gpu-cpu/results)
-# DATA      folder of pictures and logs (data/gpu; of cpu: data/gpu-cpu)
-# MINUTES   what is not done after so many is left to the next run (25)
+# OUT       folder of results (bench/results/gpu-H200-16cpu, by the machine's names; with cpu, data/gpu-cpu/results)
+# DATA      folder of pictures and logs (data/gpu; with cpu, data/gpu-cpu)
+# MINUTES   minutes after which no step begins; the next run does the others (25)
 set -uo pipefail
 root=$(realpath "$(dirname "${BASH_SOURCE[0]}")/..")
 python=${PYTHON:-python3}
@@ -36,37 +37,37 @@ fi
 out=$(realpath -m "${OUT:-$results}")
 data=$(realpath -m "${DATA:-$pictures}")
 mkdir -p "$out/unfinished" "$data" || exit 2
-asked=("$@")
-known=()
+chosen_steps=("$@")
+all_steps=()
 without_result=()
-running=
+running_pid=
 
-stop() {  # EXIT-CODE: ends the step that runs, and this script
-    [ -z "$running" ] || { kill "$running" && wait "$running"; } 2>/dev/null
+stop() {  # EXIT-CODE: ends the running step and this script
+    [ -z "$running_pid" ] || { kill "$running_pid" && wait "$running_pid"; } 2>/dev/null
     exit "$1"
 }
 trap 'stop 130' INT
 trap 'stop 143' TERM
 
-run() {  # SECONDS COMMAND...: ends it after so many, and with this script, however that ends
+run() {  # SECONDS COMMAND...: runs the command, and ends it after so many seconds or when this script has ended
     setpriv --pdeathsig TERM timeout --kill-after=20 "$@" </dev/null &
-    running=$!
-    wait "$running"
+    running_pid=$!
+    wait "$running_pid"
     local code=$?
-    running=
+    running_pid=
     return "$code"
 }
 
 begin() {  # NAME SECONDS: whether the step is to run now; sets `limit`, the seconds that it may take
-    known+=("$1")
-    if [ ${#asked[@]} -gt 0 ] && [[ " ${asked[*]} " != *" $1 "* ]]; then
+    all_steps+=("$1")
+    if [ ${#chosen_steps[@]} -gt 0 ] && [[ " ${chosen_steps[*]} " != *" $1 "* ]]; then
         return 1
     elif [ -e "$out/$1.json" ] || [ -e "$out/$1.txt" ]; then
         echo "$1: has its result"
         return 1
     fi
     local left=$((minutes * 60 - SECONDS))
-    if [ "$left" -lt $(($2 / 3)) ]; then  # that is the plan for an H200 with 16 CPUs
+    if [ "$left" -lt $(($2 / 3)) ]; then  # an H200 with 16 CPUs takes a third of the limit
         echo "$1: no time left for it; run the same line again"
         without_result+=("$1")
         return 1
@@ -75,7 +76,7 @@ begin() {  # NAME SECONDS: whether the step is to run now; sets `limit`, the sec
     echo "$1: begins, at most $limit s"
 }
 
-end() {  # NAME EXIT-CODE RESULT LOG: keeps the result, or says why there is none
+end() {  # NAME EXIT-CODE RESULT LOG: keeps the result, or prints why there is none
     if [ "$2" = 0 ] && mv "$out/unfinished/$3" "$out/"; then
         echo "$1: done, $out/$3"
         return
@@ -95,7 +96,7 @@ step() {  # NAME SECONDS ARGUMENTS-OF-BENCH...
     end "$name" $? "$name.json" "$log"
 }
 
-tests() {  # FOLDER: those that are marked gpu; a run in which one fails is no result
+tests() {  # FOLDER: runs the tests that are marked gpu; if one fails, there is no result
     begin tests 450 || return
     local log=$out/unfinished/tests.txt
     run "$limit" "$python" -m pytest "$1" -c "$root/pyproject.toml" -m gpu -q -p no:cacheprovider >"$log" 2>&1
@@ -113,7 +114,7 @@ make_pictures() {
 }
 
 resnet50=resnet50 vit=vit_s_16 compile=(--compile)
-images=5120 side=448  # 20 batches; twice the side that is served
+images=5120 side=448  # 20 batches; pictures are stored at twice the side that is served
 timing=(--size 224 --batch-size 256 --batches 40 --warmup 20 --repeats 2 --device cuda)
 hardware=(--seconds 0.5 --repeats 3)
 workers=1,2,4,8,16
@@ -128,34 +129,34 @@ if [ "$device" = cpu ]; then
 fi
 
 photos=$data/photos shards=$data/shards webdataset=$data/webdataset
-squares=$data/squares  # --cache device keeps pictures of one size
+squares=$data/squares  # for --cache device, which keeps only pictures of one size
 make_pictures || { echo "there are no pictures to measure with" >&2; exit 2; }
 
 loaders=(loaders --trainer "$resnet50" "${timing[@]}")
 loaders_vit=(loaders --trainer "$vit" "${timing[@]}")
-# The most important ones first. Does ResNet-50 wait for decoded shards, for photographs that are decoded as it goes,
-# for JPEGs as `precache convert` stores them?
+# The most important steps first: does ResNet-50 wait for shards of pixels, for photographs that are decoded in
+# training, for JPEGs that `precache convert` has stored?
 step resnet50 240 "${loaders[@]}" "$shards" --backend shards,synthetic
 step resnet50-device 180 "${loaders[@]}" "$squares" --backend shards --cache device
 step photos 300 "${loaders[@]}" "$photos" --backend dali,pytorch,imagefolder
 step stored 300 "${loaders[@]}" "$webdataset" --backend dali,webdataset
-# Does it, compiled?
+# Does ResNet-50 wait when it is compiled?
 step compiled 360 "${loaders[@]}" "$shards" --backend shards,synthetic "${compile[@]}"
 step compiled-device 240 "${loaders[@]}" "$squares" --backend shards --cache device "${compile[@]}"
 step compiled-photos 300 "${loaders[@]}" "$photos" --backend dali "${compile[@]}"
-# Does ViT-S/16?
+# Does ViT-S/16 wait?
 step vit 240 "${loaders_vit[@]}" "$shards" --backend shards,synthetic
 step vit-device 180 "${loaders_vit[@]}" "$squares" --backend shards --cache device
 step vit-photos 300 "${loaders_vit[@]}" "$photos" --backend dali,pytorch
-# What do memory, disk, bus and GPU give? How many threads or processes must decode?
+# How fast are memory, disk, bus and GPU? How many threads or processes must decode?
 step hardware 150 hardware --data "$photos" --scratch "$data" "${hardware[@]}"
 step workers 300 "${loaders[@]}" "$photos" "$shards" --backend pytorch,shards --workers "$workers" --repeats 1
 step resnet50-ram 180 "${loaders[@]}" "$shards" --backend shards --cache ram
 tests "$marked"
 
-for name in "${asked[@]}"; do
-    if [[ " ${known[*]} " != *" $name "* ]]; then
-        echo "unknown step '$name'; choose from: ${known[*]}" >&2
+for name in "${chosen_steps[@]}"; do
+    if [[ " ${all_steps[*]} " != *" $name "* ]]; then
+        echo "unknown step '$name'; choose from: ${all_steps[*]}" >&2
         exit 2
     fi
 done

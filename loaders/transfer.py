@@ -170,7 +170,7 @@ class Pipeline:
     def _take_floats(self, pictures: torch.Tensor) -> torch.Tensor:
         """Return float32 memory for as many pictures of the same shape, reused once no tensor shows it."""
         shape = (*pictures.shape[2:], pictures.shape[1] * torch.float32.itemsize)
-        if self._floats is None or not self._floats.holds(len(pictures), shape):
+        if self._floats is None or not self._floats.can_hold(len(pictures), shape):
             self._floats = BufferPool(len(pictures), as_size(*shape[:2]), self.lane.device, shape[2])
         return self._floats.take(len(pictures)).view(torch.float32).permute(0, 3, 1, 2)
 

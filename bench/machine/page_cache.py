@@ -41,7 +41,7 @@ def drop(path: Path) -> float:
         SettingError: the system has no such call (macOS, Windows).
     """
     if not hasattr(os, "posix_fadvise"):
-        raise SettingError("this system cannot drop pages from its cache; measure with a warm cache")
+        raise SettingError("this system cannot drop pages from its cache", remedy="measure with a warm cache")
     for file in _files(path):
         descriptor = os.open(file, os.O_RDONLY)
         try:

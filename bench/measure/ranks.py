@@ -164,20 +164,27 @@ def launch_ranks(settings: Settings, ranks: int, on_progress: Progress = no_prog
                 raise PrecacheError(answer["error"])
         if process.returncode != 0 or len(answers) < ranks:
             errors.seek(0)
-            raise WorkerError(f"{ranks} ranks: {find_root_cause(errors.read())}")
+            cause = find_root_cause(errors.read())
+            if cause is None:
+                raise WorkerError(f"{ranks} ranks: torchrun could not start them")
+            raise WorkerError(f"{ranks} ranks: {cause}", remedy="try fewer ranks or a smaller batch")
         return answers
 
 
-def find_root_cause(errors: str) -> str:
-    """Return a clause on the first rank that failed, from what torchrun and the ranks wrote on stderr."""
+def find_root_cause(errors: str) -> str | None:
+    """Return a clause on the first rank that failed; None where no rank was started.
+
+    Args:
+        errors: text that torchrun and the ranks wrote on stderr.
+    """
     _, _, root_cause = errors.partition("Root Cause")
     rank = re.search(r"^\s*rank\s*: (\d+)", root_cause, re.MULTILINE)
     code = re.search(r"^\s*exitcode\s*: (-?\d+)", root_cause, re.MULTILINE)
     if rank is None or code is None:
-        return "torchrun could not start them"
+        return None
     exceptions = re.findall(rf"^\[rank{rank[1]}\]: (\w[\w.]*(?:Error|Exception): .*)$", errors, re.MULTILINE)
     exception = f" ({exceptions[-1]})" if exceptions else ""
-    return f"rank {rank[1]} ended with exit code {code[1]}{exception}; try fewer ranks or a smaller batch"
+    return f"rank {rank[1]} ended with exit code {code[1]}{exception}"
 
 
 class SynchronizedTrainer:

@@ -3,9 +3,9 @@
 #
 #     sbatch --nodes=4 slurm.sh /shared/data/shards /shared/runs/one --model resnet50 --epochs 90 --bf16
 #
-# The data and the folder of checkpoints lie where all nodes see them (the data may be s3://, too). What stands
-# behind them are options of `python -m loaders.examples.train`. A job that was killed, or whose time was over, is
-# sent again with the same line: it goes on where it was.
+# The data and the folder of checkpoints have to be visible to all nodes (the data may be at an s3:// URL). The words
+# behind them are options of `python -m loaders.examples.train`. A job that was killed, or whose time was over, goes on
+# from its last checkpoint when it is submitted again with the same line.
 #SBATCH --job-name=precache-train
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
@@ -25,15 +25,15 @@ data="$1"
 checkpoints="$2"
 shift 2
 
-# What brings `torchrun`, with precache[loaders] installed, into the PATH of every node, such as
+# Put `torchrun` of an environment with precache[loaders] into the PATH of every node here, such as by
 # source /shared/venv/bin/activate
 
-# The first node leads; nodes may be shared with other jobs, so each job has a port of its own.
+# The first node leads. Nodes may be shared with other jobs, so each job has a port of its own.
 leader="${MASTER_ADDR:-$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)}"
 port="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 20000))}"
 
-# Slurm 22.05 and newer do not take the CPUs of a task over from the job. A task that has saved and ended is no
-# reason to kill the others, which may be saving. A task learns its number only as it starts.
+# Slurm 22.05 and newer do not pass the job's --cpus-per-task on to srun. A task that has saved and ended must not end
+# the others, which may still be saving. SLURM_PROCID is known only in the task itself.
 srun --ntasks-per-node=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --kill-on-bad-exit=0 \
     bash -c 'exec torchrun --node-rank="$SLURM_PROCID" "$@"' task \
     --nnodes="$SLURM_NNODES" --nproc-per-node="${SLURM_GPUS_ON_NODE:-1}" \

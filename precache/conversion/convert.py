@@ -259,7 +259,7 @@ def _open_and_scan(
 
 @contextmanager
 def _explain_faults(place: Location, describe_kept: Callable[[], str] | None = None) -> Iterator[None]:
-    """LargePictureLock an OSError into a DatasetError, and add what is kept to it, and to an interruption.
+    """Raise a DatasetError for an OSError of the block, and say what is kept in it or in an interruption.
 
     Args:
         place: the destination, which the error names unless the OSError names a file.

@@ -21,10 +21,10 @@ from tests.labelled_pictures import draw_trees
 from tests.precache.sources.examples import FIELDS, SAMPLES, example_source
 
 KINDS: dict[str, Callable[[Path], Iterator[tuple[str, forgery.Forge]]]] = {
-    "manifest": forgery.of_manifest,
-    "header": forgery.of_header,
-    "columns": forgery.of_columns,
-    "shards": forgery.of_shards,
+    "manifest": forgery.forge_manifest,
+    "header": forgery.forge_header,
+    "columns": forgery.forge_columns,
+    "shards": forgery.forge_shards,
 }
 QUICK_CASES = 60
 EXTRA_BYTES = 3 << 30

@@ -19,7 +19,7 @@ from precache.pictures.images import FITS
 from precache.sources import SourceOptions
 from tests import loader_contract as contract
 from tests.building import build_loader
-from tests.labelled_pictures import BOXES, PICTURES, STEP, check_labels, draw_boxed, draw_trees
+from tests.labelled_pictures import BOXES, PICTURES, STEP, check_labels, draw_box_picture, draw_trees
 from tests.loaders.cases import CONVERTED_CASES, backend_params
 from tests.precache.pictures.drawing import encode_image
 from tests.precache.sources.examples import source_of_pictures
@@ -60,7 +60,7 @@ def masked(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
 @pytest.fixture(scope="module")
 def boxed(tmp_path_factory: pytest.TempPathFactory) -> MakeFolder:
     """Pictures with a bright square and its box, and a black one without any."""
-    drawn = [*map(draw_boxed, range(PICTURES)), Image.new("RGB", (50, 50))]
+    drawn = [*map(draw_box_picture, range(PICTURES)), Image.new("RGB", (50, 50))]
     boxes = [*([list(BOXES[number % len(BOXES)]), *OTHERS[: number % 5]] for number in range(PICTURES)), []]
     kinds = [list(range(len(row))) for row in boxes]
     source = source_of_pictures(tuple(map(encode_image, drawn)), "none", None, {"box": boxes, "kind": kinds})

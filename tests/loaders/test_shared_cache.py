@@ -84,12 +84,12 @@ def _run(
     tempfile.tempdir = scratch
     host_memory._PREFIX = prefix
     read_samples = copied_pictures = 0
-    take_in, write = cache.CachedReader._take_in, host_memory.HostMemory.write
+    store_and_serve, write = cache.CachedReader._store_and_serve, host_memory.HostMemory.write
 
-    def take_in_and_count(self: Any, request: Any, slots: Any, batch: Any) -> Any:
+    def count_and_serve(self: Any, request: Any, slots: Any, batch: Any) -> Any:
         nonlocal read_samples
         read_samples += len(slots)
-        return take_in(self, request, slots, batch)
+        return store_and_serve(self, request, slots, batch)
 
     def write_or_die(self: Any, start: int, pixels: Any) -> None:
         nonlocal copied_pictures
@@ -99,7 +99,7 @@ def _run(
             os.kill(os.getpid(), signal.SIGKILL)
         write(self, start, pixels)
 
-    cache.CachedReader._take_in = take_in_and_count  # type: ignore[method-assign]
+    cache.CachedReader._store_and_serve = count_and_serve  # type: ignore[method-assign]
     host_memory.HostMemory.write = write_or_die  # type: ignore[method-assign]
     with build_loader(path, **{"cache": "ram", "workers": 1, "batch_size": 8, **settings}) as loader:
         connection.send("ready")

@@ -36,7 +36,7 @@ import loaders
 from precache.errors import SettingError
 from tests.building import build_loader
 from tests.conftest import IMAGES, STORED_SIZE
-from tests.loader_contract import left, running
+from tests.loader_contract import new_threads_and_processes, threads_and_processes
 from tests.loaders.cases import MAIN_CASES
 
 GLOBAL_BATCH = 12
@@ -63,7 +63,7 @@ class Training(RuleBasedStateMachine):
     def __init__(self, build: Callable[..., loaders.Loader], expected: Callable[[int], Steps]) -> None:
         super().__init__()
         self._build, self._expected, self._steps = build, expected, len(expected(0))
-        self._before, self._files = running(), open_files()
+        self._before, self._files = threads_and_processes(), open_files()
         self._ranks: list[Any] = []
         self._reset()
 
@@ -179,13 +179,12 @@ class Training(RuleBasedStateMachine):
             self._state()
 
     def teardown(self) -> None:
-        ranks = repr(
-            self._ranks
-        )  # their repr alone, since a loader has its index mapped until it is collected
+        # not the loaders themselves: each has its index mapped until it is collected
+        ranks = repr(self._ranks)
         self._end(closes=True)
         gc.collect()
-        is_tidy = becomes_true(lambda: not left(self._before) and open_files() <= self._files)
-        assert is_tidy, (ranks, left(self._before), open_files() - self._files)
+        is_tidy = becomes_true(lambda: not new_threads_and_processes(self._before) and open_files() <= self._files)
+        assert is_tidy, (ranks, new_threads_and_processes(self._before), open_files() - self._files)
 
     def _next(self) -> tuple[int, int]:
         """Return epoch and step at which the next iteration starts."""

@@ -26,7 +26,7 @@ from precache import open_dataset
 from precache.errors import DatasetError, PrecacheError, StorageError
 from precache.storage.urls import Url
 from tests.building import build_loader
-from tests.cloud.storages import Seen, Storage
+from tests.cloud.storages import Storage, StorageRequest
 from tests.cloud.uploading import upload
 from tests.faults.mutations import spoil
 
@@ -55,7 +55,7 @@ def assert_same(batches: Served, expected: Served) -> None:
         assert torch.equal(labels, expected_labels)
 
 
-def shard_requests(storage: Storage, start: int = 0) -> list[Seen]:
+def shard_requests(storage: Storage, start: int = 0) -> list[StorageRequest]:
     return [seen for seen in storage.seen[start:] if "train-" in seen.path and seen.method == "GET"]
 
 

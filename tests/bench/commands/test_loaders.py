@@ -156,8 +156,9 @@ def test_a_dead_rank_is_named_and_an_interrupt_ends_all_ranks(raw_tree: Path) ->
         started.extend(rank_processes().values())
         raise KeyboardInterrupt
 
-    with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 ended with exit code -9; try fewer ranks"):
+    with pytest.raises(WorkerError, match=r"^2 ranks: rank 1 .* -9") as raised:
         launch_ranks(settings, 2, kill)
+    assert "fewer ranks" in raised.value.remedy
     with pytest.raises(KeyboardInterrupt):
         launch_ranks(settings, 2, interrupt)
     assert len(started) == 2

@@ -1,4 +1,4 @@
-"""`bench watch` on scripts as people have them: what it finds, and that they run as they would alone."""
+"""`bench watch` on training scripts: its findings, and that a script runs as it does without it."""
 
 import json
 import os
@@ -72,7 +72,7 @@ for batch in DataLoader(torch.arange(10**6), batch_size=2, collate_fn=collate):
     optimizer.step()
 """
 
-HELD = """
+SERVED_ONCE = """
 import sys, time, torch
 from torch.utils.data import DataLoader, Dataset
 
@@ -164,11 +164,11 @@ for number, batch in enumerate(DataLoader(torch.arange(10**9), 4)):
 
 @pytest.fixture
 def scripts(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with scripts, and 70 pictures in data/raw."""
+    """Return a folder with the scripts above, and 70 pictures in data/raw."""
     for name, text in {
         "train": TRAIN,
         "ranks": RANKS,
-        "held": HELD,
+        "served_once": SERVED_ONCE,
         "kinds": KINDS,
         "endless": ENDLESS,
     }.items():
@@ -178,41 +178,44 @@ def scripts(data: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return data
 
 
-def streams(folder: Path) -> list[dict[str, Any]]:
-    trials = json.loads((folder / "found.json").read_text())["trials"]
+def read_streams(folder: Path) -> list[dict[str, Any]]:
+    """Return the trials of DataLoaders in the result that `bench watch` has left in the folder."""
+    trials = json.loads((folder / "result.json").read_text())["trials"]
     return [trial for trial in trials if trial["of"]["what"] == "stream"]
 
 
 @pytest.mark.usefixtures("trials_here")
-def test_script_gives_what_it_would_alone_and_its_waits_are_found(scripts: Path, bench: Bench) -> None:
+def test_watch_finds_the_waits_of_a_script_that_runs_as_without_it(scripts: Path, bench: Bench) -> None:
     words = ["train.py", "data/raw", "0.015", "0.06", "0", "2"]
     alone = subprocess.run([sys.executable, *words], cwd=scripts, capture_output=True, text=True, check=False)
-    found = bench("watch", "--whole", "--json", "found.json", *words)
-    assert (alone.returncode, found.returncode) == (0, 0)
-    assert found.stdout.startswith(alone.stdout)
-    assert found.stderr.startswith(alone.stderr)  # with what it drew at random
-    train, val = streams(scripts)  # loaders that are made for each evaluation are one row
+    watched = bench("watch", "--whole", "--json", "result.json", *words)
+    assert (alone.returncode, watched.returncode) == (0, 0)
+    assert watched.stdout.startswith(alone.stdout)
+    assert watched.stderr.startswith(alone.stderr)  # it has the random numbers of the script
+    train, val = read_streams(scripts)  # the loaders of all evaluations are one row
     assert (train["of"]["role"], val["of"]["role"]) == ("training", "validation")
-    times = json.loads((scripts / "own.json").read_text())[37:]  # the second epoch
-    asked, *times = times
-    waited_s = sum(got - before for before, got in zip([asked, *times[1::2]], times[::2], strict=False))
-    assert train["numbers"]["share"] == pytest.approx(waited_s / (times[-1] - asked), abs=0.1)
+    start_s, *times_s = json.loads((scripts / "own.json").read_text())[37:]  # the second epoch
+    arrivals_s, step_ends_s = times_s[::2], times_s[1::2]
+    wait_s = sum(
+        arrival - before for before, arrival in zip([start_s, *step_ends_s], arrivals_s, strict=False)
+    )
+    assert train["numbers"]["share"] == pytest.approx(wait_s / (times_s[-1] - start_s), abs=0.1)
     assert train["of"]["info"]["where"].endswith(f"train.py:{WHERE}")
-    assert found.stdout.index("Training waits") < found.stdout.index("It waits for reading files")
+    assert watched.stdout.index("Training waits") < watched.stdout.index("It waits for reading files")
 
 
-def test_script_is_ended_with_its_workers_once_enough_is_seen(scripts: Path, bench: Bench) -> None:
+def test_watch_ends_a_script_and_its_workers_after_enough_batches(scripts: Path, bench: Bench) -> None:
     words = ["train.py", "data/raw", "0.002", "0.001", "1", "9999"]
-    ended = bench("watch", "--batches", "8", "--json", "found.json", *words)
+    ended = bench("watch", "--batches", "8", "--json", "result.json", *words)
     assert ended.returncode == 0
-    left = [one.info["cmdline"] or [] for one in psutil.process_iter(["cmdline"])]
-    assert not [line for line in left if "9999" in line]
+    commands = [process.info["cmdline"] or [] for process in psutil.process_iter(["cmdline"])]
+    assert not [command for command in commands if "9999" in command]
 
 
-def test_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> None:
-    found = bench("watch", "--for", "2s", "torchrun", "--standalone", "--nproc-per-node", "2", "ranks.py")
-    assert found.returncode == 0
-    assert "Training waits in rank 1, the slowest of 2," in found.stdout
+def test_watch_names_the_slowest_rank_of_torchrun(scripts: Path, bench: Bench) -> None:
+    watched = bench("watch", "--for", "2s", "torchrun", "--standalone", "--nproc-per-node", "2", "ranks.py")
+    assert watched.returncode == 0
+    assert "Training waits in rank 1, the slowest of 2," in watched.stdout
 
 
 @pytest.mark.parametrize(
@@ -223,40 +226,46 @@ def test_slowest_rank_of_torchrun_is_named(scripts: Path, bench: Bench) -> None:
         pytest.param("bad", marks=pytest.mark.slow),
     ],
 )
-def test_held_batches_are_served_once_and_in_order(scripts: Path, bench: Bench, kind: str) -> None:
+def test_watch_serves_held_batches_once_and_in_order(scripts: Path, bench: Bench, kind: str) -> None:
+    """Watching holds batches back for a while to time the trainer alone."""
     alone = subprocess.run(
-        [sys.executable, "held.py", kind], cwd=scripts, capture_output=True, text=True, check=True
+        [sys.executable, "served_once.py", kind], cwd=scripts, capture_output=True, text=True, check=True
     )
-    found = bench("watch", "--batches", "8", "--whole", "--json", "found.json", "held.py", kind)
-    assert found.stdout.startswith(alone.stdout)
+    words = ("--batches", "8", "--whole", "--json", "result.json", "served_once.py", kind)
+    assert bench("watch", *words).stdout.startswith(alone.stdout)
     if kind == "long":
-        assert streams(scripts)[0]["numbers"]["alone_s"] == pytest.approx(0.005, abs=0.02)
+        assert read_streams(scripts)[0]["numbers"]["alone_s"] == pytest.approx(0.005, abs=0.02)
 
 
-def test_batches_have_the_samples_of_their_sampler(scripts: Path, bench: Bench) -> None:
-    assert bench("watch", "--whole", "--json", "found.json", "kinds.py").returncode == 0
+def test_watch_counts_the_samples_of_every_kind_of_batch(scripts: Path, bench: Bench) -> None:
+    assert bench("watch", "--whole", "--json", "result.json", "kinds.py").returncode == 0
     libraries = sum(find_spec(name) is not None for name in ("torchdata", "accelerate"))
-    found = streams(scripts)
-    assert len(found) == 7 + libraries
-    assert {stream["of"]["role"] for stream in found} == {"training"}
-    assert {stream["numbers"]["images"] for stream in found} == {8}
+    streams = read_streams(scripts)
+    assert len(streams) == 7 + libraries
+    assert {stream["of"]["role"] for stream in streams} == {"training"}
+    assert {stream["numbers"]["images"] for stream in streams} == {8}
 
 
-def test_exit_code_is_the_scripts_and_a_crash_is_no_finding(scripts: Path, bench: Bench) -> None:
+def test_watch_has_the_exit_code_of_a_script_that_crashes(scripts: Path, bench: Bench) -> None:
     (scripts / "other.py").write_text("import os; os.kill(os.getpid(), 9)")
-    found = bench("watch", "-m", "other")
-    assert found.returncode == 137
-    assert found.stdout.startswith("\nThe script ended with exit code 137 before it asked for a batch.\n")
+    watched = bench("watch", "-m", "other")
+    assert watched.returncode == 137
+    assert watched.stdout.startswith("\nThe script ended with exit code 137 before it asked for a batch.\n")
 
 
-def test_options_behind_a_module_are_its_own(scripts: Path, bench: Bench) -> None:
-    (scripts / "mine.py").write_text("import sys; print(sys.argv[1:])")
-    for words in (["--batches", "5"], ["-m", "x", "--", "--help"], ["--json", "-"]):
-        assert str(words) in bench("watch", "--for", "5s", "-m", "mine", *words).stdout
-    check_bad_input(bench("watch", "--bathces", "9", "-m", "mine"), "--bathces")
+@pytest.mark.parametrize(
+    "words", [["--batches", "5"], ["-m", "x", "--", "--help"], ["--json", "-"]], ids=" ".join
+)
+def test_watch_leaves_options_behind_a_module_to_it(words: list[str], scripts: Path, bench: Bench) -> None:
+    (scripts / "module.py").write_text("import sys; print(sys.argv[1:])")
+    assert str(words) in bench("watch", "--for", "5s", "-m", "module", *words).stdout
 
 
-def test_interrupted_watch_says_what_was_seen(scripts: Path) -> None:
+def test_watch_refuses_an_unknown_option_before_a_module(bench: Bench) -> None:
+    check_bad_input(bench("watch", "--bathces", "9", "-m", "module"), "--bathces")
+
+
+def test_an_interrupted_watch_reports_the_batches_so_far(scripts: Path) -> None:
     words = [sys.executable, "-m", "bench", "watch", "endless.py"]
     process = subprocess.Popen(words, cwd=scripts, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -270,7 +279,7 @@ def test_interrupted_watch_says_what_was_seen(scripts: Path) -> None:
     assert not child.is_running()
 
 
-def test_idle_time_of_a_device_is_read_and_never_waited_for(
+def test_watch_reads_idle_time_of_a_device_without_waiting_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     event = mock.Mock(spec=["record", "query", "elapsed_time"])  # it cannot be waited for

@@ -75,7 +75,7 @@ def test_compare_sources_finds_the_same_pictures_as_good(squares: Squares) -> No
 
 
 def ignore_epoch(epoch: int) -> None:
-    """Do nothing after an epoch."""
+    """Callback of a training that is not interrupted."""
 
 
 def interrupt(epoch: int) -> None:

@@ -1,4 +1,4 @@
-"""The notebook that starts a training on SageMaker, against stand-ins for S3 and SageMaker."""
+"""Notebook that starts a training on SageMaker, run with stand-ins of S3 and SageMaker."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from loaders.examples import common
 from precache.storage.objects import ObjectStore
 from precache.storage.urls import Url, locate
 from tests.bench.sagemaker.test_train import write_job
-from tests.cloud.storages import listening
+from tests.cloud.storages import serve_http
 from tests.command import ROOT
 
 NOTEBOOK = ROOT / "bench" / "sagemaker" / "launch.ipynb"
@@ -23,7 +23,7 @@ WHEEL = '"$PYTHON" -m pip wheel --quiet --no-deps --wheel-dir dist ../..'
 
 
 class SageMaker(BaseHTTPRequestHandler):
-    """Keeps the jobs that it is asked to create; boto3 looks at what they are asked with."""
+    """Stand-in of SageMaker's API, which keeps the jobs that boto3 creates."""
 
     jobs: dict[str, Any]
 
@@ -31,26 +31,29 @@ class SageMaker(BaseHTTPRequestHandler):
         pass
 
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        request = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        name = request["TrainingJobName"]
         if self.headers["x-amz-target"] == "SageMaker.CreateTrainingJob":
-            arn, model = f"arn:aws:sagemaker:us-east-1:1:job/{len(self.jobs)}", {"S3ModelArtifacts": "s3://m"}
-            done = {"TrainingJobArn": arn, "TrainingJobStatus": "Completed", "ModelArtifacts": model}
-            self.jobs[asked["TrainingJobName"]] = {**asked, **done}
-        said = self.jobs[asked["TrainingJobName"]]
+            self.jobs[name] = {
+                **request,
+                "TrainingJobArn": f"arn:aws:sagemaker:us-east-1:1:job/{len(self.jobs)}",
+                "TrainingJobStatus": "Completed",
+                "ModelArtifacts": {"S3ModelArtifacts": "s3://m"},
+            }
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(json.dumps(said).encode())
+        self.wfile.write(json.dumps(self.jobs[name]).encode())
 
 
 @pytest.fixture
 def _sagemaker(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with listening(SageMaker, jobs={}) as endpoint:
+    with serve_http(SageMaker, jobs={}) as endpoint:
         monkeypatch.setenv("AWS_ENDPOINT_URL_SAGEMAKER", endpoint)
         yield
 
 
 @pytest.mark.usefixtures("_sagemaker")
-def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
+def test_the_notebook_starts_a_training_with_a_role_and_a_bucket(
     bucket: Url, converted: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     boto3 = pytest.importorskip("boto3")
@@ -63,9 +66,9 @@ def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
         "PATH": os.environ["PATH"],
     }.items():
         monkeypatch.setenv(name, value)
-    names: dict[str, Any] = {}
-    # what building a wheel needs comes from the network; tests/test_packaging.py builds it
-    quick = {
+    namespace: dict[str, Any] = {}
+    # building a wheel needs the network; tests/test_packaging.py builds it
+    replacements = {
         WHEEL: "mkdir dist; touch dist/precache-0-py3-none-any.whl",
         "precache push": '"$PYTHON" -m precache push',
     }
@@ -74,26 +77,27 @@ def test_the_launcher_needs_a_role_and_a_bucket_and_starts_a_training(
         if cell["cell_type"] != "code":
             continue
         if text.startswith("%%bash\n"):
-            for asked, instead in quick.items():
-                text = text.replace(asked, instead)
+            for command, replacement in replacements.items():
+                text = text.replace(command, replacement)
             ended = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=False)
             assert ended.returncode == 0, ended.stderr
         else:
-            exec(compile(text, str(NOTEBOOK), "exec"), names)
-    job = boto3.client("sagemaker").describe_training_job(TrainingJobName=names["JOB"])
+            exec(compile(text, str(NOTEBOOK), "exec"), namespace)
+    job = boto3.client("sagemaker").describe_training_job(TrainingJobName=namespace["JOB"])
     assert job["CheckpointConfig"]["LocalPath"] == "/opt/ml/checkpoints"
     sources = {
         channel["ChannelName"]: channel["DataSource"]["S3DataSource"]["S3Uri"]
         for channel in job["InputDataConfig"]
     }
-    assert "dataset.json" in names_at(sources["train"])
-    assert names_at(sources["code"]) == ["precache-0-py3-none-any.whl"]
+    assert "dataset.json" in list_names(sources["train"])
+    assert list_names(sources["code"]) == ["precache-0-py3-none-any.whl"]
     ml = write_job(tmp_path / "ml", channels=sources, hyperparameters=job["HyperParameters"])
     args = common.parser("train", "").parse_args(training_options(ml))
     assert (args.path, args.out) == (f"{ml}/input/data/train", ml / "checkpoints")
 
 
-def names_at(url: str) -> list[str]:
+def list_names(url: str) -> list[str]:
+    """Return the names of the objects below a URL."""
     place = locate(url.rstrip("/"))
     assert isinstance(place, Url)
-    return [found.name for found in ObjectStore(place).list()]
+    return [listed.name for listed in ObjectStore(place).list()]

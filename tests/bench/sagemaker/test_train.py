@@ -1,4 +1,4 @@
-"""Training on SageMaker, Slurm and Kubernetes: what torchrun is told, and trainings of two ranks on CPUs."""
+"""Training on SageMaker, Slurm and Kubernetes: options of torchrun, and trainings of two ranks on CPUs."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from tests.command import ROOT
 
 SLURM = ROOT / "bench" / "sagemaker" / "slurm.sh"
 SRUN = """#!/bin/bash
-# two nodes that are both this machine: options go, the command runs once for each
+# two nodes that are both this machine: drops the options, and runs the command once for each
 while [[ "$1" == --* ]]; do shift; done
 for task in 0 1; do SLURM_PROCID=$task "$@" & tasks+=($!); done
 code=0
@@ -36,7 +36,7 @@ HOSTS = ["127.0.0.1", "algo-2"]
 def write_job(
     ml: Path, channels: Iterable[str] = (), hyperparameters: Mapping[str, str] | None = None, **resources: Any
 ) -> Path:
-    """Write SageMaker's files of one host, or what `resources` says, into the folder `ml`."""
+    """Write SageMaker's files of a job into the folder `ml`: for one host, or those of `resources`."""
     config = ml / "input/config"
     config.mkdir(parents=True, exist_ok=True)
     for name, content in {
@@ -49,7 +49,7 @@ def write_job(
 
 
 def start(ml: Path, **variables: str) -> "subprocess.Popen[str]":
-    """Start the training of the job in `ml`, as its container does."""
+    """Start the training of the job in `ml`, as its container starts it."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -63,9 +63,9 @@ def start(ml: Path, **variables: str) -> "subprocess.Popen[str]":
 
 
 def free_port() -> str:
-    with socket.socket() as opened:
-        opened.bind(("127.0.0.1", 0))
-        return str(opened.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 @pytest.fixture
@@ -80,60 +80,94 @@ def give_channel(ml: Path, shards: Path) -> None:
     (ml / "input/data/train").symlink_to(shards)
 
 
-def test_all_hosts_agree_who_leads_in_whatever_order_they_are_told(tmp_path: Path) -> None:
+def test_a_single_host_has_rank_0(tmp_path: Path) -> None:
     assert find_hosts(write_job(tmp_path)) == ["--nnodes=1", "--node-rank=0"]
+
+
+def test_all_hosts_find_the_same_leader_in_any_order_of_hosts(tmp_path: Path) -> None:
     names = ["algo-2", "algo-10", "algo-1"]
-    asked = [(names, "algo-1"), (names[::-1], "algo-2"), (names, "algo-10")]
-    options = [find_hosts(write_job(tmp_path, hosts=told, current_host=current)) for told, current in asked]
-    assert {told[1] for told in options} == {f"--node-rank={rank}" for rank in range(3)}
-    assert all(told[::2] == ["--nnodes=3", "--master-addr=algo-1"] for told in options)
+    options = [
+        find_hosts(write_job(tmp_path, hosts=hosts, current_host=current))
+        for hosts, current in ((names, "algo-1"), (names[::-1], "algo-2"), (names, "algo-10"))
+    ]
+    assert {rank for _, rank, _ in options} == {f"--node-rank={rank}" for rank in range(3)}
+    assert {(count, leader) for count, _, leader in options} == {("--nnodes=3", "--master-addr=algo-1")}
 
 
-def test_channels_and_hyperparameters_become_options_of_the_training(tmp_path: Path) -> None:
-    data, usual = tmp_path / "input/data", [f"--out={tmp_path}/checkpoints", "--resume"]
-    write_job(tmp_path, channels=("shards", "code"))
-    assert training_options(tmp_path) == [f"{data}/shards", *usual]
-    write_job(tmp_path, channels=("shards", "train", "validation"))
-    assert training_options(tmp_path) == [f"{data}/train", *usual, f"--val={data}/validation"]
-    given = {
+@pytest.mark.parametrize(
+    ("channels", "train", "further"),
+    [
+        (("shards", "code"), "shards", []),
+        (("shards", "train", "validation"), "train", ["--val={data}/validation"]),
+    ],
+)
+def test_channels_become_folders_of_the_training(
+    channels: tuple[str, ...], train: str, further: list[str], tmp_path: Path
+) -> None:
+    data = tmp_path / "input/data"
+    write_job(tmp_path, channels=channels)
+    assert training_options(tmp_path) == [
+        f"{data}/{train}",
+        f"--out={tmp_path}/checkpoints",
+        "--resume",
+        *(option.format(data=data) for option in further),
+    ]
+
+
+def test_hyperparameters_become_options_of_the_training(tmp_path: Path) -> None:
+    hyperparameters = {
         "batch_size": "64",
         "bf16": "True",
         "resume": "false",
         "model": "resnet50",
         "sagemaker_region": "x",
     }
-    write_job(tmp_path, channels=("train",), hyperparameters=given)
+    write_job(tmp_path, channels=("train",), hyperparameters=hyperparameters)
     options = training_options(tmp_path)
-    assert options == [f"{data}/train", *usual, "--batch-size=64", "--bf16", "--model=resnet50"]
+    assert options[3:] == ["--batch-size=64", "--bf16", "--model=resnet50"]
     common.parser("train", "").parse_args(options)
 
 
-def test_a_job_that_cannot_be_read_is_one_line_and_exit_code_2(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(tmp_path))
-
-    def says(*mentions: str) -> None:
+def check_job_is_refused(ml: Path, capsys: pytest.CaptureFixture[str], *mentions: str) -> None:
+    """Check that the training ends with exit code 2 and one line that has all of `mentions`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SAGEMAKER_BASE_DIR", str(ml))
         assert main(["train"]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert all(mention in line for mention in mentions), line
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(mention in line for mention in mentions), line
 
-    says("resourceconfig.json", "torchrun -m loaders.examples.train")
+
+def test_a_training_elsewhere_than_on_sagemaker_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_job_is_refused(tmp_path, capsys, "resourceconfig.json", "torchrun -m loaders.examples.train")
+
+
+def test_a_host_that_is_not_listed_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_job(tmp_path, current_host="algo-7")
-    says("resourceconfig.json", "algo-7")
-    write_job(tmp_path, channels=("one", "two"))
-    says("one, two", "call it train")
-    write_job(tmp_path, channels=("code",))
-    says("code", "call it train")
-    for name, damaged in (("hyperparameters", "[]"), ("inputdataconfig", "{")):
-        write_job(tmp_path, channels=("train",))
-        path = tmp_path / f"input/config/{name}.json"
-        path.write_text(damaged)
-        says(str(path), "JSON")
+    check_job_is_refused(tmp_path, capsys, "resourceconfig.json", "algo-7")
+
+
+@pytest.mark.parametrize(("channels", "mention"), [(("one", "two"), "one, two"), (("code",), "code")])
+def test_a_job_without_one_channel_to_train_on_is_refused(
+    channels: tuple[str, ...], mention: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(tmp_path, channels=channels)
+    check_job_is_refused(tmp_path, capsys, mention, "call it train")
+
+
+@pytest.mark.parametrize(("name", "content"), [("hyperparameters", "[]"), ("inputdataconfig", "{")])
+def test_a_damaged_file_of_a_job_is_named(
+    name: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_job(tmp_path, channels=("train",))
+    path = tmp_path / f"input/config/{name}.json"
+    path.write_text(content)
+    check_job_is_refused(tmp_path, capsys, str(path), "JSON")
 
 
 @pytest.mark.timeout(240)
-def test_two_hosts_train_together_and_the_first_leaves_the_model(shards: Path, tmp_path: Path) -> None:
+def test_two_hosts_train_together_and_the_first_saves_the_model(shards: Path, tmp_path: Path) -> None:
     port = free_port()
     jobs = []
     for host in HOSTS:
@@ -155,7 +189,7 @@ def test_two_hosts_train_together_and_the_first_leaves_the_model(shards: Path, t
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-def test_a_job_that_sigterm_ended_goes_on_and_one_that_fails_says_so(shards: Path, tmp_path: Path) -> None:
+def test_a_job_goes_on_after_sigterm(shards: Path, tmp_path: Path) -> None:
     many = {**SMALL, "epochs": "1000", "tensorboard": "true"}
     ml = write_job(tmp_path / "ml", ("train",), many)
     give_channel(ml, shards)
@@ -165,14 +199,21 @@ def test_a_job_that_sigterm_ended_goes_on_and_one_that_fails_says_so(shards: Pat
     interrupted.send_signal(signal.SIGTERM)
     rest, _ = interrupted.communicate(timeout=60)
     assert interrupted.returncode == 143
-    done = len([line for line in (*lines, *rest.splitlines()) if line.startswith("epoch")])
-    write_job(ml, ("train",), {**many, "epochs": str(done + 2)})
+    epochs = len([line for line in (*lines, *rest.splitlines()) if line.startswith("epoch")])
+    write_job(ml, ("train",), {**many, "epochs": str(epochs + 2)})
     again = start(ml, PET_NPROC_PER_NODE="2")
     printed, errors = again.communicate(timeout=100)
     assert again.returncode == 0, errors
-    assert [line.split(":")[0] for line in printed.splitlines()] == [f"epoch {done + 1}", f"epoch {done + 2}"]
+    first_words = [line.split(":")[0] for line in printed.splitlines()]
+    assert first_words == [f"epoch {epochs + 1}", f"epoch {epochs + 2}"]
     assert list((ml / "output/data").glob("events.*"))
-    write_job(ml, ("train",), {**many, "model": "resnet9"})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_failed_job_has_the_exit_code_and_message_of_its_rank(shards: Path, tmp_path: Path) -> None:
+    ml = write_job(tmp_path / "ml", ("train",), {**SMALL, "model": "resnet9"})
+    give_channel(ml, shards)
     failing = start(ml, PET_NPROC_PER_NODE="2")
     _, errors = failing.communicate(timeout=100)
     assert failing.returncode == 2
@@ -181,9 +222,7 @@ def test_a_job_that_sigterm_ended_goes_on_and_one_that_fails_says_so(shards: Pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
-    shards: Path, tmp_path: Path
-) -> None:
+def test_the_slurm_script_trains_on_all_nodes_and_resumes(shards: Path, tmp_path: Path) -> None:
     run_torchrun = f'#!/bin/bash\nexec {sys.executable} -m torch.distributed.run "$@"\n'
     for name, text in {"srun": SRUN, "scontrol": SCONTROL, "torchrun": run_torchrun}.items():
         (tmp_path / name).write_text(text)
@@ -206,11 +245,11 @@ def test_the_slurm_script_trains_on_all_nodes_and_goes_on_when_sent_again(
         )
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.splitlines()[-1].startswith(f"epoch {epochs}: loss")
-    assert "epoch 1: loss" not in ended.stdout  # it was not trained again
+    assert "epoch 1: loss" not in ended.stdout  # the first epoch was not trained again
     assert (tmp_path / "runs of one" / "checkpoint.pt").exists()
 
 
-def test_every_pod_of_the_kubernetes_job_finds_its_place() -> None:
+def test_every_pod_of_the_kubernetes_job_finds_the_leader() -> None:
     yaml = pytest.importorskip("yaml")
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
     service, job = manifests = list(yaml.safe_load_all(SLURM.with_name("job.yaml").read_text()))
@@ -222,7 +261,7 @@ def test_every_pod_of_the_kubernetes_job_finds_its_place() -> None:
     assert "batch.kubernetes.io/job-completion-index" in number["valueFrom"]["fieldRef"]["fieldPath"]
     assert container["command"] == ["torchrun"]
     args = torchrun.parse_args([word.replace(f"$({number['name']})", "1") for word in container["args"]])
-    # a pod of an Indexed Job is called JOB-INDEX, in the sub-domain that a service without an address gives
+    # the host name of a pod is JOB-INDEX, in the sub-domain of a service without an address
     pod, _, domain = args.master_addr.partition(".")
     assert (pod, domain) == (f"{job['metadata']['name']}-0", pods["subdomain"])
     assert domain == service["metadata"]["name"]

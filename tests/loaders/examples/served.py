@@ -1,8 +1,8 @@
-"""Write down what loaders serve in a program, and send it a signal at one of its batches.
+"""Run a program, record the batches that its loaders serve, and send it a signal at one of them.
 
     python -m tests.loaders.examples.served FILE SIGNAL RANK SPLIT EPOCH BATCH MODULE ARGUMENTS...
 
-runs MODULE as `python -m` does; each batch becomes a line of FILE, with the rank in the place of `{}`:
+runs MODULE as `python -m` does. Each batch becomes a line of FILE, in whose name `{}` stands for the rank:
 [split, epoch, number, ids]. Signal 0 sends none.
 """
 
@@ -19,43 +19,50 @@ from unittest import mock
 from loaders import Batch
 from loaders.loader import Loader
 
-Served = list[tuple[str, int, int, list[int]]]
-"""Split, epoch, number of the batch, ids."""
+ServedBatches = list[tuple[str, int, int, list[int]]]
+"""Split, epoch, number of the batch and ids of each batch."""
 
 
 @contextmanager
-def writing_down(
+def record_batches(
     file: Path, signal: int = 0, split: str = "", place: tuple[int, int] = (0, 0)
 ) -> Iterator[None]:
-    """Append a line to `file` for each batch; with `signal`, send it to this process at that batch."""
+    """Append a line to `file` for each batch that is served in the block.
+
+    Args:
+        signal: number of the signal that this process gets at one batch; 0: none.
+        split: split of that batch.
+        place: its epoch and number.
+    """
     take = Loader.take
 
-    def take_and_note(self: Any, taken: tuple[int, int]) -> Batch:
-        batch = take(self, taken)
+    def take_and_record(self: Any, batch_place: tuple[int, int]) -> Batch:
+        batch = take(self, batch_place)
         with open(file, "a") as opened:
-            opened.write(json.dumps([self.spec.split, *taken, batch.ids[~batch.padding].tolist()]) + "\n")
-        if signal and (self.spec.split, taken) == (split, place):
+            ids = batch.ids[~batch.padding].tolist()
+            opened.write(json.dumps([self.spec.split, *batch_place, ids]) + "\n")
+        if signal and (self.spec.split, batch_place) == (split, place):
             os.kill(os.getpid(), signal)
         return batch
 
-    with mock.patch.object(Loader, "take", take_and_note):
+    with mock.patch.object(Loader, "take", take_and_record):
         yield
 
 
-def read(file: Path, split: str = "train") -> Served:
-    """What was written down of a split."""
+def read(file: Path, split: str = "train") -> ServedBatches:
+    """Read the recorded batches of a split."""
     return [tuple(row) for row in map(json.loads, file.read_text().splitlines()) if row[0] == split]
 
 
-def ids_of(served: Served, epoch: int) -> list[int]:
-    """In the order served."""
-    return [i for _, of, _, ids in served if of == epoch for i in ids]
+def ids_of(batches: ServedBatches, epoch: int) -> list[int]:
+    """Ids of an epoch in the order in which they were served."""
+    return [i for _, batch_epoch, _, ids in batches if batch_epoch == epoch for i in ids]
 
 
 if __name__ == "__main__":
-    name, number, of_rank, of_split, of_epoch, of_batch, module, *arguments = sys.argv[1:]
+    file_name, number, signalled_rank, split, epoch, batch, module, *arguments = sys.argv[1:]
     rank = os.environ.get("RANK", "0")
     sys.argv = [module, *arguments]
-    sent = int(number) if rank == of_rank else 0
-    with writing_down(Path(name.format(rank)), sent, of_split, (int(of_epoch), int(of_batch))):
+    sent = int(number) if rank == signalled_rank else 0
+    with record_batches(Path(file_name.format(rank)), sent, split, (int(epoch), int(batch))):
         runpy.run_module(module, run_name="__main__", alter_sys=True)

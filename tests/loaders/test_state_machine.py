@@ -183,7 +183,9 @@ class Training(RuleBasedStateMachine):
         ranks = repr(self._ranks)
         self._end(closes=True)
         gc.collect()
-        is_tidy = becomes_true(lambda: not new_threads_and_processes(self._before) and open_files() <= self._files)
+        is_tidy = becomes_true(
+            lambda: not new_threads_and_processes(self._before) and open_files() <= self._files
+        )
         assert is_tidy, (ranks, new_threads_and_processes(self._before), open_files() - self._files)
 
     def _next(self) -> tuple[int, int]:

@@ -169,6 +169,9 @@ def test_an_augment_function_with_a_wrong_result_is_refused(converted: dict[str,
     for function, fault in wrong:
         with pytest.raises(SettingError, match=f"augment function .*{fault}"):
             pictures(converted["shards"], augment=function, batch_size=16, size=STORED_SIZE)
+
+
+def test_an_augment_function_must_keep_the_size_of_its_first_batch(converted: dict[str, Path]) -> None:
     sides = iter((40, 41))
     with pytest.raises(SettingError, check=lambda error: "first batch" in error.remedy):
         pictures(converted["shards"], augment=lambda x, ids, e: x[:, : next(sides)], size=None)

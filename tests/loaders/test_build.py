@@ -25,11 +25,22 @@ def test_auto_backend_builds_without_dali_for_any_folder(
         with build_loader(path, workers=0, shuffle=False) as loader:
             assert len(loader.classes) == 5
             assert next(iter(loader)).images.float().std() > 20, "pictures"
-    monkeypatch.setattr(dataset, "DEFAULT_SIZE", 32)
-    with build_loader(converted["shards"]) as loader:
-        assert loader.size == 32, "not all that is stored"
+
+
+def test_a_missing_dali_is_named_with_its_install_command(
+    raw_tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
     with pytest.raises(ImportError, match="pip install nvidia-dali-cuda120"):
         build_loader(raw_tree, backend="dali")
+
+
+def test_size_is_by_default_at_most_default_size(
+    converted: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dataset, "DEFAULT_SIZE", 32)
+    with build_loader(converted["shards"]) as loader:
+        assert loader.size == 32
 
 
 BAD: list[dict[str, Any]] = [
@@ -71,6 +82,10 @@ def test_integer_settings_accept_numpy_and_torch_values(converted: dict[str, Pat
             other.set_epoch(kind(4))
             other.load_state_dict({**json.loads(json.dumps(other.state_dict())), "epoch": kind(5)})
             assert json.loads(json.dumps(other.state_dict()))["epoch"] == 5
+
+
+def test_integer_settings_refuse_other_types(converted: dict[str, Path]) -> None:
+    settings: dict[str, Any] = {"shuffle": "window", "augment": "train", **INTEGERS}
     for name, value in INTEGERS.items():
         for wrong in (True, float(value), str(value), np.True_, np.float64(value), [value]):
             with pytest.raises(SettingError, match=rf"\b{name}\b .*{re.escape(repr(wrong))}"):

@@ -66,11 +66,17 @@ def test_torchs_dataloader_takes_a_loader_or_its_parts(loader: Any, path: Path) 
     wrapped: DataLoader[Any] = DataLoader(loader, batch_size=None)
     assert len(wrapped) == len(loader)
     assert [ids_of(wrapped) for _ in range(2)] == whole[2:]
+
+
+def test_a_loader_is_refused_in_the_process_of_a_dataloader(loader: Any, path: Path) -> None:
     elsewhere: DataLoader[Any] = DataLoader(
         loader, batch_size=None, num_workers=1, multiprocessing_context="fork"
     )
     with pytest.raises(SettingError, match=str(path)):  # torch makes it again from its text
         list(elsewhere)
+
+
+def test_a_loaders_dataset_is_refused_without_its_batch_sampler(loader: Any) -> None:
     with pytest.raises(SettingError, check=lambda error: "`batch_sampler`" in error.remedy):
         next(iter(DataLoader(loader.dataset, batch_size=4)))
 

@@ -225,13 +225,14 @@ class Listing(ImageDataset):
         return names, {name: label for label, name in enumerate(names)}
 
 
-def test_class_folders_are_found_in_the_folder_of_the_split(
-    raw_tree: Path, converted: dict[str, Path], tmp_path: Path
-) -> None:
+def test_class_folders_are_found_in_the_folder_of_the_split(raw_tree: Path, tmp_path: Path) -> None:
     for split in ("train", "val"):
         shutil.copytree(raw_tree, tmp_path / split)
         assert Listing(tmp_path / split).samples == ImageFolder(tmp_path / split).samples
     assert Listing(tmp_path, split="val").samples == ImageFolder(tmp_path / "val").samples
+
+
+def test_find_classes_that_names_no_class_is_an_error(converted: dict[str, Path]) -> None:
     with pytest.raises(FileNotFoundError, match="find_classes"):
         Listing(converted["shards"])
 
@@ -277,7 +278,9 @@ def test_an_overridden_make_dataset_lists_a_tree_only(places: dict[str, Path]) -
             dataset_class(places[kind])
 
 
-def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], tmp_path: Path) -> None:
+def test_loader_and_is_valid_file_read_a_tree_like_image_folder(
+    places: dict[str, Path], tmp_path: Path
+) -> None:
     """`is_valid_file` may choose hidden files and files that are no pictures, as with ImageFolder."""
     tree = Path(shutil.copytree(places["tree"], tmp_path / "tree"))
     for name in NAMES:
@@ -295,12 +298,17 @@ def test_loader_and_is_valid_file_work_for_a_tree_only(places: dict[str, Path], 
         assert dataset.samples == image_folder.samples != []
         if "loader" in rule:
             assert list(dataset) == list(image_folder)
-    for name in ("loader", "is_valid_file"):
-        for kind in FORMATS:
-            with pytest.raises(SettingError, match=f"^{name} .*{places[kind]}"):
-                ImageDataset(places[kind], **{name: str.isalpha})
-        with pytest.raises(SettingError, match=f"^({name}|precache) "):
-            ImageDataset(tree, **{name: str.isalpha}, precache=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["loader", "is_valid_file"])
+def test_loader_and_is_valid_file_are_refused_without_a_tree(
+    name: str, places: dict[str, Path], tmp_path: Path
+) -> None:
+    for kind in FORMATS:
+        with pytest.raises(SettingError, match=f"^{name} .*{places[kind]}"):
+            ImageDataset(places[kind], **{name: str.isalpha})
+    with pytest.raises(SettingError, match=f"^({name}|precache) "):
+        ImageDataset(places["tree"], **{name: str.isalpha}, precache=tmp_path / "out")
 
 
 def test_is_valid_file_lists_the_chosen_split(tmp_path: Path) -> None:

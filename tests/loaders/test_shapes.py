@@ -144,5 +144,8 @@ def test_loader_size_is_that_of_its_batches(shaped: dict[str, Path], raw_tree: P
     path = shaped["rectangle-shards"]
     with build_loader(path, augment=lambda images, ids, epoch: images[:, :20, :44], workers=1) as loader:
         assert loader.size == (20, 44), "a function gets whole pictures if they are stored in one size"
+
+
+def test_a_size_without_height_is_refused(shaped: dict[str, Path]) -> None:
     with pytest.raises(SettingError, match=r"\bsize\b"):
-        build_loader(path, size=(0, 3))
+        build_loader(shaped["rectangle-shards"], size=(0, 3))

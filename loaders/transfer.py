@@ -47,7 +47,7 @@ from loaders.threads import Pool
 from precache.dataset.boxes import fit_boxes
 from precache.dataset.columns import Column
 from precache.dataset.index import REMEDY
-from precache.errors import ImageError, SettingError
+from precache.errors import ImageError, SampleError, SettingError
 from precache.formats import FORMATS
 from precache.formats.base import MaskFile
 from precache.pictures import masks
@@ -399,7 +399,8 @@ class FieldReader:
                 return index.error(position, file, self._data.remote.remove_damaged(shard))
             if isinstance(error, ImageError):
                 return type(error)(error.path, error.reason, remedy=error.remedy)
-            return index.error(position, file, f"its mask cannot be decoded ({error}); {REMEDY}")
+            undecodable = index.error(position, file, f"its mask cannot be decoded ({error})")
+            return SampleError(undecodable.path, undecodable.reason, remedy=REMEDY)
         rows, inside_rows = _nearest_pixels(crop[1], crop[3], self._rows, mask.shape[0])
         columns, inside_columns = _nearest_pixels(crop[0], crop[2], self._columns, mask.shape[1])
         cropped = mask[rows[:, None], columns] * (inside_rows[:, None] & inside_columns)

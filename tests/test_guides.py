@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 import pytest
+import torch
+import torchvision
 from PIL import Image, ImageOps
 
 from bench.cli import main as bench
@@ -137,6 +139,15 @@ def test_commands_and_python_of_a_guide_run(guide: str, photos: Path, bucket: Ur
     assert programs
     for text in programs:
         exec(compile(text, guide, "exec"), {"__name__": "__main__"})
+
+
+def test_the_first_lines_of_the_readme_train(photos: Path) -> None:
+    text = blocks("README.md", "python")[0]
+    assert "batch_size=256" in text
+    model = torchvision.models.resnet18(num_classes=4)
+    names = {"model": model, "cross_entropy": torch.nn.functional.cross_entropy}
+    exec(compile(text.replace("batch_size=256", "batch_size=8, size=64"), "README.md", "exec"), names)
+    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_the_training_loop_of_the_readme_trains(photos: Path, bucket: Url) -> None:

@@ -27,7 +27,7 @@ asked each found gone held how kept lent of one ours said steadily taken theirs 
 """Names that no function, class, argument or variable has: they do not say what it holds."""
 WORDS = "arm arms binds hereby hitherto mend mended mends thereof whence wherein"
 """Words that no document, docstring or message has; with NAMES they are at most 40."""
-MOST_TEST_NAME = 70
+MAX_TEST_NAME = 70
 
 
 def files(package: str) -> list[Path]:
@@ -109,6 +109,6 @@ def test_names_of_tests_have_at_most_70_characters() -> None:
     wrong = []
     for path in files("tests"):
         for line, name in names(ast.parse(path.read_text())):
-            if name.startswith("test_") and len(name) > MOST_TEST_NAME:
+            if name.startswith("test_") and len(name) > MAX_TEST_NAME:
                 wrong.append(where(path, line, name))
     assert wrong == []
